@@ -48,7 +48,7 @@ def environments(config: ColoredMNISTConfig) -> Environments:
     return Environments(coloured, train, test=[name for name in FLIPS if name == config.test_environment])
 
 
-def model(config: ColoredMNISTConfig) -> nn.Module:  # noqa: ARG001
+def model(config: ColoredMNISTConfig) -> nn.Module:
     """DomainBed's network for small images."""
     return network(2, 2)
 

@@ -101,11 +101,7 @@ class ImageDomainsConfig(TrainConfig):
 
 
 class VisionNetwork(nn.Module):
-    """A network of torchvision that takes bytes.
-
-    Args:
-        network: gets images of ImageNet's scale, in channels-last memory.
-        frozen: whether batch norm keeps its statistics in training; its weights are trained.
+    """A network of torchvision that takes bytes; frozen batch norm keeps its statistics in training.
 
     Input ``(images, 3, height, width)``, bytes or floating point of 0 to 1; output logits ``(images, classes)``.
     """
@@ -182,7 +178,7 @@ def _images(options: DomainOptions) -> ImageEnvironments:
 
 
 def environments(config: ImageDomainsConfig) -> ImageEnvironments:
-    """A domain each; the folder is looked through once a process."""
+    """A domain each; the folder is listed once a process."""
     return _images(config.domains)
 
 
@@ -197,11 +193,7 @@ def model(config: ImageDomainsConfig) -> nn.Module:
 
 
 def load_weights(network: nn.Module, path: Path, head: str, name: str) -> None:
-    """Load all weights but the head's.
-
-    Raises:
-        InputError: the file cannot be read, or is another network's.
-    """
+    """Load all weights but the head's."""
     shown, here = display_path(path), local(path)
     if not here.is_file():
         raise ArgumentError("weights", shown, "there is no such file")

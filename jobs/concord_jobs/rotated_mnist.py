@@ -50,7 +50,7 @@ def environments(config: RotatedMNISTConfig) -> Environments:
     return Environments(lambda angle: turned(config.data.data_dir, config.run.seed, angle), train, test=test)
 
 
-def model(config: RotatedMNISTConfig) -> nn.Module:  # noqa: ARG001
+def model(config: RotatedMNISTConfig) -> nn.Module:
     """DomainBed's network for small images."""
     return network(1, CLASSES)
 

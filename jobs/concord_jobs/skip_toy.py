@@ -64,7 +64,7 @@ def ring(config: ToyConfig) -> Tensor:
 
 
 def environments(config: ToyConfig) -> Environments:
-    """Sequences with the same exits; ``exit`` says which one a frame is, -1 for noise."""
+    """Sequences with the same exits; ``exit`` is the number of a frame's exit, -1 for noise."""
     names = {f"noise-{brightness:g}": brightness for brightness in config.brightness}
     exits, longest = ring(config), 10 * config.passed + 1
 

@@ -83,7 +83,7 @@ class TableCheck(TableOptions):
 
 
 def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]:
-    """Environments, kinds of columns, what is missing, and which columns give the environment away."""
+    """Environments, kinds of columns, missing values, and columns that give the environment away."""
     options = dataclasses.replace(options, data=options.checked or options.data)
     options.check()
     summary = table_summary(_table(options).table)

@@ -90,7 +90,7 @@ def model(config: TumoursConfig) -> nn.Module:
 
 
 AVERAGE = {"aggregator": "mean"}
-# What each row changes is all that differs.
+# The rows differ in these options alone.
 METHODS: dict[str, dict[str, Any]] = {
     "and-mask": {},
     "momentum by environment": {"environment_momentum": 0.9},

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 
-from concord.analysis.trajectory_figures import animate, strip
+from concord.analysis.trajectory_figures import moving_picture
 from concord.benchmark import Row, interleaved
 from concord.environments.sharded import Rows, shard_of
-from concord_jobs.box2d.extra import require_box2d
-from concord_jobs.box2d.trajectories import TrajectoryTask
+from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
 from concord_jobs.funnel_board import simulator as funnel_board
 from concord_jobs.funnel_board.simulator import FunnelBoard
 from concord_jobs.room_runner import simulator as room_runner
@@ -105,8 +106,16 @@ def _counts() -> str:
 def _draw(folder: Path) -> None:
     for task, number in ((RoomRunner(), 3), (FunnelBoard(), 4)):
         frames = task.trajectory((1234, 0, number)).frames
-        strip(frames, 9).save(folder / f"{task.name}-frames.png", optimize=True)
-        animate(frames, folder / f"{task.name}.gif")
+        _strip(frames, 9).save(folder / f"{task.name}-frames.png", optimize=True)
+        moving_picture(torch.from_numpy(frames), folder / f"{task.name}.gif", milliseconds=80, scale=3)
+
+
+def _strip(frames: npt.NDArray[np.uint8], count: int, gap: int = 2) -> Image.Image:
+    """Evenly spread frames, from the first to the last, side by side and twice as large."""
+    chosen = frames[np.linspace(0, len(frames) - 1, count).round().astype(int)]
+    padded = np.pad(chosen, ((0, 0), (0, 0), (0, 0), (0, gap)), constant_values=255)
+    row = padded.transpose(2, 0, 3, 1).reshape(frames.shape[2], -1, 3)[:, :-gap]
+    return Image.fromarray(row.repeat(2, 0).repeat(2, 1))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The synthetic memorization task: what the paper says of it comes out, in small here and in full under -m slow."""
 
+import csv
 import dataclasses
 import math
 import statistics
@@ -28,7 +29,6 @@ from concord_jobs.synthetic.correlations import (
     Moments,
     Summary,
     gradient_correlations,
-    read_correlations,
     summarize,
     write_correlations,
 )
@@ -129,6 +129,15 @@ def test_no_mean_is_made_of_networks_with_a_handful_of_components(counts: list[i
     else:
         together = torch.cat(pairs, dim=1)
         assert found.pooled == pytest.approx(float(torch.corrcoef(together)[0, 1]), abs=1e-9)
+
+
+def read_correlations(path: Path) -> list[Correlation]:
+    with path.open(newline="") as file:
+        _, *lines = csv.reader(file)
+    return [
+        Correlation(int(seed), mask, float(threshold), signal, Moments(int(count), *map(float, sums)))
+        for seed, mask, threshold, signal, count, *sums in lines
+    ]
 
 
 def test_the_documented_correlations_are_those_of_the_raw_results(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord_jobs.box2d.data import make_trajectories
-from concord_jobs.box2d.trajectories import Trajectories
-from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
+from concord_jobs.box2d.trajectories import Trajectories, TrajectoryExamples
 from concord_jobs.room_runner.job import RoomRunnerOptions
 from concord_jobs.room_runner.simulator import RoomRunner
 

@@ -1,1 +1,1 @@
-"""What the jobs on trajectories of a Box2D simulator share."""
+"""The common part of the jobs on trajectories of a Box2D simulator."""

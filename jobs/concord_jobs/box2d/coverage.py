@@ -28,22 +28,16 @@ def covered_box(box: tuple[float, float, float, float], height: int, width: int)
 
 
 def scanlines(first: npt.ArrayLike, count: int) -> Floats:
-    """The heights at which ``count`` rows of pixels from ``first`` on are looked at: ``(..., count * SCANLINES)``."""
+    """The heights of the scanlines of ``count`` rows of pixels from ``first`` on: ``(..., count * SCANLINES)``."""
     offsets = (np.arange(count * SCANLINES, dtype=np.float32) + 0.5) / SCANLINES
     heights: Floats = np.asarray(first, np.float32)[..., None] + offsets
     return heights
 
 
 def covered(left: Floats, right: Floats, first: npt.ArrayLike, count: int) -> Floats:
-    """Coverage of a shape whose extent at each scanline is [left, right]; none where right is not larger.
+    """Coverage ``(..., rows, count)`` of a shape whose extent at each scanline is [left, right]; none if that is empty.
 
-    Args:
-        left, right: ``(..., rows * SCANLINES)``.
-        first: column of the first pixel, ``(...)``.
-        count: of columns.
-
-    Returns:
-        ``(..., rows, count)``.
+    ``left`` and ``right`` are ``(..., rows * SCANLINES)``, ``first`` is the column of the first pixel, ``(...)``.
     """
     lines = overlap(left, right, np.asarray(first)[..., None], count)
     rows = lines.reshape(*left.shape[:-1], left.shape[-1] // SCANLINES, SCANLINES, count)

@@ -8,8 +8,7 @@ from typing import Any
 
 from concord.environments.sharded import SPLITS, Rows, Split, data_folder
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
-from concord_jobs.box2d.extra import require_box2d
-from concord_jobs.box2d.trajectories import TrajectoryTask
+from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
 
 _LARGEST_SEED = 2**32 - 1  # of which NumPy makes one word, so that no two keys are the same
 
@@ -51,17 +50,13 @@ class TrajectoryOptions(MakingOptions):
         for option, least in (
             ("trajectories", 1), ("validation_trajectories", 0), ("test_trajectories", 0), ("shard_size", 1),
         ):  # fmt: skip
-            said = f"must be at least {least}" if least else "must not be negative"
-            self.require(option, getattr(self, option) >= least, said)
+            expected = f"must be at least {least}" if least else "must not be negative"
+            self.require(option, getattr(self, option) >= least, expected)
         self.require("seed", 0 <= self.seed <= _LARGEST_SEED, f"must be from 0 to {_LARGEST_SEED}")
 
 
 def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
-    """Make what is missing of the data, in parallel Ray tasks.
-
-    Raises:
-        InputError: the options cannot be used, Box2D is missing, or the folder holds other data.
-    """
+    """Make the missing files of the data, in parallel Ray tasks."""
     options.check()
     task = options.task
     require_box2d(f"making the data of {task.name}")

@@ -15,9 +15,6 @@ def accuracy_figure(runs: Runs, metric: str = "validation_soft_accuracy") -> Fig
     """Fig. 2.9 to 2.11: a metric by epochs (left) and by evaluations of the model in training (right).
 
     The mean over the runs of a method, and the range of the middle half of them.
-
-    Raises:
-        InputError: no run has this metric.
     """
     figure = Figure(figsize=(9.5, 3.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)

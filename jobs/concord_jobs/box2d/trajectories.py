@@ -1,8 +1,10 @@
-"""Trajectories of images: what a task of simulated physics makes, and what is read of them, one at a time."""
+"""Trajectories of images: tasks of simulated physics make them, a data set reads them one at a time."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,81 +12,83 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from concord.dynamics.sequences import keys
 from concord.environments.sharded import ShardedData, Split
+from concord.environments.source import ExampleSource
+from concord.environments.tree import Tree
+from concord.errors import ArgumentError, InputError
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What happens, from beginning to end.
-
-    Attributes:
-        frames: ``(length, channels, height, width)`` uint8.
-        label: the class of what happens.
-        rejected: how many tries before this one did not come to an end in time.
-    """
+    """Frames ``(length, channels, height, width)`` uint8, their class, and the number of rejected attempts before."""
 
     frames: npt.NDArray[np.uint8]
     label: int
     rejected: int = 0
 
 
-class TrajectoryTask(Protocol):
-    """Where trajectories come from, and what can be read in them."""
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryTask(ABC):
+    """A simulated task: it makes trajectories, and reads labels in frames."""
+
+    perturbed: bool = False
+    """Whether the physics is the other one."""
+
+    name: ClassVar[str]
+    classes: ClassVar[tuple[str, ...]]
+    """The names of the labels."""
 
     @property
-    def name(self) -> str:
-        """Of the task."""
-        ...
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the labels."""
-        ...
-
-    @property
+    @abstractmethod
     def frame(self) -> tuple[int, int, int]:
         """``(channels, height, width)``."""
-        ...
 
     @property
     def folder(self) -> str:
-        """The name of the folder that its data are in, unless another is given."""
-        ...
+        """The default name of the folder with its data."""
+        return self.name + ("-perturbed" if self.perturbed else "")
 
     @property
     def command(self) -> str:
-        """What makes its data."""
-        ...
+        """The command that makes its data."""
+        return f"concord data {self.name}{' --perturbed' if self.perturbed else ''}"
+
+    @abstractmethod
+    def attempt(self, rng: np.random.Generator) -> Trajectory | None:
+        """One random trajectory; None if it does not end in time."""
 
     def trajectory(self, key: Sequence[int]) -> Trajectory:
-        """The trajectory of this key: the same wherever and whenever it is asked for."""
-        ...
+        """The trajectory of this key, the same in every process: the first attempt that ends in time."""
+        require_box2d("making trajectories")
+        rejected = 0
+        while (found := self.attempt(np.random.default_rng([*key, rejected]))) is None:
+            rejected += 1
+        return replace(found, rejected=rejected)
 
+    @abstractmethod
     def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:
         """The share of each class in frames: ``(..., length, *frame)`` uint8 or in [0, 1] to ``(..., classes)``.
 
-        The shares sum to 1. ``first``, ``(..., *frame)``, is the frame that the trajectory begins with; the first
-        of the frames if None.
+        The shares sum to 1. ``first``, ``(..., *frame)``, is the first frame of the trajectory; None takes the first of
+        the frames. Frames of another size are refused (InputError).
         """
-        ...
+
+    @abstractmethod
+    def sees_object(self, frames: Tensor) -> Tensor:
+        """Whether the moving object is visible in each frame: ``(..., *frame)`` to ``(...)`` bool."""
+
+    def require_frames(self, frames: Tensor) -> None:
+        """Refuse frames of another size (InputError)."""
+        if frames.shape[-3:] != self.frame:
+            raise ArgumentError("frames", tuple(frames.shape), f"must end with {self.frame}")
 
 
 class Trajectories(Dataset[tuple[Tensor, Tensor]]):
     """The trajectories of one split: ``dataset[i]`` is ``(frames, label)``.
 
-    Frames are ``(length, channels, height, width)`` uint8, the label an int64 scalar. Lengths vary. Only what is asked
-    for is in memory.
-
-    Args:
-        data: each of whose row groups is a trajectory.
-        split: which of them.
-
-    Attributes:
-        lengths: ``(trajectories,)`` int64.
-        labels: ``(trajectories,)`` int64.
-
-    Raises:
-        InputError: there are none.
+    Frames are ``(length, channels, height, width)`` uint8 and read on demand, labels int64 scalars. Each row group of
+    the data is a trajectory. ``lengths`` and ``labels`` are ``(trajectories,)`` int64.
     """
 
     def __init__(self, data: ShardedData, split: Split) -> None:
@@ -101,3 +105,59 @@ class Trajectories(Dataset[tuple[Tensor, Tensor]]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} trajectories, and no number {index}")
         return torch.from_numpy(self._data.read(self._groups[index])["frames"]), self.labels[index]
+
+
+class TrajectoryExamples(ExampleSource):
+    """The first trajectories of a split (None: all), as :func:`~concord.dynamics.sequences` has them, with ``label``.
+
+    Padded to this many frames, or to the longest of those that are taken. Environments that train together have one
+    length.
+    """
+
+    def __init__(
+        self, environment: str, trajectories: Trajectories, count: int | None = None, padded: int | None = None
+    ) -> None:
+        if count is not None and count > len(trajectories):
+            raise InputError(f"environment {environment}: it has {len(trajectories)} trajectories, not {count}")
+        self._trajectories, self._count = trajectories, len(trajectories) if count is None else count
+        self._environment = environment
+        self._keys, self._length = keys(environment, self._count), padded
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def longest(self) -> int:
+        """Frames of the longest one."""
+        return int(self._trajectories.lengths[: self._count].max())
+
+    def padded(self, frames: int) -> "TrajectoryExamples":
+        """The same, padded to this many frames."""
+        return TrajectoryExamples(self._environment, self._trajectories, self._count, frames)
+
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
+        """Some of them."""
+        chosen = torch.arange(self._count)[examples]
+        longest = self._length or int(self._trajectories.lengths[chosen].max())
+        flat = chosen.flatten().tolist()
+        first, _ = self._trajectories[flat[0]]
+        frames = first.new_zeros(len(flat), longest, *first.shape[1:])
+        for row, index in zip(frames, flat, strict=True):
+            found, _ = self._trajectories[index]
+            row[: len(found)] = found
+        return {
+            "frames": frames.view(*chosen.shape, *frames.shape[1:]),
+            "length": self._trajectories.lengths[chosen],
+            "key": self._keys[chosen],
+            "label": self._trajectories.labels[chosen],
+        }
+
+
+def require_box2d(what: str) -> None:
+    """Refuse ``what`` if Box2D is not installed."""
+    try:
+        found = find_spec("Box2D") is not None
+    except ValueError:  # blocked in sys.modules
+        found = False
+    if not found:
+        raise InputError(f"{what} needs Box2D: pip install 'concord[box2d]'")

@@ -7,8 +7,7 @@ from typing import Any
 from concord.environments import Environments, Switching
 from concord.environments.sharded import ShardedData, Split, data_folder
 from concord.options import OptionGroup
-from concord_jobs.box2d.trajectories import Trajectories, TrajectoryTask
-from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
+from concord_jobs.box2d.trajectories import Trajectories, TrajectoryExamples, TrajectoryTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class TrajectoryChoice(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse what makes no data."""
+        """Validate options."""
         self.require("trajectories", self.trajectories >= 0, "must not be negative")
         self.require("switch_epoch", self.switch_epoch >= 0, "must not be negative")
         for option, given in (("perturbed_dir", self.perturbed_dir is not None), ("switch_epoch", self.switch_epoch)):
@@ -36,11 +35,7 @@ class TrajectoryChoice(OptionGroup):
             self.require(option, alone, "with --perturbed there is no other physics; leave one of them out")
 
     def read(self, task: TrajectoryTask, data_dir: Path | None, output: Path) -> ShardedData:
-        """The data of a task.
-
-        Raises:
-            InputError: there are none, or too few, or they are of something else.
-        """
+        """The data of a task."""
         data = self._checked(data_folder(data_dir, output, task.folder), task)
         perturbed = bool(data.options.get("perturbed"))
         physics = "perturbed" if perturbed else "the standard"
@@ -48,11 +43,7 @@ class TrajectoryChoice(OptionGroup):
         return data
 
     def read_perturbed(self, task: TrajectoryTask, output: Path) -> ShardedData | None:
-        """The data of the other physics, which ``task`` has, too; None if they are not wanted.
-
-        Raises:
-            InputError: they are not there, or too few, or of something else.
-        """
+        """The data of the other physics; None if they are not wanted."""
         if self.perturbed_dir is None and self.switch_epoch == 0:
             return None
         data = self._checked(data_folder(self.perturbed_dir, output, task.folder), task)
@@ -64,9 +55,6 @@ class TrajectoryChoice(OptionGroup):
 
         They are read as they are needed. What trains is padded to the longest of all that trains. With a
         ``switch_epoch`` one environment trains, first with the one physics, then with the other.
-
-        Raises:
-            InputError: the physics are to be switched, and do not have as many trajectories.
         """
         folders = {"perturbed" if self.perturbed else "standard": data}
         if perturbed is not None:

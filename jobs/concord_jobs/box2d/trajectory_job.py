@@ -1,23 +1,25 @@
-"""What the jobs on trajectories of a simulator share: options, data, evaluation, and the spaces that are searched."""
+"""The common part of the jobs on simulated trajectories: options, data, evaluation, search spaces, tables."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from concord.analysis.skip_figures import skip_figures
 from concord.dynamics import SkipConfig, SkipOptions, skip_objective, staircase
 from concord.dynamics.evaluation import task_measures
 from concord.environments import Environment, Environments
 from concord.models.dynamics_network import DynamicsNetworkOptions
 from concord.objectives import Objective
 from concord.space import Choice, Entry, Space, Value
-from concord.training import EnvironmentEvaluation, Study, TrainConfig
+from concord.training import Comparison, Data, EnvironmentEvaluation, Job, Study, TrainConfig
 from concord.training.evaluation import Mode
+from concord_jobs.box2d.figures import accuracy_figure
 from concord_jobs.box2d.trajectories import TrajectoryTask
 from concord_jobs.box2d.trajectory_choice import TrajectoryChoice
 
@@ -38,14 +40,6 @@ COLUMNS = {
 _EVALUATED = 8  # trajectories at a time
 
 
-class SeenTask(TrajectoryTask, Protocol):
-    """A task of which one can tell whether what moves is seen."""
-
-    def sees_object(self, frames: Tensor) -> Tensor:
-        """Whether it is, in each frame."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryConfig(TrainConfig):
     """A model of dynamics, trained on trajectories that ``concord data`` has made."""
@@ -59,7 +53,7 @@ class TrajectoryConfig(TrainConfig):
     # fmt: on
 
     @abstractmethod
-    def task(self, perturbed: bool) -> SeenTask:
+    def task(self, perturbed: bool) -> TrajectoryTask:
         """Where the trajectories come from, with the standard physics or the other."""
 
     def resolve(self, num_environments: int | None = None) -> Self:
@@ -110,7 +104,9 @@ def evaluation(config: TrajectoryConfig) -> EnvironmentEvaluation:
     return EnvironmentEvaluation(partial(_measured, config.skips.skips, config.task(config.chosen.perturbed)), MODES)
 
 
-def _measured(skips: SkipConfig, task: SeenTask, model: nn.Module, environment: Environment) -> Mapping[str, float]:
+def _measured(
+    skips: SkipConfig, task: TrajectoryTask, model: nn.Module, environment: Environment
+) -> Mapping[str, float]:
     device = next(model.parameters()).device
 
     def batches() -> Iterator[Mapping[str, Tensor]]:
@@ -121,12 +117,10 @@ def _measured(skips: SkipConfig, task: SeenTask, model: nn.Module, environment: 
     return task_measures(model, batches, skips, task.read_label, task.sees_object)
 
 
-def settings(**found: Any) -> dict[str, Any]:
-    """The options of all runs of the thesis, and those that a search found."""
-    common: dict[str, Any] = {
-        "batch_size": 2, "held_out": 0.0, "decay": 0.2, "epochs": 150, "evaluations": 30, "vectorize": "one-by-one",
-    }  # fmt: skip
-    return common | found
+# The options of all runs of the thesis.
+SETTINGS: dict[str, Any] = {
+    "batch_size": 2, "held_out": 0.0, "decay": 0.2, "epochs": 150, "evaluations": 30, "vectorize": "one-by-one",
+}  # fmt: skip
 
 
 SEARCHED: dict[str, Entry] = {
@@ -155,7 +149,7 @@ def studies(found: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Study]:
 
 
 def methods_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Any]]:
-    """What a table compares: the settings of each study, with what makes it the method."""
+    """The rows of a table: each study's method and settings."""
     names = {"asi": "ASI", "asi-no-exploration": "ASI, no exploration"}
     fixed = {
         name: {option: entry for option, entry in method.items() if not isinstance(entry, Choice)}
@@ -165,3 +159,31 @@ def methods_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, 
         names.get(name, name.replace("fixed-", "Δt = ")): {"exploration_steps": 0, **fixed[name], **found[name]}
         for name in METHODS
     }
+
+
+def trajectory_job(
+    config: TrajectoryConfig, found: Mapping[str, Mapping[str, Value]], data: Data, reproduces: str
+) -> Job[Any]:
+    """The job of a task, with the settings that the thesis' search found for each study.
+
+    The call has ``data`` and ``reproduces`` by keyword: commands read these from a job's text.
+    """
+    return Job(
+        environments=environments,
+        model=network,
+        objective=objective,
+        evaluation=evaluation,
+        config=config.with_options(**SETTINGS, **found["asi"]),
+        criterion="validation_soft_accuracy",
+        reproduces=reproduces,
+        figures=skip_figures,
+        data=data,
+        studies=studies(found),
+        comparisons="tables.py",
+    )
+
+
+def table(rows: Mapping[str, Mapping[str, Any]], title: str, *, seeds: int = 8, **options: Any) -> Comparison:
+    """A comparison of methods by their accuracies; seed 0 chose the settings."""
+    shown: dict[str, Any] = {"columns": COLUMNS, "figures": {"accuracy": accuracy_figure}} | options
+    return Comparison(rows, seeds=seeds, first_seed=1, title=title, **shown)

@@ -59,7 +59,7 @@ def environments(config: CloneConfig) -> Environments:
     return Environments(load, levels, validation, ["test"], version=data.version)
 
 
-def model(config: CloneConfig) -> nn.Module:  # noqa: ARG001
+def model(config: CloneConfig) -> nn.Module:
     """A ResNet-18 on frames as the game gives them."""
     return nn.Sequential(ChannelsFirst(), ResNet18(classes=ACTIONS))
 
@@ -75,14 +75,14 @@ def agreement(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def unseen_return(config: CloneConfig, clone: nn.Module) -> Mapping[str, float]:
-    """What the clone earns when it plays levels that it never saw."""
+    """The clone's return on levels that it never saw."""
     if config.cloned.play_episodes == 0:
         return {}
     played = config.cloned.played(data_of(config), clone)
     return {"ood_return": played.mean, "ood_return_error": played.standard_error}
 
 
-# What the searches vary; the paper names the options, not their ranges.
+# The searched options; the paper names them, not their ranges.
 SEARCHED: dict[str, Entry] = {
     "aggregator": "mean",
     "environments_per_step": 1,

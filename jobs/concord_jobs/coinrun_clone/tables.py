@@ -1,4 +1,4 @@
-"""The methods on the same CoinRun data: nothing is tuned here but what the paper's own search found (its Table 3)."""
+"""The methods on the same CoinRun data: tuned is only what the paper's own search found (its Table 3)."""
 
 from typing import Any
 

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import hsv_to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
 from concord.training import FinishedRun, Runs
 from concord.training.comparison import at_end, grouped
 
@@ -30,16 +29,16 @@ _COLOURS = {
 
 
 def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
-    """Fig. 3, 5 and 8: test accuracy against p_e, mean and standard deviation over runs.
-
-    Args:
-        panels: by title and method, the accuracies at each p_e.
-    """
+    """Fig. 3, 5 and 8: test accuracy by title, method and p_e, mean and standard deviation over runs."""
     figure = Figure(figsize=(1.2 + 3.4 * len(panels), 3.1), layout="constrained")
     row = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     for axes, (title, methods) in zip(row, panels.items(), strict=True):
         for index, (method, runs) in enumerate(methods.items()):
-            _dots(axes, method, runs, index, 0.008 * (index - (len(methods) - 1) / 2))
+            mean, spread = _mean_and_spread(runs.values())
+            places = np.array(list(runs)) + 0.008 * (index - (len(methods) - 1) / 2)
+            label, colour = method_name(method), _colour(method, index)
+            axes.errorbar(places, mean, spread, fmt="o-", color=colour, label=label, ms=3, linewidth=1, capsize=2)
+        axes.spines[["top", "right"]].set_visible(False)
         axes.axhline(0.75, color="black", linewidth=0.8, linestyle=":")  # to be reached at best
         axes.set_xlabel("p_e of the test")
         axes.set_title(method_name(title), fontsize=10)
@@ -71,52 +70,15 @@ def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]], columns: in
 
 
 def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Figure:
-    """Fig. 4 and 10: a line a method, mean and a band of one standard deviation.
-
-    Args:
-        methods: the values at each place.
-        across: what the horizontal axis is.
-        measure: what the vertical one is.
-    """
-    figure = Figure(figsize=(4.6, 3.1), layout="constrained")
-    axes = figure.subplots()
+    """Fig. 4 and 10: a line a method, mean and a band of one standard deviation at each place."""
+    figure, axes = one_panel(4.6, 3.1)
     for index, (method, runs) in enumerate(methods.items()):
         places = np.array(sorted(runs))
         mean, spread = _mean_and_spread([runs[place] for place in places])
         axes.plot(places, mean, color=_colour(method, index), label=method_name(method), marker="o", markersize=3)
         axes.fill_between(places, mean - spread, mean + spread, color=_colour(method, index), alpha=0.2, linewidth=0)
     axes.set(xlabel=across, ylabel=measure)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
-
-
-def penalty_figure(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
-    """Fig. 6: the penalty of IRMv1 over training, the mean over runs, on a logarithmic axis.
-
-    Args:
-        curves: by label, the curve of each run as ``(fraction of the run, penalty)``.
-    """
-    figure = Figure(figsize=(4.6, 3.1), layout="constrained")
-    axes = figure.subplots()
-    for index, (label, runs) in enumerate(curves.items()):
-        values = np.array([[value for _, value in run] for run in runs])
-        axes.plot([place for place, _ in runs[0]], values.mean(0), color=_colour("", index), label=label)
-    axes.set(yscale="log", xlabel="part of the run", ylabel="penalty")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
-
-
-def layers_figure(similarities: Mapping[str, Sequence[float]]) -> Figure:
-    """Fig. 9: similarity of each layer before and after the inner steps, a bar with its standard deviation."""
-    figure = Figure(figsize=(3.4, 3.1), layout="constrained")
-    axes = figure.subplots()
-    mean, spread = _mean_and_spread(similarities.values())
-    axes.bar(range(len(mean)), mean, yerr=spread, color=BLUE, width=0.6, capsize=3)
-    axes.set_xticks(range(len(mean)), list(similarities))
-    axes.set(ylim=(0, 1.05), ylabel="PWCCA similarity")
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes)
     return figure
 
 
@@ -145,15 +107,16 @@ def all_sizes(runs: Runs) -> Figure:
 
 
 def penalties(runs: Runs) -> Figure:
-    """Fig. 6: the penalty of IRMv1's runs, a line a number of examples."""
-    curves = {
-        f"{examples:,} examples": [
-            [(at.epoch / run.history[-1].epoch, _penalty(at.metrics)) for at in run.history] for run in each
-        ]
-        for (method, examples), each in grouped(runs, "objective", "examples").items()
-        if method == "irm"
-    }
-    return penalty_figure(curves)
+    """Fig. 6: the mean penalty of IRMv1's runs over training, a line a number of examples, on a logarithmic axis."""
+    figure, axes = one_panel(4.6, 3.1)
+    of_irm = [each for each in grouped(runs, "objective", "examples").items() if each[0][0] == "irm"]
+    for index, ((_, examples), each) in enumerate(of_irm):
+        values = np.array([[_penalty(at.metrics) for at in run.history] for run in each])
+        places = [at.epoch / each[0].history[-1].epoch for at in each[0].history]
+        axes.plot(places, values.mean(0), color=_colour("", index), label=f"{examples:,} examples")
+    axes.set(yscale="log", xlabel="part of the run", ylabel="penalty")
+    finish(axes)
+    return figure
 
 
 def noise_gaps(runs: Runs) -> Figure:
@@ -177,14 +140,20 @@ def similarities(runs: Runs) -> Figure:
 
 
 def adapted_layers(runs: Runs) -> Figure:
-    """Fig. 9: similarity before and after the inner steps, by layer."""
+    """Fig. 9: similarity of each layer before and after the inner steps, a bar with its standard deviation."""
     layers: dict[str, list[float]] = {}
     for each in runs.values():
         for run in each:
             for name, value in run.metrics.items():
                 if name.startswith(ADAPTED):
                     layers.setdefault(f"layer {int(name.removeprefix(ADAPTED).split('_')[0]) + 1}", []).append(value)
-    return layers_figure(layers)
+    figure, axes = one_panel(3.4, 3.1)
+    mean, spread = _mean_and_spread(layers.values())
+    axes.bar(range(len(mean)), mean, yerr=spread, color=BLUE, width=0.6, capsize=3)
+    axes.set_xticks(range(len(mean)), list(layers))
+    axes.set(ylim=(0, 1.05), ylabel="PWCCA similarity")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def adapted(layer: int) -> Callable[[FinishedRun], float]:
@@ -207,16 +176,6 @@ def _mean_and_spread(runs: Iterable[Sequence[float]]) -> tuple[Numbers, Numbers]
     values = [np.array(each) for each in runs]
     spread = [each.std(ddof=1) if len(each) > 1 else 0.0 for each in values]
     return np.array([each.mean() for each in values]), np.array(spread)
-
-
-def _dots(axes: Axes, method: str, runs: ByPlace, index: int, shift: float) -> None:
-    places = sorted(runs)
-    mean, spread = _mean_and_spread([runs[place] for place in places])
-    axes.errorbar(
-        np.array(places) + shift, mean, yerr=spread, fmt="o-", color=_colour(method, index), label=method_name(method),
-        markersize=3, linewidth=1, capsize=2,
-    )  # fmt: skip
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _colour(method: str, index: int) -> str:

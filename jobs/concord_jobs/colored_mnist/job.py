@@ -46,7 +46,7 @@ class ColoredMNISTConfig(TrainConfig):
     # fmt: on
 
     def check(self) -> None:
-        """Also refuse what makes no data."""
+        """Validate options."""
         super().check()
         self.require("examples", self.examples >= 1, "must be at least 1")
 
@@ -76,15 +76,12 @@ def model(config: ColoredMNISTConfig) -> nn.Module:
 
 
 def required(config: ColoredMNISTConfig) -> Mapping[str, float]:
-    """What a network that ignores the colours can reach, and chance: the middle of the two (62.5 % of two classes)."""
+    """The middle of chance and the best accuracy without colours (62.5 % with two classes)."""
     return {"worst_held_out_accuracy": (1 - config.colours.noise + 1 / config.colours.classes) / 2}
 
 
 def figures(
-    job: Job[ColoredMNISTConfig],  # noqa: ARG001
-    config: ColoredMNISTConfig,
-    outcome: Outcome,  # noqa: ARG001
-    trained: nn.Module,  # noqa: ARG001
+    job: Job[ColoredMNISTConfig], config: ColoredMNISTConfig, outcome: Outcome, trained: nn.Module
 ) -> Mapping[str, Figure]:
     """Images of the environments that train and of the test."""
     data = environments(config)

@@ -24,9 +24,6 @@ def pwcca(one: Tensor, other: Tensor) -> float:
     Args:
         one: ``(examples, features)``.
         other: ``(examples, features)`` of the same examples, features of any number.
-
-    Raises:
-        InputError: there are no more examples than features, or a representation is constant.
     """
     most = max(one.shape[1], other.shape[1])
     if len(one) <= most:
@@ -39,13 +36,7 @@ def pwcca(one: Tensor, other: Tensor) -> float:
 
 
 def layer_outputs(model: nn.Module, inputs: Tensor, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """What every linear layer gives for these inputs, ``(examples, features)``, by the layer's name.
-
-    Args:
-        model: the network, which is left in its mode.
-        inputs: ``(examples, ...)``.
-        weights: parameters in place of its own.
-    """
+    """What every linear layer gives for these inputs, ``(examples, features)``, by the layer's name."""
     seen: dict[str, Tensor] = {}
     handles = [
         module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output.flatten(1)}))
@@ -73,12 +64,8 @@ def _basis(centred: Tensor) -> Tensor:
 def adapted_similarities(
     model: nn.Module, objective: MetaIRM, environments: Mapping[str, tuple[Tensor, Tensor]]
 ) -> dict[str, float]:
-    """PWCCA of each layer's outputs before and after meta-IRM's inner steps: ``pwcca_adapted_{layer}_{environment}``.
-
-    Args:
-        model: trained.
-        objective: what it was trained with; its inner steps drop nothing here.
-        environments: inputs and targets of each environment to adapt to, by name.
+    """PWCCA of each layer's outputs before and after meta-IRM's inner steps, by ``pwcca_adapted_{layer}_{environment}``
+    (whose steps drop no gradients here).
     """
     objective.drop_grad = 0.0
     measured = {}

@@ -11,21 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREY, ORANGE, RED
+from concord.analysis.figures import BLUE, GREY, ORANGE, RED, finish, one_panel
+from concord_jobs.consistency import surfaces
 from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, inconsistency
 from concord_jobs.consistency.random_gradients import Simulated, masked_squared_norm
-from concord_jobs.consistency.surfaces import (
-    PATCHWORK_SOLUTION,
-    Array,
-    crossed_ellipses,
-    descent_path,
-    diverging_curvatures,
-    patchwork,
-    patchwork_losses,
-    patchwork_target,
-    two_minima,
-    two_minima_gradients,
-)
 
 STARTS = ((0.5, 0.5), (-1.0, -1.2))
 """Where descent begins in Fig. 1."""
@@ -42,7 +31,7 @@ def landscapes_figure() -> Figure:
     for axes, (name, title), surface in zip(grid, panels.items(), (np.mean([a, b], axis=0), a, b), strict=True):
         drawn = axes.contourf(x, y, surface, levels=np.linspace(0, 3, 25), cmap="viridis", extend="max")
         for start in STARTS:
-            path = descent_path(name, start, learning_rate=0.02, steps=400)
+            path = surfaces.descent_path(name, start, learning_rate=0.02, steps=400)
             axes.plot(*path.T, color="white", linewidth=1.6)
             axes.plot(*start, "o", color="white", markersize=7, markeredgecolor="black")
             axes.plot(*path[-1], "X", color=ORANGE, markersize=8, markeredgecolor="black")
@@ -57,14 +46,13 @@ def landscapes_figure() -> Figure:
 def directions_figure() -> Figure:
     """Fig. 2: the steps that A and B want, on the average's surface; at (½, ½) they are at right angles."""
     x, y, losses = _surfaces()
-    figure = Figure(figsize=(5.4, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(5.4, 4.4)
     axes.contourf(x, y, np.mean(losses, axis=0), levels=np.linspace(0, 4, 17), cmap="Greys", alpha=0.6, extend="max")
     marks = np.linspace(-1.3, 1.3, 9)
     places = np.stack(np.meshgrid(marks, marks), -1).reshape(-1, 2)
     places = np.concatenate([places[np.abs(places - STARTS[0]).max(1) > 0.2], [STARTS[0]]])
     for gradient, colour, label, width in zip(
-        two_minima_gradients(places), (BLUE, ORANGE), ("A", "B"), (0.008, 0.004), strict=True
+        surfaces.two_minima_gradients(places), (BLUE, ORANGE), ("A", "B"), (0.008, 0.004), strict=True
     ):
         length = np.linalg.norm(gradient, axis=-1, keepdims=True)
         steps = -0.17 * gradient / np.where(length > 0, length, 1)
@@ -81,7 +69,7 @@ def directions_figure() -> Figure:
 
 def ellipses_figure(narrow: float, name: str) -> Figure:
     """Fig. 3 (0.05) and 12 (0.01): the ellipses θᵀ H⁻¹ θ = 1 of A, B, and of their arithmetic and geometric means."""
-    pair = crossed_ellipses(narrow)
+    pair = surfaces.crossed_ellipses(narrow)
     arithmetic, geometric = arithmetic_mean(pair), geometric_mean(pair)
     means = {"arithmetic mean (logical OR)": arithmetic, "geometric mean (logical AND)": geometric}
     figure = Figure(figsize=(6.6, 3.7), layout="constrained")
@@ -106,16 +94,9 @@ def ellipses_figure(narrow: float, name: str) -> Figure:
 
 
 def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, agreement: float) -> Figure:
-    """Fig. 4: squared norm of the average and of the masked gradient of random data.
-
-    Args:
-        simulated: both, by the number of environments.
-        components: n.
-        agreement: r; the mask keeps where t = r d signs agree.
-    """
+    """Fig. 4: squared norms of the average and of the masked gradient of random data, by the number of environments."""
     counts = sorted(simulated)
-    figure = Figure(figsize=(4.8, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(4.8, 3.6)
     line = [count for count in range(5, counts[-1] + 1) if (agreement * count).is_integer()]
     masked = [masked_squared_norm(components, count, round(agreement * count)) for count in line]
     axes.plot(line, [components / count for count in line], color=ORANGE, label="average, n / d")
@@ -134,8 +115,7 @@ def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, 
         yscale="log", ylim=(bottom, None), xlabel="number of environments d", ylabel="squared norm of the gradient"
     )
     axes.set_title(f"Fig. 4: random gradients, n = {components}, t = {agreement:g} d", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    finish(axes)
     return figure
 
 
@@ -144,12 +124,12 @@ def patchwork_figure() -> Figure:
     x = np.linspace(0, 1, 1001)
     figure = Figure(figsize=(7.2, 3.1), layout="constrained")
     for axes, weight in zip(figure.subplots(1, 2, sharey=True), (1.0, -0.5), strict=True):
-        parameters = (*PATCHWORK_SOLUTION[:5], weight)
+        parameters = (*surfaces.PATCHWORK_SOLUTION[:5], weight)
         axes.axvspan(0, 0.5, color=BLUE, alpha=0.1, linewidth=0)
         axes.axvspan(0.5, 1, color=ORANGE, alpha=0.1, linewidth=0)
-        axes.plot(x, patchwork_target(x), color=GREY, linewidth=4, alpha=0.6, label="f*")
-        axes.plot(x, patchwork(parameters, x), color=RED, linewidth=1.6, label="f of the network")
-        a, b = patchwork_losses(parameters)
+        axes.plot(x, surfaces.patchwork_target(x), color=GREY, linewidth=4, alpha=0.6, label="f*")
+        axes.plot(x, surfaces.patchwork(parameters, x), color=RED, linewidth=1.6, label="f of the network")
+        a, b = surfaces.patchwork_losses(parameters)
         axes.text(0.25, 2.25, f"A: loss {a:.4f}", color=BLUE, ha="center", fontsize=9)
         axes.text(0.75, 2.25, f"B: loss {b:.4f}", color="#8a5f00", ha="center", fontsize=9)
         axes.set_title(f"θ = ({', '.join(f'{each:g}' for each in parameters)})", fontsize=9)
@@ -168,7 +148,7 @@ def curvatures_figure(spreads: Sequence[float] = (0.0, 0.6, 0.95)) -> Figure:
     figure = Figure(figsize=(8.6, 6.9), layout="constrained")
     grid = figure.subplots(len(spreads), 4, sharex=True, sharey=True)
     for row, spread in zip(grid, spreads, strict=True):
-        pair = diverging_curvatures(spread)
+        pair = surfaces.diverging_curvatures(spread)
         hessians = {
             "A": pair[0],
             "B": pair[1],
@@ -190,13 +170,13 @@ def curvatures_figure(spreads: Sequence[float] = (0.0, 0.6, 0.95)) -> Figure:
     return figure
 
 
-def _surfaces() -> tuple[Array, Array, Any]:
+def _surfaces() -> tuple[surfaces.Array, surfaces.Array, Any]:
     axis = np.linspace(-_REACH, _REACH, 301)
     x, y = np.meshgrid(axis, axis)
-    return x, y, two_minima(x, y)
+    return x, y, surfaces.two_minima(x, y)
 
 
-def _ellipse(hessian: Array) -> tuple[Array, Array]:
+def _ellipse(hessian: surfaces.Array) -> tuple[surfaces.Array, surfaces.Array]:
     angles = np.linspace(0, 2 * np.pi, 400)
     x, y = np.linalg.cholesky(hessian) @ np.stack([np.cos(angles), np.sin(angles)])
     return x, y

@@ -6,7 +6,6 @@ as much. ``concord train consistency`` finds the shared one with the AND-mask, `
 §2 of the paper: Fig. 1 to 4, 10 to 12 and propositions 1 to 3.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from concord.environments import Environments
 from concord.training import Job, Report, TrainConfig
 from concord_jobs.consistency.report import ConsistencyReport, report_consistency
+from concord_jobs.irm_regression.job import weights
 
 ROWS = 4
 
@@ -50,7 +50,7 @@ def environments(config: ConsistencyConfig) -> Environments:
     )
 
 
-def model(config: ConsistencyConfig) -> nn.Module:  # noqa: ARG001
+def model(config: ConsistencyConfig) -> nn.Module:
     """A linear map without bias; the run's seed draws its weights, 0.1 · N(0, 1)."""
     linear = nn.Linear(ROWS + 1, 1, bias=False)
     nn.init.normal_(linear.weight, std=0.1)
@@ -60,12 +60,6 @@ def model(config: ConsistencyConfig) -> nn.Module:  # noqa: ARG001
 def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """½ (output - target)², the mean over the batch."""
     return 0.5 * nn.functional.mse_loss(outputs, targets)
-
-
-def weights(config: ConsistencyConfig, trained: nn.Module) -> Mapping[str, float]:  # noqa: ARG001
-    """The learned weights, by their places."""
-    assert isinstance(trained, nn.Linear)
-    return {f"weight_{place}": value for place, value in enumerate(trained.weight[0].tolist())}
 
 
 job = Job(

@@ -1,4 +1,4 @@
-"""Propositions 1 and 2: what a mask leaves of gradients that have nothing in common, and how fast masked descent is.
+"""Propositions 1 and 2: the norm of masked gradients that have nothing in common, and the speed of masked descent.
 
 The d environments' gradients of n components are independent and standard normal. The mask keeps a component where t
 signs at least are the same, t > d/2 (AND-mask paper, appendix A.4 and A.5; τ = 2t/d - 1).

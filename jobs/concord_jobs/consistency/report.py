@@ -1,4 +1,4 @@
-"""§2 of the AND-mask paper, computed anew: what is known of its figures and propositions beside what comes out."""
+"""§2 of the AND-mask paper, computed anew: known values of its figures and propositions beside the computed ones."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ ERRATA = {
     "{right:.4f}",
     "Fig. 3 and 12": "5× and 25× are the determinants' ratios; areas, their square roots, are 2.35× and 5.05×",
 }
-"""What the paper prints that does not hold, by place."""
+"""Errors of the paper, by place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +70,9 @@ class ConsistencyReport:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, or several, beside what is known of it.
+    """A number, or several, beside its known value or bound.
 
-    Attributes:
-        place: in the paper.
-        name: what it is.
-        known: its value, or its bound.
-        found: what came out.
-        tolerance: how far from the known value or beyond the bound it may be, absolutely.
-        relation: of what is found to what is known.
-        source: who says what is known: the paper, or we, who derived it.
-        standard_error: of what was simulated.
+    ``place`` is in the paper. The tolerance is absolute. ``source`` says who knows: the paper, or our derivation.
     """
 
     place: str
@@ -94,7 +86,7 @@ class Quantity:
 
     @property
     def agrees(self) -> bool:
-        """Whether what is found is as known."""
+        """Whether the found value is the known one, or within the bound."""
         off = np.asarray(self.found, dtype=np.float64) - np.asarray(self.known, dtype=np.float64)
         over = {"=": np.abs(off), "≤": off, "≥": -off}[self.relation]
         return bool((over <= self.tolerance).all())

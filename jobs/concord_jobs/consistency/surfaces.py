@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import scipy.ndimage
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
 
 Array = NDArray[np.float64]
 
@@ -81,12 +82,12 @@ def diverging_curvatures(spread: float) -> tuple[Array, Array]:
 def patchwork(parameters: ArrayLike, x: Array) -> Array:
     """f(x) = θ₅ σ(θ₁x + θ₂) + θ₆ σ(θ₃x + θ₄), the network of Fig. 10 (eq. 3)."""
     a, b, c, d, e, f = np.asarray(parameters, dtype=np.float64)
-    found: Array = e * _sigmoid(a * x + b) + f * _sigmoid(c * x + d)
+    found: Array = e * expit(a * x + b) + f * expit(c * x + d)
     return found
 
 
 def patchwork_target(x: Array) -> Array:
-    """What the network of Fig. 10 fits on [0, 1]: 0, then 1, then 2, joined by lines."""
+    """The target of Fig. 10's network on [0, 1]: 0, then 1, then 2, joined by lines."""
     found: Array = np.interp(x, _PLACES, _HEIGHTS)
     return found
 
@@ -99,8 +100,3 @@ def patchwork_losses(parameters: ArrayLike) -> tuple[float, float]:
     x = np.linspace(0.0, 1.0, 100_001)
     errors = (patchwork(parameters, x) - patchwork_target(x)) ** 2
     return float(errors[x < 0.5].mean()), float(errors[x >= 0.5].mean())
-
-
-def _sigmoid(values: Array) -> Array:
-    found: Array = 0.5 * (1 + np.tanh(values / 2))
-    return found

@@ -7,13 +7,9 @@ from torch import Tensor, nn
 
 
 class FrameAttention(nn.Module):
-    """Targets h*_kf = Σ_t softmax_t(φ)_tkf · x_t (thesis, equations 4.2 and 4.3).
+    """Targets h*_kf = Σ_t softmax_t(φ)_tkf · x_t (thesis, equations 4.2 and 4.3), of T frames, N taught layers, F maps.
 
-    Args:
-        frames: T, of x*.
-        layers: N, how many are taught.
-        maps: F, of each layer.
-        scale: standard deviation of φ at first; 0: all frames alike.
+    ``scale`` is the standard deviation of φ at first; with 0 all frames are alike.
     """
 
     def __init__(self, frames: int, layers: int, maps: int, scale: float = 1.0) -> None:

@@ -119,12 +119,7 @@ def objective(config: LifeConfig) -> Objective:
     return Distillation(loss, made, teaching, learning, boards_of)
 
 
-def figures(
-    job: Job[LifeConfig],  # noqa: ARG001
-    config: LifeConfig,
-    outcome: Outcome,  # noqa: ARG001
-    trained: nn.Module,  # noqa: ARG001
-) -> Mapping[str, Figure]:
+def figures(job: Job[LifeConfig], config: LifeConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:
     """Two of the training examples, with the boards after each step."""
     return {"boards": boards_figure(random_trajectories(2, 3 * config.run.seed, SIZE, STEPS))}
 

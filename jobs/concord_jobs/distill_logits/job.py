@@ -83,7 +83,7 @@ def perceptron(inputs: int) -> nn.Sequential:
 
 
 class LogitOracle(nn.Module):
-    """Knows B, and says h = B⁺ x*."""
+    """Knows B, and gives h = B⁺ x*."""
 
     def __init__(self, shown: Tensor) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def loss(outputs: Tensor, targets: Tensor, entropy_weight: float = 0.0) -> Tenso
 
 
 def kl(outputs: Tensor, targets: Tensor) -> Tensor:
-    """KL(p_y ‖ ŷ) of each example: what the student is off the distribution that the label was drawn from."""
+    """KL(p_y ‖ ŷ) of each example: the student's error against the distribution that the label was drawn from."""
     true, predicted = targets[:, 1 : 1 + CLASSES].log_softmax(1), outputs.log_softmax(1)
     return (true.exp() * (true - predicted)).sum(1)
 

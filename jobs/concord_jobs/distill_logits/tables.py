@@ -2,9 +2,25 @@
 
 from typing import Any
 
-from concord.training import Comparison
+import matplotlib
+from matplotlib.figure import Figure
+
+from concord.analysis.figures import finish, one_panel
+from concord.analysis.training_curves import draw_by_epoch
+from concord.training import Comparison, Runs
 from concord.training.comparison import at_best
-from concord_jobs.distill_logits.figures import curves_figure
+
+
+def curves_figure(compared: Runs) -> Figure:
+    """The test's KL(p ‖ ŷ) by epoch, a line a row."""
+    figure, axes = one_panel(7.6, 3.8, layout=None)
+    colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
+    for colour, (row, runs) in zip(colours, compared.items(), strict=False):
+        draw_by_epoch(axes, [run.history for run in runs], "ood_kl", colour, row)
+    axes.set(xlabel="epoch", ylabel="KL(p ‖ ŷ) on the test", yscale="log")
+    finish(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
 
 PUBLISHED = {  # read off the plot of the authors' repository at epoch 16, ± 5 %
     "LDT": 0.069,

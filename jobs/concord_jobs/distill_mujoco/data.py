@@ -55,11 +55,7 @@ class ReturnOptions(MakingOptions):
 
 
 def make_returns(options: ReturnOptions, info: Info) -> dict[str, Any]:
-    """Make what is missing of the data, in parallel Ray tasks.
-
-    Raises:
-        InputError: the options cannot be used, MuJoCo is missing, or the folder holds other data.
-    """
+    """Make the missing files of the data, in parallel Ray tasks."""
     options.check()
     require_mujoco(f"making the data of {_DATA}")
     _, made = make_sharded(
@@ -83,11 +79,7 @@ def _folder(data_dir: Path | None, output: Path, simulator: str) -> Path:
 
 
 def returns_of(data_dir: Path | None, output: Path, simulator: str) -> ShardedData:
-    """The data of a simulator.
-
-    Raises:
-        InputError: there are none, or they are of another simulator.
-    """
+    """The data of a simulator."""
     data = ShardedData(_folder(data_dir, output, simulator), _DATA)
     if (found := data.options.get("simulator")) != simulator:
         raise ArgumentError("simulator", simulator, f"the data in {display_path(data.folder)} are of {found}")

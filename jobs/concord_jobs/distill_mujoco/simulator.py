@@ -1,4 +1,4 @@
-"""Returns of open-loop actions in a simulator: what happens to a body that was pushed about, and what it earns.
+"""Returns of open-loop actions in a simulator: the states and rewards of a body after random actions.
 
 An example is a state s, which random actions led to, 16 further random actions, and what follows: 16 states and
 rewards. To predict the sum of rewards, a network sees s and the actions; the states in between are privileged.
@@ -92,9 +92,6 @@ def simulate(simulator: Simulator, split: Split, seed: int, first: int, count: i
     From an initial state of the environment's own distribution 10 to 30 random actions lead to s; a random action is
     -1, 0 or 1 in each dimension. After a fall the simulation goes on. Rewards are those of Gymnasium's version 4
     (version 5 changed them), computed for all steps at once.
-
-    Raises:
-        InputError: the simulator is not known or not installed.
     """
     check_simulator(simulator)
     require_mujoco(f"--simulator {simulator}")
@@ -162,13 +159,6 @@ class ReturnBins:
     A return is mapped to [0, 1] by the empirical distribution of the training data, linearly in between, and cut where
     it is smaller or larger than all of them; equal ones get the middle of their ranks. So each bin has as many training
     examples as any other, but for one and for ties.
-
-    Args:
-        returns: of the training data, ``(examples,)``.
-        bins: how many.
-
-    Raises:
-        InputError: there is none, or one is not finite.
     """
 
     returns: npt.NDArray[np.float64]
@@ -198,12 +188,7 @@ def bin_values(bins: int) -> npt.NDArray[np.float64]:
 
 
 def squared_error_of_bins(outputs: Tensor, labels: Tensor) -> Tensor:
-    """(expected value of the bin - value of the true bin)², ``(examples,)``, in [0, 1).
-
-    Args:
-        outputs: logits ``(examples, bins)``.
-        labels: ``(examples,)``.
-    """
+    """(expected value of the bin - value of the true bin)², in [0, 1), of logits ``(examples, bins)`` and labels."""
     values = torch.from_numpy(bin_values(outputs.shape[1])).to(outputs)
     return (outputs.softmax(1) @ values - values[labels.long()]).square()
 
@@ -243,7 +228,7 @@ class ReturnExamples:
 
 
 def standardized(train: MujocoTrajectories, wanted: MujocoTrajectories, bins: int = 32) -> ReturnExamples:
-    """Examples, standardized and binned by what the training data show; states in between as s is."""
+    """Examples, standardized and binned by the training data; states in between like s."""
 
     def flat(actions: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
         return actions.reshape(len(actions), -1)
@@ -260,13 +245,9 @@ def standardized(train: MujocoTrajectories, wanted: MujocoTrajectories, bins: in
 def disturbed(
     frames: npt.NDArray[np.float32], seed: int, permute: bool = False, noise: int = 0
 ) -> npt.NDArray[np.float32]:
-    """Frames ``(examples, frames, numbers)`` that say less, as in the thesis's ablations.
+    """Frames ``(examples, frames, numbers)`` with less information, as in the thesis's ablations.
 
-    Args:
-        frames: what a teacher would see.
-        seed: of what is drawn.
-        permute: shuffle the frames of each example, each in an order of its own.
-        noise: replace so many of the last frames by N(0, 1).
+    The last ``noise`` frames are N(0, 1); with ``permute`` each example's frames are shuffled in an order of its own.
     """
     drawn = np.random.default_rng([seed, 1])
     changed = frames.copy()

@@ -55,7 +55,7 @@ def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
 
 
 def student(config: XorConfig) -> nn.Module:
-    """A bottleneck without an activation, which is what is taught, and a hidden layer."""
+    """A bottleneck without an activation, which is taught, and a hidden layer."""
     return nn.Sequential(nn.Linear(config.dimensions, TAUGHT), nn.Linear(TAUGHT, 128), nn.ReLU(), nn.Linear(128, 1))
 
 
@@ -65,7 +65,7 @@ def teacher() -> nn.Module:
 
 
 class SignOracle(nn.Module):
-    """Knows how x* was made, and says h: each number to one half of the units."""
+    """Knows how x* was made, and gives h: each number to one half of the units."""
 
     def forward(self, privileged: Tensor) -> Tensor:
         """Targets ``(examples, units)``."""

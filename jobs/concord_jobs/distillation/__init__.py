@@ -1,1 +1,1 @@
-"""What the jobs with a teacher share."""
+"""The common part of the jobs with a teacher."""

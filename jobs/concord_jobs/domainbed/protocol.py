@@ -36,12 +36,7 @@ def dealt(data_dir: Path | None, seed: int, index: int, environments: int) -> tu
 
 
 def network(channels: int, classes: int) -> nn.Module:
-    """DomainBed's MNIST_CNN and a linear classifier; the features are the layer ``features``.
-
-    Args:
-        channels: of the images.
-        classes: outputs.
-    """
+    """DomainBed's MNIST_CNN and a linear classifier; the features are the layer ``features``."""
 
     def block(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.ReLU(), nn.GroupNorm(GROUPS, outputs)]

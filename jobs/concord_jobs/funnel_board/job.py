@@ -9,12 +9,10 @@ fixed`` without. Defaults are those of table A.2. A run of full length needs a G
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from concord.analysis.skip_figures import skip_figures
 from concord.space import Value
-from concord.training import Data, Job
-from concord_jobs.box2d import trajectory_job
+from concord.training import Data
 from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
-from concord_jobs.box2d.trajectory_job import COMMON, TrajectoryConfig, settings, studies
+from concord_jobs.box2d.trajectory_job import COMMON, TrajectoryConfig, trajectory_job
 from concord_jobs.funnel_board.simulator import FunnelBoard
 
 
@@ -37,7 +35,7 @@ class FunnelBoardOptions(TrajectoryOptions):
         return FunnelBoard(perturbed=self.perturbed)
 
 
-# What the thesis' search found, by the study.
+# The settings that the thesis' search found, by study.
 NARROW: dict[str, Value] = {**COMMON, "lr": 7.5e-4, "kernels": 32, "architecture": "strided"}
 TABLE_A2: Mapping[str, dict[str, Value]] = {
     "asi": {**COMMON, "horizon": 21, "exploration_steps": 15_000, "architecture": "dilated"},
@@ -46,16 +44,9 @@ TABLE_A2: Mapping[str, dict[str, Value]] = {
     **{f"fixed-{stride}": NARROW for stride in (2, 3)},
 }
 
-job = Job(
-    environments=trajectory_job.environments,
-    model=trajectory_job.network,
-    objective=trajectory_job.objective,
-    evaluation=trajectory_job.evaluation,
-    config=FunnelBoardConfig().with_options(**settings(**TABLE_A2["asi"])),
-    criterion="validation_soft_accuracy",
-    reproduces="Adaptive skip intervals (thesis, chapter 2), funnel board: Fig. 2.6, 2.8, 2.9, 2.10, 2.11; Table A.2",
-    figures=skip_figures,
+job = trajectory_job(
+    FunnelBoardConfig(),
+    TABLE_A2,
     data=Data(FunnelBoardOptions, make_trajectories),
-    studies=studies(TABLE_A2),
-    comparisons="tables.py",
+    reproduces="Adaptive skip intervals (thesis, chapter 2), funnel board: Fig. 2.6, 2.8, 2.9, 2.10, 2.11; Table A.2",
 )

@@ -13,10 +13,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from concord.dynamics.matching import as_float
-from concord.errors import ArgumentError
 from concord_jobs.box2d.coverage import Floats, covered, covered_box, scanlines, to_bytes
-from concord_jobs.box2d.extra import require_box2d
-from concord_jobs.box2d.trajectories import Trajectory
+from concord_jobs.box2d.trajectories import Trajectory, TrajectoryTask
 
 HEIGHT, WIDTH = 126, 75
 _SCALE = 6  # pixels a unit
@@ -49,13 +47,7 @@ _BUCKET = WIDTH // _COLUMNS
 
 @dataclass(frozen=True)
 class Slider:
-    """A bar.
-
-    Attributes:
-        x, y: its middle.
-        width: its length.
-        angle: against the horizontal, in radians, counterclockwise.
-    """
+    """A bar: its middle, its length, and its angle against the horizontal, in radians, counterclockwise."""
 
     x: float
     y: float
@@ -65,13 +57,7 @@ class Slider:
 
 @dataclass(frozen=True)
 class Funnel:
-    """Two curved walls.
-
-    Attributes:
-        x, y: the middle.
-        height, thickness, gap: of the walls, and between them at the bottom.
-        restitution: of the walls.
-    """
+    """Two curved walls around (x, y); ``gap`` is between them at the bottom."""
 
     x: float
     y: float
@@ -99,13 +85,7 @@ class Funnel:
 
 @dataclass(frozen=True)
 class Course:
-    """What the ball falls through.
-
-    Attributes:
-        ball_x: where it begins.
-        sliders, funnels: the obstacles.
-        platforms: the middles of the platforms, which are below the lowest funnels, from the left.
-    """
+    """The way of the ball: its start, the obstacles, and the middles of the platforms, from the left."""
 
     ball_x: float
     sliders: Sequence[Slider]
@@ -144,24 +124,14 @@ def sample_course(rng: np.random.Generator) -> Course:
 
 @dataclass(frozen=True)
 class Fall:
-    """What the ball does.
-
-    Attributes:
-        path: ``(frames, 2)``, its middle (x, y) at each frame.
-        label: the platform, from the left.
-    """
+    """The ball's middle (x, y) at each frame, ``(frames, 2)``, and its platform, counted from the left."""
 
     path: npt.NDArray[np.float64]
     label: int
 
 
 def simulate(course: Course, perturbed: bool) -> Fall | None:
-    """Let the ball fall; None if it takes too long or leaves the board at the side.
-
-    Args:
-        course: what it falls through.
-        perturbed: ball and funnels hardly bounce.
-    """
+    """Let the ball fall; None if it takes too long or leaves the board at the side."""
     from Box2D import b2CircleShape, b2FixtureDef, b2PolygonShape, b2World
 
     world = b2World(gravity=(0, _GRAVITY), doSleep=True)
@@ -221,7 +191,7 @@ def _rows(y: npt.ArrayLike) -> Floats:
 
 
 def draw_course(course: Course) -> tuple[Floats, Floats]:
-    """The obstacles: their colour where they are, ``(height, width, 3)``, and what of the ground they leave to see.
+    """The obstacles: their colour where they are, ``(height, width, 3)``, and the visible part of the ground.
 
     Both have :data:`_MARGIN` more pixels on each side.
     """
@@ -338,67 +308,34 @@ def _put(frame: npt.NDArray[np.uint8], top: int, left: int, pixels: npt.NDArray[
     frame[:, top : top + len(inside), left : left + inside.shape[1]] = inside.transpose(2, 0, 1)
 
 
-@dataclass(frozen=True)
-class FunnelBoard:
-    """The task.
-
-    Attributes:
-        perturbed: ball and funnels hardly bounce.
-    """
-
-    perturbed: bool = False
+@dataclass(frozen=True, kw_only=True)
+class FunnelBoard(TrajectoryTask):
+    """The task; perturbed, ball and funnels hardly bounce. A label is a platform, counted from the left."""
 
     name = "funnel-board"
     classes = ("1", "2", "3", "4", "5")
-    frame = (3, HEIGHT, WIDTH)
 
     @property
-    def folder(self) -> str:
-        """The name of the folder that its data are in, unless another is given."""
-        return self.name + ("-perturbed" if self.perturbed else "")
+    def frame(self) -> tuple[int, int, int]:
+        """``(channels, height, width)``."""
+        return 3, HEIGHT, WIDTH
 
-    @property
-    def command(self) -> str:
-        """What makes its data."""
-        return f"concord data {self.name}{' --perturbed' if self.perturbed else ''}"
+    def attempt(self, rng: np.random.Generator) -> Trajectory | None:
+        """A random course; None unless the ball lands in time."""
+        course = sample_course(rng)
+        fall = simulate(course, self.perturbed)
+        return None if fall is None else Trajectory(draw(course, fall.path), fall.label)
 
-    def trajectory(self, key: Sequence[int]) -> Trajectory:
-        """The trajectory of this key: courses are drawn until the ball lands in time. The label counts from the left.
-
-        Raises:
-            InputError: Box2D is not installed.
-        """
-        require_box2d("making trajectories")
-        attempt = 0
-        while True:
-            course = sample_course(np.random.default_rng([*key, attempt]))
-            fall = simulate(course, self.perturbed)
-            if fall is not None:
-                return Trajectory(draw(course, fall.path), fall.label, rejected=attempt)
-            attempt += 1
-
-    def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """How much of the ball is seen just above each platform, as shares.
-
-        Args:
-            frames: ``(..., length, 3, 126, 75)``, uint8 or in [0, 1].
-            first: not needed here.
-
-        Returns:
-            ``(..., 5)`` float32; a fifth each where no ball is seen there.
-
-        Raises:
-            InputError: the frames are of another size.
-        """
-        if frames.shape[-3:] != self.frame:
-            raise ArgumentError("frames", tuple(frames.shape), f"must end with {self.frame}")
+    def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:
+        """The share of the ball just above each platform; a fifth each where none is visible there."""
+        self.require_frames(frames)
         ball = _ball(as_float(frames[..., _LOWEST, :]))
         seen = ball.unflatten(-1, (_COLUMNS, _BUCKET)).sum((-4, -3, -1))
         share: Tensor = (seen + 1e-3 / _COLUMNS) / (seen.sum(-1, keepdim=True) + 1e-3)
         return share
 
     def sees_object(self, frames: Tensor) -> Tensor:
-        """Whether the ball is seen in each frame, above the platforms: ``(..., 3, 126, 75)`` to ``(...)`` bool."""
+        """Whether the ball is visible above the platforms."""
         return _ball(as_float(frames[..., : _LOWEST.stop, :])).flatten(-2).amax(-1) > 0.04
 
 

@@ -14,10 +14,8 @@ _BINS = 50
 def histograms(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
     """A row of histograms for each environment, one of each input and of each target, all on one scale.
 
-    An input's title says its correlation with the (first) target, ρ.
-
-    Args:
-        environments: by the name to show: inputs ``(examples, features)`` and targets ``(examples, targets)``.
+    An input's title has its correlation with the (first) target, ρ. Inputs are ``(examples, features)``, targets
+    ``(examples, targets)``.
     """
     columns = {}
     for name, pair in environments.items():

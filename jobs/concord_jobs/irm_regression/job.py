@@ -42,7 +42,7 @@ def model(config: RegressionConfig) -> nn.Module:
     return linear
 
 
-def weights(config: RegressionConfig, trained: nn.Module) -> Mapping[str, float]:  # noqa: ARG001
+def weights(config: TrainConfig, trained: nn.Module) -> Mapping[str, float]:
     """The learned weights, by their places."""
     assert isinstance(trained, nn.Linear)
     return {f"weight_{place}": value for place, value in enumerate(trained.weight[0].tolist())}

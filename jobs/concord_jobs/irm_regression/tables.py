@@ -17,7 +17,7 @@ tutorial = {
 }
 
 
-def data(runs: Runs) -> Figure:  # noqa: ARG001
+def data(runs: Runs) -> Figure:
     """The tutorial's histograms, of the first seed's data."""
     environments = linear_example(TRAIN, TEST)
     names = [*environments.train, *(f"test-{sigma:g}" for sigma in TEST)]

@@ -16,6 +16,7 @@ from concord.environments.image_options import ImageOptions
 from concord.models.image_options import ImageNetworkOptions
 from concord.space import Choice, Space
 from concord.training import Job, Study, TrainConfig
+from concord_jobs.memorization.job import SETTINGS, model
 
 WRONG, RIGHT = "wrong_labels", "right_labels"
 
@@ -30,13 +31,6 @@ class LabelNoiseConfig(TrainConfig):
     images: ImageOptions = field(default_factory=ImageOptions)
     network: ImageNetworkOptions = field(default_factory=ImageNetworkOptions)
     # fmt: on
-
-
-def model(config: LabelNoiseConfig) -> nn.Module:
-    """The network for these images."""
-    data = config.images.images(config.data.data_dir)
-    channels, height, width = data.train.images.shape[1:]
-    return config.network.network(channels, height, width, data.classes)
 
 
 def environments(config: LabelNoiseConfig) -> Environments:
@@ -58,17 +52,8 @@ job = Job(
     environments=environments,
     model=model,
     loss=nn.functional.cross_entropy,
-    # The settings of §3.2 and B.5; the paper found a learning rate of 1e-3 best for the average, 5e-3 for the AND-mask.
-    config=LabelNoiseConfig().with_options(
-        per_example=True,
-        threshold=0.2,
-        rescale=False,
-        batch_size=80,
-        epochs=80,
-        held_out=0.0,
-        lr=1e-3,
-        milestones=(0.75,),
-    ),
+    # The paper found a learning rate of 1e-3 best for the average, 5e-3 for the AND-mask.
+    config=LabelNoiseConfig().with_options(**SETTINGS, lr=1e-3, milestones=(0.75,)),
     reproduces="AND-mask paper §3.2 (label noise): Fig. 9",
     comparisons="tables.py",
     # The average and the AND-mask with the three learning rates of B.5.

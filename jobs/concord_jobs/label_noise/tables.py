@@ -4,9 +4,9 @@ from typing import Any
 
 from concord.training import Column, Comparison
 from concord.training.comparison import at_best
+from concord_jobs.label_noise.job import RIGHT, WRONG
 from concord_jobs.memorization.figures import label_noise_figure
 
-WRONG, RIGHT = "wrong_labels", "right_labels"
 columns: dict[str, Column] = {
     "wrong labels": f"{WRONG}_accuracy",
     "right labels": f"{RIGHT}_accuracy",

@@ -1,26 +1,18 @@
 """The figures of memorization and label noise, in the form of the AND-mask paper's Fig. 8, 9 and 16."""
 
-from collections.abc import Sequence
-
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, RED
-from concord.training import Evaluation, Runs
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, RED, one_panel
+from concord.analysis.training_curves import Histories, draw_by_epoch
+from concord.training import Runs
 from concord.training.comparison import grouped
-
-Histories = Sequence[Sequence[Evaluation]]
-"""The evaluations of runs that differ in nothing but their seed."""
 
 
 def memorization_figure(compared: Runs) -> Figure:
-    """Fig. 8: training accuracy (solid) and test accuracy (dashed) by epoch, a panel for each kind of runs.
-
-    Args:
-        compared: runs with ``labels`` and ``threshold`` among their options; their mean is drawn, and their spread.
-    """
+    """Fig. 8: training accuracy (solid) and test accuracy (dashed) by epoch, a panel for each kind of runs."""
     curves = _by_threshold(compared)
     figure = Figure(figsize=(4.2 * len(curves), 3.4))
     panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
@@ -29,8 +21,8 @@ def memorization_figure(compared: Runs) -> Figure:
     colours = dict(zip(thresholds, shades, strict=False))
     for axes, (panel, by_threshold) in zip(panels, sorted(curves.items()), strict=True):
         for threshold, runs in sorted(by_threshold.items()):
-            _draw(axes, runs, "train_accuracy", colours[threshold], f"τ = {threshold:g}")
-            _draw(axes, runs, "ood_accuracy", colours[threshold], None, style="--")
+            draw_by_epoch(axes, runs, "train_accuracy", colours[threshold], f"τ = {threshold:g}")
+            draw_by_epoch(axes, runs, "ood_accuracy", colours[threshold], None, style="--")
         axes.set_title(panel, fontsize=10)
         _finish(axes)
     panels[0].set_ylabel("accuracy (solid: training, dashed: test)")
@@ -41,8 +33,7 @@ def memorization_figure(compared: Runs) -> Figure:
 def thresholds_figure(compared: Runs) -> Figure:
     """Fig. 16: training (solid) and test (dashed) accuracy at the end of the same runs, by threshold, a dot a run."""
     curves = _by_threshold(compared)
-    figure = Figure(figsize=(4.6, 3.4))
-    axes = figure.subplots()
+    figure, axes = one_panel(4.6, 3.4, layout=None)
     thresholds = sorted({threshold for by_threshold in curves.values() for threshold in by_threshold})
     for (panel, by_threshold), colour in zip(sorted(curves.items()), (ORANGE, BLUE, RED, GREEN) * 2, strict=False):
         for metric, style, name in (("train_accuracy", "-", "training"), ("ood_accuracy", "--", "test")):
@@ -62,11 +53,7 @@ def thresholds_figure(compared: Runs) -> Figure:
 
 
 def label_noise_figure(compared: Runs) -> Figure:
-    """Fig. 9: accuracy by epoch on the wrongly labelled part of the training set, on the rest, and on the test set.
-
-    Args:
-        compared: runs with ``threshold`` and ``lr`` among their options.
-    """
+    """Fig. 9: accuracy by epoch on the wrongly labelled part of the training set, on the rest, and on the test set."""
     curves = {key: [run.history for run in each] for key, each in grouped(compared, "threshold", "lr").items()}
     figure = Figure(figsize=(11, 3.4))
     panels = figure.subplots(1, 3)
@@ -77,7 +64,7 @@ def label_noise_figure(compared: Runs) -> Figure:
         for (threshold, rate), runs in sorted(curves.items()):
             colour = ORANGE if threshold == 0 else BLUE
             name = "average" if threshold == 0 else f"AND-mask, τ = {threshold:g}"
-            _draw(axes, runs, f"{part}_accuracy", colour, f"{name}, learning rate {rate:g}", style=styles[rate])
+            draw_by_epoch(axes, runs, f"{part}_accuracy", colour, f"{name}, learning rate {rate:g}", style=styles[rate])
         axes.set_title(title, fontsize=10)
         _finish(axes)
     panels[0].axhline(0.1, color=GREY, linewidth=0.8, linestyle=":")
@@ -98,17 +85,6 @@ def _by_threshold(runs: Runs) -> dict[str, dict[float, Histories]]:
         panel = f"{labels} labels" + (f", by {gradient}" if several else "")
         curves.setdefault(panel, {})[threshold] = [run.history for run in each]
     return curves
-
-
-def _draw(axes: Axes, runs: Histories, metric: str, colour: object, label: str | None, style: str = "-") -> None:
-    """The mean over runs as a line, their least and largest as a band."""
-    epochs = sorted(set.intersection(*({at.epoch for at in run if metric in at.metrics} for run in runs)))
-    if not epochs:
-        return
-    values = np.array([[at.metrics[metric] for at in run if at.epoch in epochs] for run in runs])
-    axes.plot(epochs, values.mean(0), style, color=colour, label=label, linewidth=1.4)
-    if len(runs) > 1:
-        axes.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
 
 
 def _finish(axes: Axes, across: str = "epoch") -> None:

@@ -6,7 +6,7 @@ run, ``concord compare memorization fig-8`` makes Fig. 8 and 16, ``… mnist`` a
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -29,11 +29,12 @@ class MemorizationConfig(TrainConfig):
     # fmt: on
 
 
-def model(config: MemorizationConfig) -> nn.Module:
-    """The network for these images."""
+def model(config: Any) -> nn.Module:
+    """The network for the images of a configuration with ``images`` and ``network``."""
     data = config.images.images(config.data.data_dir)
     channels, height, width = data.train.images.shape[1:]
-    return config.network.network(channels, height, width, data.classes)
+    network: nn.Module = config.network.network(channels, height, width, data.classes)
+    return network
 
 
 def environments(config: MemorizationConfig) -> Environments:
@@ -45,14 +46,15 @@ def environments(config: MemorizationConfig) -> Environments:
     )
 
 
+# §3.2 and B.5.
+SETTINGS: dict[str, Any] = {
+    "per_example": True, "threshold": 0.2, "rescale": False, "batch_size": 80, "epochs": 80, "held_out": 0.0,
+}  # fmt: skip
 job = Job(
     environments=environments,
     model=model,
     loss=nn.functional.cross_entropy,
-    # The settings of §3.2 and B.5.
-    config=MemorizationConfig().with_options(
-        per_example=True, threshold=0.2, rescale=False, batch_size=80, epochs=80, lr=5e-4, held_out=0.0
-    ),
+    config=MemorizationConfig().with_options(**SETTINGS, lr=5e-4),
     reproduces="AND-mask paper §3.2 (memorization of random labels): Fig. 8, 16",
     comparisons="tables.py",
     # The thresholds of Fig. 8, of which 0 averages.

@@ -24,12 +24,7 @@ _HOME = "https://github.com/clairett/pytorch-sentiment-classification (data/SST2
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences of one or the other sentiment.
-
-    Attributes:
-        words: of each sentence, without a mark at its end.
-        labels: ``(sentences,)`` int64, 0 or 1.
-    """
+    """The words of sentences, without a mark at the end, and their sentiments, ``(sentences,)`` int64, 0 or 1."""
 
     words: tuple[tuple[str, ...], ...]
     labels: Tensor
@@ -45,14 +40,7 @@ class SST2:
 
     @staticmethod
     def read(data_dir: Path | None) -> "SST2":
-        """From ``train.tsv``, ``dev.tsv`` and ``test.tsv``: lines of a sentence, a tab and a label, 0 or 1.
-
-        Args:
-            data_dir: the folder with the files, or with the folder ``sst2``.
-
-        Raises:
-            InputError: a file is missing, or a line is not as it should be.
-        """
+        """From the three files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1."""
         if data_dir is None:
             raise ArgumentError(
                 "data_dir",
@@ -159,19 +147,7 @@ class PunctuatedSST2(PunctuationOptions):
 
 
 def read_glove(path: Path, words: Sequence[str], size: int | None = None) -> tuple[dict[str, Tensor], int]:
-    """The vectors of these words from a GloVe file: lines of a word and its numbers, separated by blanks.
-
-    Args:
-        path: the file.
-        words: the words that are wanted.
-        size: numbers of each; None takes what the first line has.
-
-    Returns:
-        The vectors that the file has, float32, and their size.
-
-    Raises:
-        InputError: the file is missing, or no such file, or its vectors are of another size.
-    """
+    """The vectors of these words in a GloVe file (lines of a word and its numbers), float32, and their size."""
     wanted, found = set(words), {}
     try:
         with path.open(encoding="utf-8") as lines:

@@ -35,7 +35,7 @@ class PunctuatedSST2Config(TrainConfig):
     # fmt: on
 
     def check(self) -> None:
-        """Also refuse what makes no network."""
+        """Validate options."""
         super().check()
         self.require("embedding_size", self.embedding_size is None or self.embedding_size >= 1, "must be at least 1")
 

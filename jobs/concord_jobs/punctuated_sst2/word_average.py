@@ -9,16 +9,8 @@ from concord.models import MLP
 class WordAverage(nn.Module):
     """Word vectors, averaged over the words of a sentence, and an MLP with ReLU.
 
-    Args:
-        words: vocabulary size. Word 0 is padding, which the average leaves out.
-        size: of a vector.
-        outputs: number of classes.
-        hidden_units: width of each hidden layer of the MLP.
-        hidden_layers: how many.
-        dropout: probability of dropping a hidden unit.
-        vectors: ``(words, size)``, which stay as they are; None learns them.
-
-    Input ``(batch, places)`` int64, output ``(batch, outputs)``.
+    Word 0 is padding, which the average leaves out. Given ``vectors`` ``(words, size)`` stay as they are; others are
+    learned. Input ``(batch, places)`` int64, output ``(batch, outputs)``.
     """
 
     def __init__(

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from concord.dynamics.matching import as_float
 from concord.errors import ArgumentError
 from concord_jobs.box2d.coverage import Floats, block_means, covered_box, overlap, to_bytes
-from concord_jobs.box2d.extra import require_box2d
-from concord_jobs.box2d.trajectories import Trajectory
+from concord_jobs.box2d.trajectories import Trajectory, TrajectoryTask
 
 SIZES = (64, 32)
 CELLS = 16
@@ -32,7 +31,7 @@ _FRICTION, _RESTITUTION = 0.4, 0.3
 _FORCES, _DRAG = (10.0, 3.5), 5.0
 _ROOMS = ((3, 2), (2, 3))  # heights and widths
 _WHITE, _GROUND, _DOOR, _AGENT = (1, 1, 1), (0.15, 0.15, 0.15), (0.9, 0.95, 1), (0, 0.8, 0)
-# What a wall leaves of the two pixels on each side of its middle: it is 3.2 pixels thick.
+# The uncovered part of the two pixels on each side of a wall's middle: it is 3.2 pixels thick.
 _BESIDE_WALL = np.array([2 - _WALL / 2 * _DRAWN, 0, 0, 2 - _WALL / 2 * _DRAWN], np.float32)
 _RED, _BLUE = (1, 0.5, 0.5), (0.5, 0.5, 1)
 
@@ -141,13 +140,7 @@ def _is_free(at: npt.NDArray[np.int64], y: int, x: int, height: int, width: int)
 
 
 def simulate(building: Building, rng: np.random.Generator, perturbed: bool) -> npt.NDArray[np.float64] | None:
-    """Where the agent's cell begins at each frame, ``(frames, 2)`` as (y, x); None if it takes too long.
-
-    Args:
-        building: where it walks.
-        rng: draws in every room whether its forces are large.
-        perturbed: they are always large.
-    """
+    """The lower left corner of the agent's cell at each frame, ``(frames, 2)`` as (y, x); None if it takes too long."""
     from Box2D import b2FixtureDef, b2PolygonShape, b2World
 
     world = b2World(gravity=(0, 0), doSleep=True)
@@ -268,10 +261,7 @@ def _walls_and_doors(building: Building) -> tuple[Floats, Floats]:
 def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.uint8]:
     """The frames, ``(frames, 3, size, size)``: the map once, and the agent at each place of its path.
 
-    Args:
-        building: the map.
-        path: ``(frames, 2)``, as :func:`simulate` gives it.
-        size: 64, the mean of 4 × 4 pixels as they are drawn, or 32, of 8 × 8.
+    A pixel is the mean of 4 × 4 drawn ones for a size of 64, of 8 × 8 for 32.
     """
     block = CELLS * _DRAWN // size
     seen, door = _walls_and_doors(building)
@@ -305,20 +295,12 @@ def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.ND
     return frames
 
 
-@dataclass(frozen=True)
-class RoomRunner:
-    """The task.
-
-    Attributes:
-        size: pixels of height and width: 64 or 32.
-        perturbed: the agent's forces are large in every room.
-
-    Raises:
-        InputError: the size is another.
-    """
+@dataclass(frozen=True, kw_only=True)
+class RoomRunner(TrajectoryTask):
+    """The task; perturbed, the agent's forces are large in every room. Label 1 is blue."""
 
     size: int = 64
-    perturbed: bool = False
+    """Pixels of height and width: 64 or 32."""
 
     name = "room-runner"
     classes = ("red", "blue")
@@ -334,47 +316,27 @@ class RoomRunner:
 
     @property
     def folder(self) -> str:
-        """The name of the folder that its data are in, unless another is given."""
+        """The default name of the folder with its data."""
         return f"{self.name}-{self.size}{'-perturbed' if self.perturbed else ''}"
 
     @property
     def command(self) -> str:
-        """What makes its data."""
+        """The command that makes its data."""
         size = f" --size {self.size}" if self.size != RoomRunner.size else ""
         return f"concord data {self.name}{size}{' --perturbed' if self.perturbed else ''}"
 
-    def trajectory(self, key: Sequence[int]) -> Trajectory:
-        """The trajectory of this key: maps are drawn until the agent arrives in time. Label 1 is blue.
-
-        Raises:
-            InputError: Box2D is not installed.
-        """
-        require_box2d("making trajectories")
-        attempt = 0
-        while True:
-            rng = np.random.default_rng([*key, attempt])
-            building = sample_building(rng)
-            path = simulate(building, rng, self.perturbed)
-            if path is not None:
-                return Trajectory(draw(building, path, self.size), building.label, rejected=attempt)
-            attempt += 1
+    def attempt(self, rng: np.random.Generator) -> Trajectory | None:
+        """A random map; None unless the agent arrives in time."""
+        building = sample_building(rng)
+        path = simulate(building, rng, self.perturbed)
+        return None if path is None else Trajectory(draw(building, path, self.size), building.label)
 
     def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:
-        """How much of the agent is seen in the red room and in the blue, and just before them, as shares.
+        """The share of the agent in the red room and in the blue one, and just before them; half each if in neither.
 
-        Args:
-            frames: ``(..., length, 3, size, size)``, uint8 or in [0, 1].
-            first: ``(..., 3, size, size)``, the frame in which the rooms are looked for; the first of the frames if
-                None.
-
-        Returns:
-            ``(..., 2)`` float32; half each where the agent is seen in neither.
-
-        Raises:
-            InputError: the frames are of another size.
+        The rooms are found in ``first``.
         """
-        if frames.shape[-3:] != self.frame:
-            raise ArgumentError("frames", tuple(frames.shape), f"must end with {self.frame}")
+        self.require_frames(frames)
         frames = as_float(frames)
         first = frames[..., 0, :, :, :] if first is None else as_float(first)
         red, green, blue = frames.unbind(-3)
@@ -385,7 +347,7 @@ class RoomRunner:
         return share
 
     def sees_object(self, frames: Tensor) -> Tensor:
-        """Whether the agent is seen in each frame: ``(..., 3, size, size)`` to ``(...)`` bool."""
+        """Whether the agent is visible."""
         red, green, blue = as_float(frames).unbind(-3)
         like = (1 - red) * (1 - 1.5 * (green - 0.8) ** 2) * (1 - blue)
         # A wall between white pixels is gray, which is as like the smaller agent as it is to itself.

@@ -1,8 +1,7 @@
 """Room runner as found by the thesis' search (table A.1). The text prints no accuracies."""
 
-from concord.training import Comparison
 from concord_jobs.box2d.figures import accuracy_figure
-from concord_jobs.box2d.trajectory_job import COLUMNS, methods_of
+from concord_jobs.box2d.trajectory_job import COLUMNS, methods_of, table
 from concord_jobs.room_runner.job import TABLE_A1
 
 # Half the size and half the kernels, and 3,000 steps for every method.
@@ -14,29 +13,18 @@ REDUCED = {
     **{f"Δt = {stride}": {**STRIDED, "skip": "fixed", "stride": stride} for stride in (1, 2, 3)},
 }
 comparisons = {
-    "reduced": Comparison(
+    "reduced": table(
         REDUCED,
+        "32 × 32, 200 trajectories, half the kernels",
         seeds=3,
-        first_seed=1,
         columns={**COLUMNS, "frames seen": "ood_frames_seen"},
-        figures={"accuracy": accuracy_figure},
-        title="32 × 32, 200 trajectories, half the kernels",
     ),
     # Which the thesis says does not matter much near 20; it has no figure of it.
-    "horizons": Comparison(
+    "horizons": table(
         {f"H = {horizon}": {"horizon": horizon} for horizon in (5, 10, 15, 21, 30)},
+        "ASI by its horizon",
         seeds=3,
-        first_seed=1,
-        columns=COLUMNS,
         figures={"horizons": accuracy_figure},
-        title="ASI by its horizon",
     ),
-    "table-a.1": Comparison(
-        methods_of(TABLE_A1),
-        seeds=8,
-        first_seed=1,
-        columns=COLUMNS,
-        figures={"accuracy": accuracy_figure},
-        title="settings of table A.1, 8 seeds",
-    ),
+    "table-a.1": table(methods_of(TABLE_A1), "settings of table A.1, 8 seeds"),
 }

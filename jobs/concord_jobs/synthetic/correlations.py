@@ -1,4 +1,4 @@
-"""What the average gradient contains: the mechanism's signal, or the shortcuts' (AND-mask paper, Fig. 7 and B.3.5)."""
+"""The signal in the average gradient: the mechanism's, or the shortcuts' (AND-mask paper, Fig. 7 and B.3.5)."""
 
 import csv
 import math
@@ -65,7 +65,7 @@ class Correlation(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What several networks say together, and on how much it rests.
+    """The correlations of several networks together, and on how much they rest.
 
     Attributes:
         networks: networks with at least :data:`FEWEST_COMPONENTS` components left.
@@ -99,23 +99,13 @@ def summarize(correlations: Iterable[Correlation]) -> Summary:
 
 
 def write_correlations(correlations: Iterable[Correlation], path: Path) -> None:
-    """Write one line a correlation; :func:`read_correlations` reads them."""
+    """Write one line a correlation."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow([*Correlation._fields[:-1], *Moments._fields])
         for *which, moments in correlations:
             lines.writerow([*which, moments.components, *(f"{value:.9g}" for value in moments[1:])])
-
-
-def read_correlations(path: Path) -> list[Correlation]:
-    """Read what :func:`write_correlations` wrote."""
-    with path.open(newline="") as file:
-        _, *lines = csv.reader(file)
-    return [
-        Correlation(int(seed), mask, float(threshold), signal, Moments(int(count), *map(float, sums)))
-        for seed, mask, threshold, signal, count, *sums in lines
-    ]
 
 
 def gradient_correlations(
@@ -130,14 +120,7 @@ def gradient_correlations(
 
     (i) The masked gradient, from the data as they are. (ii) The shortcut gradient: the average after the mechanism's
     dimensions were permuted over all examples. (iii) The mechanism gradient: the average after the shortcuts' were.
-
-    Args:
-        network: makes a network, its weights drawn from PyTorch's default generator.
-        inputs: ``(environments, batch, features)``, the mechanism's features first.
-        targets: ``(environments, batch)``.
-        mechanism_dimensions: how many features are the mechanism's.
-        thresholds: the τ to try.
-        seed: of the weights and of the permutations.
+    Inputs are ``(environments, batch, features)``, the mechanism's first. The seed draws weights and permutations.
     """
     torch.manual_seed(seed)
     model = network()

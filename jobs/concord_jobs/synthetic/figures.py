@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
 from concord.analysis.study_figures import methods_figure
 from concord.training.comparison import Runs, at_end, grouped
 from concord_jobs.synthetic.correlations import FEWEST_COMPONENTS, Correlation, summarize
@@ -50,7 +49,7 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
 
 @torch.no_grad()
 def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
-    """What the model decides on the spiral's plane with all shortcuts at zero, with test examples over it."""
+    """The model's decisions on the spiral's plane with all shortcuts at zero, with test examples over them."""
     inputs, targets = test
     reach = float(inputs[:, :2].abs().max()) * 1.05
     line = torch.linspace(-reach, reach, 300)
@@ -58,8 +57,7 @@ def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
     grid[:, :2] = torch.cartesian_prod(line, line)
     logits = model.eval()(grid)
     probability = logits.softmax(1)[:, 1].view(len(line), len(line)).T
-    figure = Figure(figsize=(4.2, 4))
-    axes = figure.subplots()
+    figure, axes = one_panel(4.2, 4, layout=None)
     image = axes.imshow(
         probability, origin="lower", extent=(-reach, reach, -reach, reach), cmap="PuOr_r", vmin=0, vmax=1, alpha=0.75
     )
@@ -199,8 +197,7 @@ def robustness_figure(runs: Runs) -> Figure:
 
 def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
     """Fig. 15: o.o.d. accuracy against the number of training environments; every run a point, the best a line."""
-    figure = Figure(figsize=(5, 3.2))
-    axes: Axes = figure.subplots()
+    figure, axes = one_panel(5, 3.2, layout=None)
     for (method, by_count), colour in zip(accuracies.items(), (BLUE, ORANGE), strict=False):
         counts = sorted(by_count)
         axes.plot(
@@ -211,6 +208,5 @@ def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]])
     axes.set_xscale("log", base=2)
     axes.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
     axes.set(xlabel="training environments", ylabel="o.o.d. accuracy", ylim=(0.4, 1.02))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    finish(axes)
     return figure

@@ -73,7 +73,7 @@ def model(config: SyntheticConfig) -> nn.Module:
     )
 
 
-def figures(job: Job[Any], config: SyntheticConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:  # noqa: ARG001
+def figures(job: Job[Any], config: SyntheticConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:
     """The data (Fig. 5, if there are shortcuts to show) and what the trained network decides on the spiral's plane."""
     data = Spirals.of(config.spirals, config.data.held_out, config.run.seed)
     test = data.load("ood")

@@ -1,4 +1,4 @@
-"""What Fig. 6, 14 and 15 of the AND-mask paper compare."""
+"""The comparisons of Fig. 6, 14 and 15 of the AND-mask paper."""
 
 import functools
 import itertools

@@ -22,11 +22,7 @@ class ColumnRule(Protocol):
 
 
 def combined(rule: ColumnRule, columns: Tensor) -> Tensor:
-    """What the rule makes of gradients ``(environments, components)``.
-
-    Raises:
-        InputError: the rule gives an update of another shape.
-    """
+    """The rule's update of gradients ``(environments, components)``."""
     value = rule.combine(columns)
     if not isinstance(value, Tensor) or value.shape != columns.shape[1:]:
         found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -46,12 +46,7 @@ def with_draws(rule: Any, sums: Statistics, step: SupportsInt, components: Calla
 
 
 def uniform(components: Tensor, key: str) -> Tensor:
-    """Numbers in [0, 1), float32 with 24 random bits: a hash of each component's number and the key.
-
-    Args:
-        components: int64, any shape.
-        key: other numbers come with another key.
-    """
+    """Numbers in [0, 1), float32 with 24 random bits: a hash of each component's number (int64) and the key."""
     start = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little", signed=True)
     mixed = components * _GAMMA + start
     mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST

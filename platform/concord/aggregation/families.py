@@ -27,20 +27,12 @@ def as_rule(rule: Any) -> Rule:
 
 
 def masks(rule: Rule) -> bool:
-    """Whether the rule decides component by component what it keeps."""
+    """Whether the rule masks single components."""
     return not isinstance(rule, Weighting | ColumnRule)
 
 
 def of_sums(rule: Any, place: str) -> Aggregator:
-    """The rule, checked, if it needs sums over environments alone.
-
-    Args:
-        rule: the rule.
-        place: where it is asked to run, for the error.
-
-    Raises:
-        InputError: it needs more, or its statistics are not what they say.
-    """
+    """The rule, checked, if it needs sums over environments alone; ``place`` is named in the error."""
     known = as_rule(rule)
     if isinstance(known, Weighting | ColumnRule):
         needs = "inner products of whole gradients" if isinstance(known, Weighting) else "all values of a component"

@@ -5,18 +5,12 @@ from torch import Tensor
 
 
 def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
-    """The x ≥ 0 that minimize xᵀQx / 2 + cᵀx, for several c at once.
+    """The x ≥ 0 ``(problems, d)`` that minimize xᵀQx / 2 + cᵀx, for several c ``(problems, d)`` at once.
 
-    By block principal pivoting (Kim and Park: Fast nonnegative matrix factorization, 2011, algorithm 2). x is solved on
-    a set of variables, and all that violate a condition change sides. Where that does not reduce their number three
-    times in a row, the last of them alone changes (Murty's rule), which ends.
-
-    Args:
-        quadratic: Q, positive definite, ``(d, d)``, float64.
-        linear: c, ``(problems, d)``.
-
-    Returns:
-        x, ``(problems, d)``.
+    Q ``(d, d)`` is positive definite, float64. By block principal pivoting (Kim and Park: Fast nonnegative matrix
+    factorization, 2011, algorithm 2). x is solved on a set of variables, and all that violate a condition change sides.
+    Where that does not reduce their number three times in a row, the last of them alone changes (Murty's rule), which
+    ends.
     """
     problems, size = linear.shape
     eye = torch.eye(size, dtype=linear.dtype)

@@ -26,13 +26,7 @@ from concord.source_file import read_source, reason, run_source
 
 @dataclass(frozen=True)
 class RuleFile:
-    """The file of a rule, with its text.
-
-    Attributes:
-        path: of the file.
-        source: its text.
-        name: of the rule in it.
-    """
+    """The file of a rule, its text, and the name of the rule in it."""
 
     path: str
     source: str = field(repr=False)
@@ -45,11 +39,7 @@ class RuleFile:
 
     @staticmethod
     def read(reference: str) -> "RuleFile":
-        """The file that ``FILE.py:RULE`` names.
-
-        Raises:
-            ArgumentError: the file is missing, or the rule is not named.
-        """
+        """The file that ``FILE.py:RULE`` names."""
         file, name = RuleFile.parts(reference)
         path = Path(file).resolve()
         return RuleFile(str(path), read_source(path, partial(ArgumentError, "aggregator", reference)), name)
@@ -74,11 +64,7 @@ class RuleFile:
         return f"{self.file_name}:{self.name}"
 
     def load(self) -> "OwnRule":
-        """Run the text, and take the rule from it.
-
-        Raises:
-            ArgumentError: the text cannot be run, or has no dataclass of this name.
-        """
+        """Run the text, and take the rule from it."""
         refusal = partial(ArgumentError, "aggregator", self.reference)
         module = run_source(self.path, self.source, "rule", refusal)
         kind = getattr(module, self.name, None)
@@ -100,13 +86,7 @@ class RuleFile:
 
 @dataclass(frozen=True)
 class OwnRule:
-    """A rule of the user's own.
-
-    Attributes:
-        file: its file.
-        kind: its class.
-        options: the types of its fields, by their names.
-    """
+    """A rule of the user's own: its file, its class, and the types of its fields by name."""
 
     file: RuleFile
     kind: type[Any]
@@ -126,15 +106,11 @@ class OwnRule:
 
     @property
     def masks(self) -> bool:
-        """Whether the rule decides component by component what it keeps."""
+        """Whether the rule masks single components."""
         return hasattr(self.kind, "finish")
 
     def made(self, values: Mapping[str, Any]) -> Rule:
-        """Make the rule with these values of its fields; other values are ignored.
-
-        Raises:
-            InputError: the class refuses them.
-        """
+        """Make the rule with these values of its fields; other values are ignored."""
         try:
             rule: Rule = self.kind(**{name: values[name] for name in self.options})
         except InputError:

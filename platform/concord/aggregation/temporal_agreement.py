@@ -87,7 +87,7 @@ class TemporalAgreementAdam(Optimizer):
         options |= {"bias_correction": bias_correction, "maximize": maximize}
         super().__init__(params, {**options, "foreach": foreach, "fused": fused, "capturable": capturable})
 
-    def rule_of(self, group: dict[str, Any]) -> Aggregator:  # noqa: ARG002  a subclass may go by it
+    def rule_of(self, group: dict[str, Any]) -> Aggregator:
         """The rule of a parameter group. One that depends on the group's options has the same statistics in all."""
         return self.rule
 
@@ -237,7 +237,7 @@ class _MaskAlone(AndMask):
 
 
 def _update(group: dict[str, Any], rule: Aggregator, block: Sequence[_Part]) -> None:
-    """Adam's step, and of it what the rule keeps."""
+    """Adam's step, masked by the rule."""
     steps, parameters, gradients, exp_avgs, exp_avg_sqs, *others = map(list, zip(*block, strict=True))
     beta1, beta2, beta3 = group["betas"]
     lr, decay = group["lr"], 0.0 if group["decoupled"] else group["weight_decay"]

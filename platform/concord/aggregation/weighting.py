@@ -45,7 +45,7 @@ class GramFunction:
     module: Any
 
     def weights(self, gram: Tensor) -> Tensor:
-        """What the module gives."""
+        """The module's weights."""
         weights: Tensor = self.module(gram)
         return weights
 

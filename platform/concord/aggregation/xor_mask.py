@@ -19,7 +19,7 @@ class XorMask(SignMask):
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN)
 
     def finish(self, sums: Statistics, environments: int) -> Update:
-        """What the AND-mask drops of the average."""
+        """The part of the average that the AND-mask drops."""
         kept = 1 - kept_where_signs_agree(sums["sign"], self.threshold, environments)
         return Update((sums["gradient"] / environments).mul_(kept), kept)
 

@@ -1,1 +1,1 @@
-"""What can be seen of a trained model and of gradients: agreement, correlations, figures."""
+"""Views of trained models and of gradients: agreement, correlations, figures."""

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from concord.analysis.figures import BLUE, ORANGE
+from concord.analysis.figures import BLUE, ORANGE, finish, one_panel
 
 _PIXELS = 256
 _LONGEST_SECONDS = 20
@@ -18,8 +18,7 @@ _LONGEST_SECONDS = 20
 
 def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[int, float, float]]) -> Figure:
     """Mean return of late training episodes ``(steps, mean)``, and on unseen levels ``(steps, mean, error)``."""
-    figure = Figure(figsize=(5, 3.2))
-    axes = figure.subplots()
+    figure, axes = one_panel(5, 3.2, layout=None)
     if training:
         axes.plot(*zip(*training, strict=True), color=BLUE, linewidth=1, label="training, last 200 episodes")
     if unseen:
@@ -29,20 +28,12 @@ def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[i
             steps, means, intervals, color=ORANGE, marker=".", capsize=2, label="unseen levels, 95 % interval"
         )
     axes.set(xlabel="environment steps", ylabel="mean return of an episode")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    finish(axes, loc="lower right")
     return figure
 
 
 def write_video(policy: Callable[[Tensor], Tensor], environment: Any, path: Path, seed: int = 0) -> None:
-    """Play one episode in an environment that renders, and write it as an animated GIF of at most 20 seconds.
-
-    Args:
-        policy: frames ``(1, 64, 64, 3)`` uint8 to logits.
-        environment: a vector environment of one, made with ``render_mode="rgb_array"``.
-        path: of the file.
-        seed: draws the actions.
-    """
+    """Play one episode in a vector environment of one that renders, and write a GIF of at most 20 seconds."""
     rate = int(environment.metadata["render_fps"])
     generator = torch.Generator().manual_seed(seed)
     frames, _ = environment.reset()

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, method_name
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, method_name, one_panel
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 _RESAMPLINGS = 10_000
@@ -15,8 +15,7 @@ _RESAMPLINGS = 10_000
 
 def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Figure:
     """The panel in §3.3 of the paper (Fig. 3.12 of the thesis): each of the best runs, a column a method."""
-    figure = Figure(figsize=(1.5 + 1.2 * len(values), 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(1.5 + 1.2 * len(values), 3.2)
     jitter = np.random.default_rng(0)
     for index, each in enumerate(values.values()):
         places = index + jitter.uniform(-0.12, 0.12, len(each))
@@ -34,16 +33,14 @@ def mean_curves_figure(
 ) -> Figure:
     """Fig. 18 of the paper: training (left) and test (right), the mean over runs with its 95 % interval.
 
-    Args:
-        curves: by panel and method, the curve of each run as ``(fraction of the run, value)``.
-        measure: what the values are.
+    By panel and method, the curve of each run is ``(fraction of the run, value)``.
     """
     figure = Figure(figsize=(3.6 * len(curves), 3.2), layout="constrained")
     panels: list[Axes] = list(np.atleast_1d(figure.subplots(1, len(curves))))
     grid = np.linspace(0, 1, 101)
     for axes, (panel, methods) in zip(panels, curves.items(), strict=True):
         for index, (method, runs) in enumerate(methods.items()):
-            lines = np.stack([_at(grid, run) for run in runs])
+            lines = np.stack([np.interp(grid, *np.array(run).T) for run in runs])
             shown = grid >= max(run[0][0] for run in runs)
             low, high = bootstrapped_interval(lines)
             colour = _COLOURS[index % 4]
@@ -57,28 +54,14 @@ def mean_curves_figure(
     return figure
 
 
-def _at(grid: npt.NDArray[np.float64], run: Sequence[tuple[float, float]]) -> npt.NDArray[np.float64]:
-    """The curve's values at these fractions of the run."""
-    fractions, values = np.array(run).T
-    return np.interp(grid, fractions, values)
-
-
 def bootstrapped_interval(
-    values: npt.NDArray[np.float64], level: float = 0.95
+    values: npt.NDArray[np.float64],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Interval of the mean over the first axis: quantiles of the means of resampled runs.
-
-    Args:
-        values: ``(runs, ...)``.
-        level: of the interval.
-
-    Returns:
-        Lower and upper ends, ``(...)``.
-    """
+    """The ends of the 95 % interval of the mean over runs, ``(runs, ...)``: quantiles over resampled runs."""
     generator = np.random.default_rng(0)
     runs = len(values)
     # How often each run is in a resampling is all that its mean needs.
     counts = generator.multinomial(runs, np.full(runs, 1 / runs), _RESAMPLINGS) / runs
     means = np.tensordot(counts, values, axes=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
     return low, high

@@ -1,7 +1,9 @@
 """How every figure of the project looks and is written."""
 
 from pathlib import Path
+from typing import Any, Literal
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart with every kind of colour vision.
@@ -41,12 +43,22 @@ _METHODS = {
 
 
 def method_name(method: str) -> str:
-    """What a reader knows the method as: ``vrex`` is V-REx. A user's own names stay as they are.
-
-    Args:
-        method: an option's value, the name of a study's method, or several of them with commas between.
-    """
+    """The published name of a method, or of several with commas between: ``vrex`` is V-REx. A user's own names stay."""
     return ", ".join(_METHODS.get(part, part) for part in method.split(", "))
+
+
+def one_panel(
+    width: float, height: float, layout: Literal["constrained"] | None = "constrained"
+) -> tuple[Figure, Axes]:
+    """A figure of this size, in inches, with one panel."""
+    figure = Figure(figsize=(width, height), layout=layout)
+    return figure, figure.subplots()
+
+
+def finish(axes: Axes, **legend: Any) -> None:
+    """Hide the upper and right border, and draw a small legend without a frame."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, **legend)
 
 
 def save(figure: Figure, path: Path) -> Path:

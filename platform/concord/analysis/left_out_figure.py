@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import method_name
+from concord.analysis.figures import method_name, one_panel
 
 COLOURS = 10  # of Matplotlib's cycle; then the same colours have the next marker
 MARKERS = "os^Dv"
@@ -17,8 +17,7 @@ Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 def left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
     """Mean and standard deviation over seeds in each environment; a hollow mark is the oracle's mean."""
     environments = list(next(iter(values.values())))
-    figure = Figure(figsize=(6, 1.2 + 0.22 * len(environments) * (1 + len(values))), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6, 1.2 + 0.22 * len(environments) * (1 + len(values)))
     for index, (method, spread) in enumerate(values.items()):
         for place, name in enumerate(environments):
             chosen, oracle = spread[name]

@@ -25,14 +25,8 @@ def parameter_importance(points: Sequence[Mapping[str, Any]], scores: Sequence[f
     """Permutation importance (Breiman, 2001) in a random forest that predicts the score, out of fold.
 
     How much the forest's R² on trials it has not seen falls when one option's values are shuffled among them, at
-    least 0. Options that hang on a condition count as absent where they do not apply.
-
-    Args:
-        points: what each trial chose.
-        scores: of each trial.
-
-    Returns:
-        By option, the most important first; empty where :func:`missing_for_importance` says why.
+    least 0. Options that hang on a condition count as absent where they do not apply. The most important comes first;
+    it is empty where :func:`missing_for_importance` says why.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance

@@ -3,21 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.analysis.figures import BLUE
+from concord.analysis.figures import BLUE, one_panel
 from concord.analysis.trajectory_figures import as_bytes
 from concord.dynamics import SkipOptions, rollout, unroll
 from concord.errors import InputError
 
 _DRAWN = 12  # sequences
-Picture = npt.NDArray[np.uint8]
 
 
 class WithSkips(Protocol):
@@ -29,12 +26,7 @@ class WithSkips(Protocol):
         ...
 
 
-def skip_figures(
-    job: Any,
-    config: WithSkips,
-    outcome: Any,  # noqa: ARG001
-    model: nn.Module,
-) -> Mapping[str, Figure | Tensor]:
+def skip_figures(job: Any, config: WithSkips, outcome: Any, model: nn.Module) -> Mapping[str, Figure | Tensor]:
     """Draw how a trained model skips, on sequences that did not train it, as a job's ``figures``.
 
     Which frames its predictions were matched with (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the true
@@ -57,16 +49,10 @@ def skip_figures(
 
 
 def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int], most: int = 24) -> Figure:
-    """Fig. 2.7 and 2.8 of the thesis: the frames of a sequence, and below each the prediction that was matched with it.
+    """Fig. 2.7 and 2.8 of the thesis: the first ``most`` frames of a sequence, and below each the matched prediction.
 
-    Args:
-        frames: ``(length, channels, height, width)``, uint8 or in [0, 1].
-        predicted: ``(predictions, channels, height, width)`` in [0, 1].
-        times: of the frames with which they were matched, ``(predictions,)``.
-        most: frames to show, the first ones.
-
-    Raises:
-        InputError: there are not as many times as predictions, or one lies outside of the sequence.
+    Frames are ``(length, channels, height, width)``, uint8 or in [0, 1], predictions ``(predictions, ...)`` in [0, 1],
+    each matched with the frame at its time.
     """
     if len(times) != len(predicted) or any(not 0 < time < len(frames) for time in times):
         raise InputError(f"times {list(times)}: expected {len(predicted)} of a sequence of {len(frames)} frames")
@@ -86,13 +72,9 @@ def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int], m
 def timelines(times: Tensor, lengths: Tensor, names: Sequence[str] = ()) -> Figure:
     """Where predictions lie in sequences: a line for each of them, a mark for each frame that one was matched with.
 
-    Args:
-        times: ``(sequences, predictions + 1)``, -1 after the last one, see :class:`~concord.dynamics.Unrolled`.
-        lengths: of the sequences, in frames.
-        names: of the sequences.
+    Times are those of :class:`~concord.dynamics.Unrolled`, lengths in frames.
     """
-    figure = Figure(figsize=(7, 0.6 + 0.28 * len(times)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(7, 0.6 + 0.28 * len(times))
     for row, (each, length) in enumerate(zip(times, lengths.tolist(), strict=True)):
         axes.hlines(row, 0, length - 1, color="#cccccc", linewidth=1, zorder=1)
         reached = each[each >= 0].tolist()
@@ -104,12 +86,8 @@ def timelines(times: Tensor, lengths: Tensor, names: Sequence[str] = ()) -> Figu
     return figure
 
 
-def _show(axes: Axes, picture: Tensor) -> None:
-    shown = _picture(picture)
+def _show(axes: Axes, frame: Tensor) -> None:
+    """Draw ``(channels, height, width)``."""
+    picture = as_bytes(frame).cpu().permute(1, 2, 0).numpy()
+    shown = picture[..., 0] if picture.shape[2] == 1 else picture
     axes.imshow(shown, interpolation="nearest", cmap="gray", vmin=0, vmax=255)
-
-
-def _picture(frame: Tensor) -> Picture:
-    """``(channels, height, width)`` as bytes, ``(height, width, 3)``, or ``(height, width)`` of one channel."""
-    picture: Picture = as_bytes(frame).cpu().permute(1, 2, 0).numpy()
-    return picture[..., 0] if picture.shape[2] == 1 else picture

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, method_name
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, method_name, one_panel
 from concord.analysis.parameter_importance import missing_for_importance, parameter_importance
 from concord.space import Choice, Domain, LogUniform, Space
 
@@ -20,13 +20,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 
 @dataclass(frozen=True)
 class TrialPoint:
-    """A finished trial, for drawing.
-
-    Attributes:
-        number: of the trial.
-        point: what it chose.
-        value: of the metric that the study judges by.
-    """
+    """A finished trial: its number, what it chose, and the metric that the study judges by."""
 
     number: int
     point: Mapping[str, Any]
@@ -35,13 +29,7 @@ class TrialPoint:
 
 @dataclass(frozen=True)
 class Axis:
-    """An option that was varied.
-
-    Attributes:
-        name: of the option.
-        logarithmic: whether its axis is.
-        categories: its values in order; None where it is a number.
-    """
+    """An option that was varied; ``categories`` has its values in order, None where it is a number."""
 
     name: str
     logarithmic: bool
@@ -95,8 +83,7 @@ def _axes(space: Space, trials: Sequence[TrialPoint]) -> list[Axis]:
 
 def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max", "min"]) -> Figure:
     """Every trial in the order of its end, and the best so far."""
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6, 3.2)
     values = np.array([trial.value for trial in trials])
     order = np.arange(1, len(values) + 1)
     axes.scatter(order, values, s=10, alpha=0.5, color=BLUE, label="trial", linewidths=0)
@@ -108,8 +95,7 @@ def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max
 
 def importance_figure(importance: Mapping[str, float], metric: str) -> Figure:
     """How much the score depends on each option."""
-    figure = Figure(figsize=(6, 0.6 + 0.3 * max(len(importance), 2)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6, 0.6 + 0.3 * max(len(importance), 2))
     names = list(importance)[::-1]
     axes.barh(names, [importance[name] for name in names], color=BLUE)
     axes.set(xlabel=f"fall of R² for {_words(metric)} when the option is shuffled")
@@ -147,8 +133,7 @@ def parallel_figure(
     trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: str, mode: Literal["max", "min"]
 ) -> Figure:
     """Every trial as a line through its options; the better, the darker. Absent options are at the bottom."""
-    figure = Figure(figsize=(1.25 * (len(axes) + 1) + 1, 3.6), layout="constrained")
-    plot = figure.subplots()
+    figure, plot = one_panel(1.25 * (len(axes) + 1) + 1, 3.6)
     values = np.array([trial.value for trial in trials])
     sign = 1 if mode == "max" else -1
     ranks = np.argsort(np.argsort(sign * values)) / max(len(values) - 1, 1)
@@ -178,14 +163,8 @@ def parallel_figure(
 
 
 def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str) -> Figure:
-    """Fig. 6 of the AND-mask paper: training and o.o.d. test of every method, over seeds.
-
-    Args:
-        runs: by method, the values of ``train`` and ``ood``, a number a seed.
-        measure: accuracy, for example.
-    """
-    figure = Figure(figsize=(1.5 + 1.1 * len(runs), 3.4), layout="constrained")
-    axes = figure.subplots()
+    """Fig. 6 of the AND-mask paper: ``train`` and ``ood`` of every method, a number a seed."""
+    figure, axes = one_panel(1.5 + 1.1 * len(runs), 3.4)
     for offset, (split, label) in enumerate((("train", "training"), ("ood", "o.o.d. test"))):
         places = [index + 0.36 * (offset - 0.5) for index in range(len(runs))]
         boxes = axes.boxplot(
@@ -214,13 +193,9 @@ def searches_figure(
 ) -> Figure:
     """Best so far of several studies of each search: median, and the range between the quartiles.
 
-    Args:
-        studies: by search, the values of each study's trials in the order of their ends.
-        metric: what they are.
-        mode: whether it is to be large or small.
+    By search, each study has its trials' values in the order of their ends.
     """
-    figure = Figure(figsize=(6, 3.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6, 3.4)
     for index, (search, values) in enumerate(studies.items()):
         length = min(map(len, values))
         curves = np.stack([_best_so_far(np.asarray(each[:length]), mode) for each in values])

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, RED
+from concord.analysis.figures import BLUE, GREEN, ORANGE, RED, finish, one_panel
 
 _SPLITS = {
     "train": ("training environments", BLUE),
@@ -27,10 +29,25 @@ class Evaluated(Protocol):
         """All metrics then."""
 
 
+Histories = Sequence[Sequence[Evaluated]]
+"""The evaluations of runs that differ in their seed alone."""
+
+
+def draw_by_epoch(
+    axes: Axes, runs: Histories, metric: str, colour: object, label: str | None, style: str = "-"
+) -> None:
+    """The mean of a metric over runs as a line, and their range as a band."""
+    epochs = sorted(set.intersection(*({at.epoch for at in run if metric in at.metrics} for run in runs)))
+    if epochs:
+        values = np.array([[at.metrics[metric] for at in run if at.epoch in epochs] for run in runs])
+        axes.plot(epochs, values.mean(0), style, color=colour, label=label, linewidth=1.4)
+        if len(runs) > 1:
+            axes.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+
+
 def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:
     """One panel with a line a split, ``{split}_{measure}`` of each evaluation against epochs."""
-    figure = Figure(figsize=(5, 3.2))
-    axes = figure.subplots()
+    figure, axes = one_panel(5, 3.2, layout=None)
     for split, (label, colour) in _SPLITS.items():
         points = [(at.epoch, at.metrics[f"{split}_{measure}"]) for at in history if f"{split}_{measure}" in at.metrics]
         if points:
@@ -40,6 +57,5 @@ def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:
     axes.set(xlabel="epoch", ylabel=measure)
     if measure == "accuracy":
         axes.set_ylim(-0.02, 1.02)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="lower right" if measure == "accuracy" else "best")
+    finish(axes, loc="lower right" if measure == "accuracy" else "best")
     return figure

@@ -51,7 +51,7 @@ class AuxiliaryPrediction(Objective):
         self._teaching = Teaching(weight, self._error, (layer,))
         self._head, self._privileged = head, privileged
 
-    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the head.
 
         Raises:
@@ -61,11 +61,7 @@ class AuxiliaryPrediction(Objective):
         self.module = self._head()
 
     def terms(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        step: int = 0,
-        own: Sequence[int] | None = None,  # noqa: ARG002
+        self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Label loss and prediction of each environment.
 

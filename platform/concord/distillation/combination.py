@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from concord.aggregation import Aggregator, check_statistics
 from concord.aggregation.rule import add_statistics, new_statistics
 from concord.distillation.meta_gradient import MetaGradient, bounded
-from concord.gradients.finish import finish_in_blocks, rescale_layers
+from concord.gradients.finish import finish_whole
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.nonfinite import NonFiniteGradientError
 
@@ -65,17 +65,6 @@ class MetaSums:
         parts = flat[:-3].split(self._layout.components)
         sums = {name: part.to(self._sums[name].dtype) for name, part in zip(names, parts, strict=True)}
         update = torch.empty(self._layout.components, dtype=self._layout.dtype, device=flat.device)
-        layers = self._layout.layers
-        kept = finish_in_blocks(
-            self._rule,
-            lambda block: {name: each[block] for name, each in sums.items()},
-            update,
-            layers,
-            0,
-            round(students),
-            step,
-        )
-        if self._rescale:
-            rescale_layers(update, layers, kept / torch.tensor(layers.sizes, dtype=torch.float32, device=kept.device))
+        finish_whole(self._rule, sums, update, self._layout.layers, round(students), step, rescale=self._rescale)
         pieces = [self._layout.part(update, index) for index in range(len(self._parameters))]
         return [piece.to(each.dtype) for piece, each in zip(pieces, self._parameters, strict=True)], loss / students

@@ -108,7 +108,7 @@ class Distillation(Objective):
         losses, self._meta_losses = self._meta_losses, []
         return {"meta_loss": sum(losses) / len(losses)} if losses else {}
 
-    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the teacher and its optimizer.
 
         Raises:
@@ -178,11 +178,7 @@ class Distillation(Objective):
         self.optimizer.step()
 
     def terms(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        step: int = 0,
-        own: Sequence[int] | None = None,  # noqa: ARG002
+        self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Label loss and teaching of each environment; the teacher is a constant here."""
         teacher, student = self._require_teacher(), Student(model, self.risk, self.teaching, self.autocast)

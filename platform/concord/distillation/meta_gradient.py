@@ -1,4 +1,4 @@
-"""How a teacher should change so that what it teaches helps: the derivative through the student's steps, exactly.
+"""The derivative of the student's loss after its steps by the teacher's parameters, exactly.
 
 The derivative is cut at the targets. The teacher says all targets h* at once, by one forward pass for the examples of
 all n steps; a sweep back through the steps gives the derivative by h*; one product with the teacher's Jacobian gives
@@ -87,7 +87,7 @@ def bounded(gradient: Tensor) -> Tensor:
 
 
 def _targets(teacher: nn.Module, privileged: Sequence[Any]) -> list[Any]:
-    """What the teacher says of each batch, by one forward pass for all.
+    """The teacher's targets of each batch, by one forward pass for all.
 
     A teacher that normalizes over the batch does so over each one alone, as in the student's own steps. Where it keeps
     running statistics, too, the batches come one after another.

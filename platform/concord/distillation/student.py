@@ -1,4 +1,4 @@
-"""A student: a model, its risk and what it is taught, as a function of weights."""
+"""A student: a model, its risk and its teaching, as a function of weights."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,7 +82,7 @@ class Student:
 
     @contextmanager
     def _activations(self) -> Iterator[dict[str, list[Any]]]:
-        """Of each taught layer what it gives, while this lasts."""
+        """Meanwhile collect the outputs of each taught layer."""
         seen: dict[str, list[Any]] = {layer: [] for layer in self._taught}
 
         def keep(layer: str, outputs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Options of what a student has beside its labels, for jobs."""
+"""Options of a student's teacher or auxiliary prediction, for jobs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

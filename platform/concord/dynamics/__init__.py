@@ -24,7 +24,7 @@ from concord.dynamics.evaluation import skip_measures, task_measures
 from concord.dynamics.matching import CrossEntropy, FrameLoss, SquaredError, as_float, best_match
 from concord.dynamics.objective import PredictionMean, SkipRisk, skip_objective
 from concord.dynamics.options import SkipOptions
-from concord.dynamics.rollout import accuracies, collected, rollout, rollout_depth
+from concord.dynamics.rollout import accuracies, rollout, rollout_depth
 from concord.dynamics.sequences import keys, sequences
 from concord.dynamics.unroll import SkipConfig, Unrolled, unroll
 
@@ -41,7 +41,6 @@ __all__ = [
     "accuracies",
     "as_float",
     "best_match",
-    "collected",
     "keys",
     "rollout",
     "rollout_depth",

@@ -13,17 +13,10 @@ _Words = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
 
 def uniform(seed: int, keys: Tensor, step: int, predictions: int, each: int) -> Tensor:
-    """Numbers in [0, 1).
+    """Numbers in [0, 1), float64 ``(trajectories, predictions, each)``, on the CPU.
 
-    Args:
-        seed: of the run.
-        keys: of the trajectories, int64 ``(trajectories,)``.
-        step: of the optimizer.
-        predictions: how many of each trajectory numbers are wanted for.
-        each: how many for each prediction.
-
-    Returns:
-        float64 ``(trajectories, predictions, each)``, on the CPU; of fewer predictions it is the beginning of this.
+    ``keys`` of the trajectories are int64 ``(trajectories,)``. Of fewer predictions the numbers are the beginning of
+    these.
     """
     with np.errstate(over="ignore"):
         start = _mixed(np.array([seed], np.int64).view(np.uint64))

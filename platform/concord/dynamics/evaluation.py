@@ -1,4 +1,4 @@
-"""What a model of dynamics is worth: how it skips, and what can be read from its rollouts (thesis, §2.3.1)."""
+"""The evaluation of a model of dynamics: its skips, and labels read from its rollouts (thesis, §2.3.1)."""
 
 from collections.abc import Callable, Iterable, Mapping
 

@@ -65,7 +65,7 @@ class SkipRisk:
 
     @staticmethod
     def _warn_of_nonfinite(losses: Tensor, keys: Tensor, step: int) -> None:
-        """Name the sequences. What follows is for the loop, which decides the same in every process."""
+        """Name the sequences; the loop decides what follows, the same in every process."""
         wrong = ~torch.isfinite(losses.detach())
         if bool(wrong.any()):
             names = ", ".join(str(number_of(key)) for key in keys[wrong.to(keys.device)].tolist())
@@ -83,17 +83,13 @@ class PredictionMean(Objective):
     coupled: ClassVar[bool] = True
 
     def terms(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        step: int = 0,
-        own: Sequence[int] | None = None,  # noqa: ARG002
+        self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Of each environment the mean loss of its predictions, and their number."""
         means, counts = self.risks(model, batch, step)
         return torch.stack([means, counts.to(means)], 1).flatten(), counts
 
-    def combine(self, terms: Tensor, step: int = 0) -> Tensor:  # noqa: ARG002
+    def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """The mean of the means, weighted by the numbers."""
         means, counts = terms.view(-1, 2).unbind(1)
         return (means * counts).sum() / counts.sum()

@@ -1,7 +1,7 @@
-"""The model left to itself: from one frame on it gets nothing but what it predicted (thesis, §2.3.1)."""
+"""Rollouts: from one frame on the model gets nothing but its own predictions (thesis, §2.3.1)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -71,9 +71,3 @@ def accuracies(shares: Tensor, labels: Tensor) -> tuple[float, float]:
     largest = (shares == shares.amax(1, keepdim=True)).double()
     hard = largest.gather(1, labels[:, None])[:, 0] / largest.sum(1)
     return float(soft), float(hard.mean())
-
-
-def collected(parts: Sequence[Tensor], fill: int = -1) -> Tensor:
-    """One table of tables with as many rows but different widths, the narrow ones filled up."""
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=fill) for part in parts])

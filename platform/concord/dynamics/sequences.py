@@ -78,16 +78,7 @@ def number_of(key: int) -> int:
 
 
 def parts_of(batch: Mapping[str, Tensor], loss: FrameLoss | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Frames, lengths and keys of a batch.
-
-    Args:
-        batch: of :func:`sequences`.
-        loss: that they are for; None: :class:`CrossEntropy`, which wants numbers in [0, 1].
-
-    Raises:
-        InputError: one of them is missing, or frames of floating point, not their padding, hold values that are not
-            finite, or not in [0, 1].
-    """
+    """Frames, lengths and keys of a batch of :func:`sequences`, checked for a loss (None: :class:`CrossEntropy`)."""
     missing = [name for name in ("frames", "length", "key") if not isinstance(batch, Mapping) or name not in batch]
     if missing:
         raise InputError(f"batch: has no {', '.join(missing)}; make the examples with concord.dynamics.sequences")
@@ -100,23 +91,20 @@ def parts_of(batch: Mapping[str, Tensor], loss: FrameLoss | None = None) -> tupl
 
 
 def _wrong(frames: Tensor, bounded: bool) -> str | None:
-    """What is wrong with values of floating point."""
+    """The problem with values of floating point, if there is one."""
     if bounded:
         return None if bool(((frames >= 0) & (frames <= 1)).all()) else "outside of [0, 1]"
     return None if bool(torch.isfinite(frames).all()) else "that are not finite"
 
 
 def _tensor(environment: str, values: Any) -> Tensor:
-    array = values.detach().cpu().float().numpy() if _is_floating(values) else np.asarray(values)
+    floating = isinstance(values, Tensor) and values.is_floating_point()
+    array = values.detach().cpu().float().numpy() if floating else np.asarray(values)
     if array.dtype != np.uint8 and array.dtype.kind not in "bf":
         raise InputError(f"environment {environment}: frames of type {array.dtype}; expected uint8, or float in [0, 1]")
     if array.dtype == np.uint8:
         return torch.from_numpy(np.ascontiguousarray(array))
     return torch.from_numpy(np.ascontiguousarray(array.astype(np.float32)))
-
-
-def _is_floating(values: Any) -> bool:
-    return isinstance(values, Tensor) and values.is_floating_point()
 
 
 def _check(environment: str, number: int, part: Tensor, length: int, first: Tensor, bounded: bool) -> None:

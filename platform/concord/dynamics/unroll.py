@@ -146,11 +146,11 @@ def _adaptive(
 def _strided(
     model: Callable[[Tensor], Tensor], frames: Tensor, lengths: Tensor, stride: int, loss: FrameLoss, known: Tensor
 ) -> Unrolled:
-    """Where the next frame is known beforehand, the pieces that begin with a frame of the data are predicted side by
-    side: one batch holds the first predictions of all pieces, the next their second ones.
+    """Predict side by side where the next frame is known beforehand.
 
-    Args:
-        known: whether to go on from the data after a prediction, bool ``(trajectories, predictions or more)``.
+    Pieces begin with a frame of the data: one batch holds the first predictions of all pieces, the next their second
+    ones. ``known`` says whether to go on from the data after a prediction, bool ``(trajectories, predictions or
+    more)``.
     """
     counts, device = (lengths - 1) // stride, frames.device
     number = torch.arange(int(counts.max()))

@@ -257,7 +257,7 @@ class Environments:
         """The encoding of a table's rows, if the data are a table."""
         return None
 
-    def fitted(self, fraction: float, seed: int) -> "Environments":  # noqa: ARG002
+    def fitted(self, fraction: float, seed: int) -> "Environments":
         """The environments with the parts that the data learn from their training rows, without held-out ones."""
         return self
 

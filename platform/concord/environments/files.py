@@ -10,13 +10,7 @@ from concord.storage import local
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file and its origin.
-
-    Attributes:
-        name: of the file.
-        sha256: its checksum; None where the reader checks the content.
-        urls: its home, then mirrors.
-    """
+    """A file, its checksum (None where the reader checks the content), and its addresses: its home, then mirrors."""
 
     name: str
     sha256: str | None
@@ -24,21 +18,13 @@ class RemoteFile:
 
 
 def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    """The first of these files that exists; all names are tried in a folder before the next folder.
-
-    Raises:
-        InputError: a folder is at an address whose storage does not answer.
-    """
+    """The first of these files that exists; all names are tried in a folder before the next folder."""
     paths = (local(folder / name) for folder in folders for name in names)
     return next((path for path in paths if path.is_file()), None)
 
 
 def download(file: RemoteFile, dataset: str) -> Path:
-    """The file in the user's cache (``CONCORD_CACHE``, or the system's folder), downloaded if missing.
-
-    Raises:
-        InputError: it cannot be downloaded, or its checksum is wrong.
-    """
+    """The file in the user's cache (``CONCORD_CACHE``, or the system's folder), downloaded if missing."""
     import pooch
 
     logger = pooch.get_logger()

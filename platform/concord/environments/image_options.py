@@ -30,14 +30,7 @@ class ImageOptions(OptionGroup):
             self.require(option, option_values(self)[option] >= 0, "must not be negative")
 
     def images(self, data_dir: Path | None) -> ImageDataset:
-        """The images of these options; cached, so that a process reads them once.
-
-        Args:
-            data_dir: the folder with the data set's files.
-
-        Raises:
-            InputError: see :func:`concord.environments.image_dataset`.
-        """
+        """The images of these options; cached, so that a process reads them once."""
         return _images(self.data, data_dir, self.train_images, self.test_images)
 
 

@@ -158,11 +158,7 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
 
 
 def read_idx(path: Path) -> Pixels:
-    """An array of bytes from an IDX file, compressed (``.gz``) or not.
-
-    Raises:
-        InputError: the file is of another kind, or incomplete.
-    """
+    """An array of bytes from an IDX file, compressed (``.gz``) or not."""
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
@@ -198,11 +194,7 @@ def _cifar10(folders: Sequence[Path]) -> ImageDataset:
 
 
 def read_cifar10(archive: Path) -> ImageDataset:
-    """CIFAR-10 from its binary archive: records of a label and 3 × 32 × 32 bytes.
-
-    Raises:
-        InputError: the archive is of another kind, or incomplete.
-    """
+    """CIFAR-10 from its binary archive: records of a label and 3 × 32 × 32 bytes."""
     parts = {}
     try:
         with tarfile.open(archive) as files:

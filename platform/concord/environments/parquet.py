@@ -27,12 +27,7 @@ _END = b"\x00"  # Thrift's end of the pair
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a Parquet file of plain columns.
-
-    Raises:
-        InputError: a column, or a field in it, has an extension type.
-        OSError, pa.ArrowException: the file cannot be read, or is not a Parquet file.
-    """
+    """Open a Parquet file of plain columns."""
     file = pa.OSFile(str(path))
     for schema in _schemas(_footer(file)):
         _refuse(path, _declared(schema))
@@ -70,11 +65,7 @@ def _footer(file: Any) -> bytes:
 
 
 def _schemas(footer: bytes) -> Iterator[bytes]:
-    """The serialized Arrow schema, once for each place where a reader could find it.
-
-    Raises:
-        pa.ArrowInvalid: a schema is not stored as Arrow does it, so its types are unknown.
-    """
+    """The serialized Arrow schema, once for each place where a reader could find it."""
     at = footer.find(_SCHEMA)
     while at >= 0:
         found = _VALUE.match(footer, at + len(_SCHEMA))

@@ -36,12 +36,7 @@ _SAMPLED = 1 << 20  # bytes of a column
 
 @dataclass(frozen=True)
 class Rows:
-    """A row group to write.
-
-    Attributes:
-        arrays: each ``(rows, ...)``.
-        facts: their entries in the manifest, as JSON.
-    """
+    """A row group to write: arrays ``(rows, ...)``, and facts for the manifest, as JSON."""
 
     arrays: Arrays
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -49,14 +44,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """The manifest's description of a row group.
-
-    Attributes:
-        file, number: its file, and its number in it.
-        rows: the number of rows.
-        facts: see :class:`Rows`.
-        digest: of arrays and facts.
-    """
+    """The manifest's description of a row group, the ``number`` of its file; the digest is of arrays and facts."""
 
     file: str
     number: int
@@ -127,11 +115,7 @@ def invalid_data_error(folder: Path, why: str) -> InputError:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest in a folder.
-
-    Raises:
-        InputError: the manifest cannot be read, or is of another format.
-    """
+    """The manifest in a folder."""
     try:
         manifest = json.loads(local(folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
@@ -155,10 +139,6 @@ class ShardedData:
         manifest: the manifest.
         options: the options of their making.
         version: differs if any row does, but not with another division into files.
-
-    Raises:
-        InputError: there are no data or not all, they are of another job or format, a file is missing, or two row
-            groups are equal.
     """
 
     def __init__(self, folder: Path, data: str, command: str | None = None) -> None:
@@ -208,11 +188,7 @@ class ShardedData:
         return self._groups[split]
 
     def read(self, group: RowGroup) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of a row group, by their names.
-
-        Raises:
-            InputError: the file is not the one of the manifest, or cannot be read.
-        """
+        """The arrays of a row group, by their names."""
         try:
             with self._reading:
                 table = self._open(group.file).read_row_group(group.number, use_threads=False)

@@ -54,7 +54,7 @@ class InMemory(ExampleSource):
     def __len__(self) -> int:
         return len(pytree.tree_leaves(self.data)[0])
 
-    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:  # noqa: ARG002
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
         """A view for a slice; a copy for positions."""
         if isinstance(examples, slice):
             return pytree.tree_map(lambda leaf: leaf[examples], self.data)
@@ -69,12 +69,7 @@ class InMemory(ExampleSource):
 
 @dataclass(frozen=True)
 class Part(ExampleSource):
-    """Some of a source's examples.
-
-    Attributes:
-        whole: the source.
-        places: their positions in it, int64 ``(examples,)``.
-    """
+    """Some of a source's examples, by their positions in it, int64 ``(examples,)``."""
 
     whole: ExampleSource
     places: Tensor
@@ -134,11 +129,7 @@ class Switching(ExampleSource):
 
 
 class ConcatSource(ExampleSource):
-    """The concatenated examples of several sources, read on demand.
-
-    Args:
-        sources: with examples of one form, up to tensors padded to the largest of a batch.
-    """
+    """The concatenated examples of several sources, read on demand; tensors are padded to the largest of a batch."""
 
     def __init__(self, sources: Sequence[ExampleSource]) -> None:
         self._sources = list(sources)
@@ -187,10 +178,9 @@ def end_to_end(sources: Sequence[ExampleSource], device: torch.device | str) -> 
 
 
 class ContiguousBuilder:
-    """Concatenates examples as they come, in one tensor a leaf, so that each is in memory once.
+    """Concatenates parts of examples as they come, in one tensor a leaf, so that each is in memory once.
 
-    Args:
-        parts: the number of parts; if they have one size, no tensor is reallocated.
+    If the parts have one size, no tensor is reallocated.
     """
 
     def __init__(self, parts: int) -> None:

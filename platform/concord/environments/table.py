@@ -80,12 +80,7 @@ class Table:
 
 
 class TableEnvironments(Environments):
-    """The environments of a table; :meth:`fitted` makes numbers of their rows.
-
-    Args:
-        table: the rows.
-        encoder: the fitted encoder; None before.
-    """
+    """The environments of a table; :meth:`fitted` makes numbers of their rows."""
 
     def __init__(self, table: Table, encoder: TableEncoder | None = None) -> None:
         purposes = table.by_purpose
@@ -147,9 +142,6 @@ def from_table(
         task: classification or regression; None infers it from the target.
         environment_bins: cut a numeric environment column at quantiles into this many environments.
         separator, encoding: of CSV files.
-
-    Raises:
-        InputError: an argument does not fit the table.
     """
     if isinstance(data, pd.DataFrame):
         frame = data

@@ -41,9 +41,7 @@ class NumericColumn:
 class CategoryColumn:
     """A column of levels, as one input: 0 is missing, 1 is unknown or rare, the others follow.
 
-    Attributes:
-        name: of the column.
-        levels: with at least ``RARE`` training rows, in order.
+    ``levels`` are those with at least ``RARE`` training rows, in order.
     """
 
     name: str
@@ -52,23 +50,14 @@ class CategoryColumn:
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """Makes numbers of rows: two for each numeric column, then a code for each category.
-
-    Attributes:
-        numeric, categories: the columns.
-    """
+    """Makes numbers of rows: two for each numeric column, then a code for each category."""
 
     numeric: tuple[NumericColumn, ...]
     categories: tuple[CategoryColumn, ...]
 
     @staticmethod
     def fit(frame: pd.DataFrame, kinds: Mapping[str, str]) -> "TableEncoder":
-        """The encoder of these training rows.
-
-        Args:
-            frame: the rows.
-            kinds: by column, ``numeric``, ``category``, ``boolean`` or ``date``.
-        """
+        """The encoder of these training rows, whose columns are ``numeric``, ``category``, ``boolean`` or ``date``."""
         numeric, categories = [], []
         for name, kind in kinds.items():
             if kind == "category":
@@ -96,11 +85,7 @@ class TableEncoder:
         return 2 * len(self.numeric), [_FIRST + len(each.levels) for each in self.categories]
 
     def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
-        """The rows as float32 numbers ``(rows, 2 · numeric + categories)``.
-
-        Raises:
-            ValueError: a column is missing, or holds values of another kind; one line.
-        """
+        """The rows as float32 numbers ``(rows, 2 · numeric + categories)``."""
         if lacking := [name for name in self.columns if name not in frame.columns]:
             raise ValueError(f"column {lacking[0]} is missing; the model needs {', '.join(self.columns)}")
         found = np.empty((len(frame), 2 * len(self.numeric) + len(self.categories)), dtype=np.float32)

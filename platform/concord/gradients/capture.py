@@ -49,15 +49,7 @@ OwnPass = TypeVar("OwnPass", bound=Pass)
 
 
 class Capture(ABC, Generic[OwnPass]):
-    """Forward hooks that keep what each layer was called with, and wait for the gradient of its output.
-
-    Args:
-        model: the model.
-        parameters: its trainable ones.
-
-    Raises:
-        InputError: a layer has no parameters yet (a lazy one).
-    """
+    """Forward hooks that keep what each layer was called with, and wait for the gradient of its output."""
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
         self.layers = captured_layers(model, parameters)
@@ -140,11 +132,7 @@ class Capture(ABC, Generic[OwnPass]):
 
 
 def captured_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[CapturedLayer]:
-    """The modules of a model that have trainable parameters of their own.
-
-    Raises:
-        InputError: one has no parameters yet.
-    """
+    """The modules of a model that have trainable parameters of their own."""
     numbers = {id(parameter): index for index, parameter in enumerate(parameters.values())}
     layers = []
     inside: set[int] = set()

@@ -1,48 +1,21 @@
-"""What a process collects of its environments' gradients before the rule is applied."""
+"""A process's collection of its environments' gradients before the rule is applied."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from concord.errors import InputError
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.group_gradients import GroupGradients
-from concord.gradients.layout import Layout, trainable
-from concord.gradients.step import Aggregation
-
-
-class Applied(NamedTuple):
-    """What became of a rule.
-
-    Attributes:
-        kept: the kept fraction of each parameter, float32; empty if the rule lets whole gradients through.
-        skipped: the names of environments that were left out, in any process.
-        environments: the number of environments that were not, in all processes.
-        weights: of the environments of all processes; None if the rule is no weighting.
-    """
-
-    kept: Tensor
-    skipped: tuple[str, ...]
-    environments: int
-    weights: Tensor | None = None
+from concord.gradients.layout import Layout, leave_gradients, trainable
+from concord.gradients.nonfinite import NonFiniteGradientError
+from concord.gradients.step import Aggregation, EnvironmentStep
 
 
 class Collected(ABC):
-    """The trainable parameters of a model, and what is collected of their gradients.
-
-    Args:
-        model: the model.
-        aggregation: the rule, and how it is applied.
-
-    Attributes:
-        parameters: the trainable ones, by name.
-        layout: where each lies among all components.
-
-    Raises:
-        InputError: the model has no parameter that requires a gradient.
-    """
+    """The trainable parameters of a model, and the collection of their gradients."""
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
         self.parameters = trainable(model)
@@ -62,7 +35,7 @@ class Collected(ABC):
 
     @abstractmethod
     def values(self) -> Mapping[str, Tensor]:
-        """What was collected, to compare two ways of collecting it."""
+        """The collection, to compare two ways of collecting."""
 
     @abstractmethod
     def are_finite(self) -> bool:
@@ -74,13 +47,12 @@ class Collected(ABC):
 
     @abstractmethod
     def exchange(self, processes: Processes) -> SliceExchange:
-        """The exchange of what was collected between processes."""
+        """The exchange of the collection between processes."""
 
-    @abstractmethod
     def apply_rule(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
-    ) -> Applied:
-        """Apply the rule and leave the result in ``parameter.grad``.
+    ) -> EnvironmentStep:
+        """Apply the rule and leave the result in ``parameter.grad``; losses and weights of the step are empty.
 
         Args:
             finite: ``(environments,)`` bool: which of this process's environments were collected; the gradients of
@@ -88,8 +60,29 @@ class Collected(ABC):
             names: of this process's environments.
             step: the step's number, for errors and for rules that draw.
             exchange: with the processes that have the other environments; None if there are none.
-
-        Raises:
-            NonFiniteGradientError: with ``nonfinite="raise"``.
-            InputError: the rule gives weights, or an update, of another shape, or weights that are not finite.
         """
+        clock = self.aggregation.clock
+        before = clock.switch("optimizer")
+        if exchange is None:
+            skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())
+            if skipped and self.aggregation.policy == "raise":
+                raise NonFiniteGradientError(skipped, step)
+            update, kept, weights = self.apply_here(finite, step)
+            environments = len(finite) - len(skipped)
+        else:
+            update, kept, weights, skipped = self.apply_together(exchange, finite, step)
+            environments = exchange.processes.total - len(skipped)
+        leave_gradients(list(self.parameters.values()), self.layout, update)
+        clock.switch(before)
+        nothing = torch.empty(0, device=self.device)
+        return EnvironmentStep(nothing, kept, skipped, nothing, environments, weights)
+
+    @abstractmethod
+    def apply_here(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The update, the kept fractions and the environments' weights, if this process has all environments."""
+
+    @abstractmethod
+    def apply_together(
+        self, exchange: SliceExchange, finite: Tensor, step: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, tuple[str, ...]]:
+        """The same with other processes, and the names of the environments that were left out."""

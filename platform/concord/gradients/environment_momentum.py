@@ -41,11 +41,7 @@ class EnvironmentMomentum:
         self._taken = torch.empty(0)  # whether this step's gradient is in, likewise, bool
 
     def begin(self, names: Sequence[str]) -> None:
-        """Begin a step of the environments with these names.
-
-        Raises:
-            InputError: they are not those of the steps before.
-        """
+        """Begin a step of the environments with these names."""
         if not self._averages:
             self._allocate(names)
         if tuple(names) != self._names:
@@ -64,16 +60,9 @@ class EnvironmentMomentum:
     def averaged(self, index: int, rows: Rows, gradients: Tensor, finite: Tensor | None = None) -> Tensor:
         """Take gradients in, once a step, and give the averages; of a gradient that is not finite, itself.
 
-        A step's gradients may be computed several times; the first ones count.
-
-        Args:
-            index: of the parameter.
-            rows: which environments they are of.
-            gradients: ``(environments, *shape)``, not scaled.
-            finite: ``(environments,)`` bool, whether all of their components are finite, if that is known.
-
-        Returns:
-            ``(environments, *shape)``, to be read only: the averages may lie there.
+        A step's gradients may be computed several times; the first ones count. Gradients are those of the environments
+        ``rows`` for one parameter, ``(environments, *shape)``, not scaled. ``finite`` ``(environments,)`` says which
+        are finite, if that is known. The result is to be read only: the averages may lie there.
         """
         if gradients.numel() == 0:
             return gradients
@@ -104,11 +93,7 @@ class EnvironmentMomentum:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str] | None = None) -> None:
-        """Go on from the averages of these environments; others in ``state`` are not looked at. None: of all of them.
-
-        Raises:
-            InputError: an environment is not among them, or is one of another model.
-        """
+        """Go on from the averages of these environments (None: all); others in ``state`` are not looked at."""
         self._allocate([name[6:] for name in state if name.startswith("steps/")] if names is None else names)
         for row, name in enumerate(self._names):
             if f"average/{name}" not in state or f"steps/{name}" not in state:

@@ -68,9 +68,6 @@ class ExampleHooks(Capture[_Pass]):
     Attributes:
         examples: that backward has reached since :meth:`reset`.
         expected: the number of examples of the next passes, if it is known; None takes it from their inputs.
-
-    Raises:
-        InputError: a layer of the model is collected from already, or has no parameters yet (a lazy one).
     """
 
     def __init__(self, model: nn.Module, sums: Sums, reduction: Reduction, memory_limit: int) -> None:
@@ -128,12 +125,7 @@ class ExampleHooks(Capture[_Pass]):
         self._open, self._current, self._loose, self._task, self._scale = [], None, None, None, 1.0
 
     def settle(self) -> None:
-        """Add what still waits, and check the sums against backward's gradients.
-
-        Raises:
-            InputError: a parameter has a gradient that did not come through its layers, or that is not the sum of
-                its examples' gradients.
-        """
+        """Add what still waits, and check the sums against backward's gradients."""
         for waiting in self._open:  # of a parameter whose other use the loss did not depend on
             for index in list(waiting.arrived):
                 self._add(waiting, index)
@@ -163,14 +155,7 @@ class ExampleHooks(Capture[_Pass]):
 
     @contextlib.contextmanager
     def watched(self, examples: int) -> Iterator[Tensor]:
-        """Collect nothing meanwhile, but which examples' gradients are finite.
-
-        Args:
-            examples: of each pass.
-
-        Yields:
-            ``(examples,)`` bool, filled by backward.
-        """
+        """Meanwhile collect only which examples' gradients are finite: ``(examples,)`` bool, filled by backward."""
         self._finite = torch.ones(examples, dtype=torch.bool)
         try:
             yield self._finite
@@ -304,14 +289,14 @@ class ExampleHooks(Capture[_Pass]):
         examples = self.expected if self.expected in lengths else len(begins[0]) if begins else 1
         return _Pass(examples, groups=examples)
 
-    def waits(self, current: _Pass, call: Call, sources: Sequence[Tensor]) -> None:  # noqa: ARG002
+    def waits(self, current: _Pass, call: Call, sources: Sequence[Tensor]) -> None:
         """A call's outputs, or what they are views of, wait for their gradients."""
         supplied = self._supplied.pop(id(call.layer.module), None)
         if supplied is not None:
             current.supplied[call.layer.indices["weight"]] = supplied
 
     def arrived(self, current: _Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
-        """Add what the gradients of a call's outputs complete."""
+        """Add the gradients of parameters of which all uses have arrived."""
         indices = call.layer.indices.values()
         if torch.is_grad_enabled() and not self._paused:
             raise InputError("per-example gradients: backward with create_graph=True cannot be collected from")

@@ -52,13 +52,7 @@ class ExampleTracing(TorchDispatchMode):
     def spread(self, output: Tensor, name: str, positions: bool) -> Spread | None:
         """How a layer's output is to get a dimension of examples; None: it has one, or backward will find none.
 
-        Args:
-            output: the layer's.
-            name: the layer's.
-            positions: whether the layer is an embedding of a line of numbers.
-
-        Raises:
-            InputError: the output begins with as many rows as there are examples, and they are not the examples'.
+        ``positions`` says whether the layer is an embedding of a line of numbers.
         """
         if _key(output) in self._own or output.ndim == 0:
             return None
@@ -81,11 +75,7 @@ class ExampleTracing(TorchDispatchMode):
         self._note_own(output)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and note whether its results come from the examples.
-
-        Raises:
-            InputError: what is shared goes into an operation for which its new dimension makes a difference.
-        """
+        """Run the operation, and note whether its results come from the examples."""
         results = func(*args, **(kwargs or {}))
         given = _tensors((args, kwargs))
         own = [tensor for tensor in given if _key(tensor) in self._own]

@@ -41,13 +41,7 @@ from concord.gradients.step import Aggregation
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a group and their environments.
-
-    Attributes:
-        group: None is the default group.
-        names: of every process's environments; the same in all processes.
-        rank: of this process.
-    """
+    """The processes of a group (None: the default group), and the names of every process's environments."""
 
     group: dist.ProcessGroup | None
     names: tuple[tuple[str, ...], ...]
@@ -55,11 +49,7 @@ class Processes:
 
     @staticmethod
     def of(names: Sequence[str], group: dist.ProcessGroup | None) -> "Processes":
-        """The processes of the group, this one having environments of these names.
-
-        Raises:
-            InputError: a process has no environment (in every process).
-        """
+        """The processes of the group, this one having environments of these names."""
         everyones: list[tuple[str, ...]] = [()] * dist.get_world_size(group)
         dist.all_gather_object(everyones, tuple(names), group=group)
         return Processes(group, tuple(everyones), dist.get_rank(group))
@@ -92,7 +82,7 @@ class Processes:
         return result
 
     def by_environment(self, gathered: Tensor) -> Tensor:
-        """What every process has of each of its environments, ``(processes, most)``, one after the other."""
+        """Every process's rows of its environments, ``(processes, most, ...)``, one after the other."""
         return torch.cat([row[:count] for row, count in zip(gathered, self.counts, strict=True)])
 
     def share(self, parts: Sequence[Tensor], own: Tensor) -> list[Any]:
@@ -115,14 +105,7 @@ def owned_slices(components: int, processes: int) -> list[slice]:
 
 
 def sent_dtypes(rule: Rule, dtype: torch.dtype, environments: int, *, sends_statistics: bool) -> dict[str, torch.dtype]:
-    """The dtype in which each statistic leaves a process.
-
-    Args:
-        rule: the aggregator.
-        dtype: of the gradients, or of the sums.
-        environments: the most of one process.
-        sends_statistics: whether processes send sums of statistics, or their environments' gradients.
-    """
+    """The dtype in which each statistic leaves a process, of at most ``environments`` a process."""
     if not sends_statistics or isinstance(rule, Weighting | ColumnRule):
         return {"gradient": dtype}
     return {each.name: each.wire_dtype(environments, dtype) for each in rule.statistics}
@@ -299,18 +282,14 @@ class SliceExchange:
 
     def report(self) -> Tensor:
         """How much this process kept of each layer, which the other processes need beside its slice."""
-        self._catch_up()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).wait_stream(_stream(self.device))
         return self.kept
 
     def receive(self, reports: Tensor, finite: Tensor) -> Tensor:
-        """Wait for the second phase, and rescale.
+        """Wait for the second phase, and rescale; gives the kept fraction of each layer, float32.
 
-        Args:
-            reports: of all processes.
-            finite: a scalar that is not finite where an environment is not that was left in.
-
-        Returns:
-            The kept fraction of each layer, float32.
+        The scalar ``finite`` is not finite if an environment in the sums is not.
         """
         self._wait()
         sizes = torch.tensor(self.layers.sizes, dtype=torch.float32, device=self.device)
@@ -345,10 +324,6 @@ class SliceExchange:
     def _aside(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(_stream(self.device)) if self.device.type == "cuda" else nullcontext()
 
-    def _catch_up(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).wait_stream(_stream(self.device))
-
     def _wait(self) -> None:
         for work in self._works:
             work.wait()
@@ -356,18 +331,10 @@ class SliceExchange:
 
 
 def weigh(exchanges: Sequence[SliceExchange], step: int, scale: Tensor | None = None) -> Tensor:
-    """The weights of the environments of all processes, the same numbers in every process.
+    """The weights of the environments of all processes, ``(environments,)`` float64, the same in every process.
 
-    Args:
-        exchanges: with the inner products of all slices, in the same order in all processes; the rule is a weighting.
-        step: for errors, and for rules that draw.
-        scale: the gradients that were sent are multiplied by it. None: by nothing.
-
-    Returns:
-        ``(environments,)`` float64; 0 for one that is not finite.
-
-    Raises:
-        InputError: the rule gives another number of weights, or weights that are not finite.
+    The exchanges have the inner products of all slices, in the same order in all processes. The weight of an
+    environment that is not finite is 0. The gradients that were sent are multiplied by ``scale``.
     """
     first = exchanges[0]
     rule, aggregation, processes = first.rule, first.aggregation, first.processes
@@ -390,19 +357,11 @@ def weigh(exchanges: Sequence[SliceExchange], step: int, scale: Tensor | None = 
 
 
 def complete(exchanges: Sequence[SliceExchange], step: int) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Wait for all exchanges of a step; reports beside the update travel once.
+    """Wait for all exchanges of a step, in the same order in all processes; reports beside the update travel once.
 
-    Args:
-        exchanges: finished in all processes, in the same order.
-        step: for the error.
-
-    Returns:
-        For each exchange the kept fraction of each of its layers (float32), and the names of the environments that
-        were left out.
-
-    Raises:
-        NonFiniteGradientError: an environment of any process was marked as not finite (in every process), with
-            ``nonfinite="raise"``.
+    Gives the kept fraction of each layer (float32) for each exchange, and the names of the environments that were left
+    out. With ``nonfinite="raise"`` an environment that is not finite ends the step in every process
+    (NonFiniteGradientError).
     """
     first = exchanges[0]
     aggregation, processes = first.aggregation, first.processes

@@ -1,4 +1,4 @@
-"""What a rule makes of the sums: the same for sums of one process and for a slice of several processes' sums."""
+"""The rule's update from sums: the same for sums of one process and for a slice of several processes' sums."""
 
 import functools
 from collections.abc import Callable
@@ -26,22 +26,19 @@ def finish_in_blocks(
     environments: int,
     step: int,
 ) -> Tensor:
-    """Apply the rule to neighbouring components.
+    """Apply the rule to neighbouring components, block by block.
 
     Args:
         rule: the rule.
         sums: gives the summed statistics of a slice of ``out``.
         out: where the update goes, flat; it may be what ``sums`` reads, of another dtype than the sums.
-        layers: of the run in which ``out`` lies.
+        layers: of the run in which ``out`` lies, from ``start`` on.
         start: where ``out`` begins in that run.
         environments: the number of environments in the sums; with none the update is zero.
         step: for rules that draw at random.
 
     Returns:
-        How much was kept of each layer within ``out``, summed over components: ``(layers,)``, float32.
-
-    Raises:
-        InputError: the rule gives an update of another shape than the sums.
+        The kept components of each layer within ``out``, ``(layers,)``, float32.
     """
     device = out.device
     kept = torch.zeros(len(layers.sizes), dtype=torch.float32, device=device)
@@ -71,17 +68,23 @@ def finish_in_blocks(
     return kept if out.is_cuda else kept + torch.tensor(counted, dtype=torch.float32)
 
 
+def finish_whole(
+    rule: Aggregator, sums: Statistics, out: Tensor, layers: Layers, environments: int, step: int, *, rescale: bool
+) -> Tensor:
+    """Apply the rule to a whole run of components; gives the kept fraction of each layer, float32."""
+
+    def part(block: slice) -> Statistics:
+        return {name: flat[block] for name, flat in sums.items()}
+
+    kept = finish_in_blocks(rule, part, out, layers, 0, environments, step)
+    kept /= torch.tensor(layers.sizes, dtype=torch.float32, device=kept.device)
+    if rescale:
+        rescale_layers(out, layers, kept)
+    return kept
+
+
 def combine_in_blocks(rule: ColumnRule, columns: Callable[[slice], Tensor], out: Tensor) -> None:
-    """Combine the environments' values of neighbouring components.
-
-    Args:
-        rule: the rule.
-        columns: gives the gradients of a slice of ``out``, ``(environments, components)``.
-        out: where the update goes, flat.
-
-    Raises:
-        InputError: the rule gives an update of another shape.
-    """
+    """Combine ``(environments, components)``, the environments' values of each slice of ``out``."""
     width = max(1, len(out) if out.is_cuda else _BLOCK)
     for first in range(0, len(out), width):
         block = slice(first, min(first + width, len(out)))

@@ -49,12 +49,7 @@ class GroupGradients(Protocol):
         """The gradients of some groups, ``(part, *shape of the parameter)``."""
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """Add the statistics of all groups.
-
-        Args:
-            wanted: which ones, and where they are added.
-            memory_limit: bytes of gradients that may exist at once.
-        """
+        """Add the wanted statistics of all groups; at most ``memory_limit`` bytes of gradients exist at once."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class StoredGradients:
         """Some of the values."""
         return self.values[part]
 
-    def add_to(self, wanted: Wanted, memory_limit: int) -> None:  # noqa: ARG002
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """Map and sum the values."""
         add_statistics(wanted, self.values)
 
@@ -215,7 +210,7 @@ class Convolution:
         return gradients.reshape(len(gradients), groups, self.shape[0] // groups, -1), self._patches(part)
 
     def _patches(self, part: slice) -> Tensor:
-        """What the kernel sees at every position, ``(part, groups of channels, positions, n)``."""
+        """The kernel's input at every position, ``(part, groups of channels, positions, n)``."""
         inputs, (stride, padding, dilation, groups) = self.inputs[part, 0], self.geometry
         if any(padding):
             inputs = functional.pad(inputs, [each for edge in reversed(padding) for each in (edge, edge)])
@@ -255,7 +250,7 @@ class RowGradients:
         table = gradients.new_zeros(len(places), self.height, gradients.shape[-1])
         return table.scatter_add_(1, places[..., None].expand_as(gradients), gradients)
 
-    def add_to(self, wanted: Wanted, memory_limit: int) -> None:  # noqa: ARG002
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """Take each group's own rows; all others count as zeros."""
         width = self.gradients.shape[-1]
         # A token that a group holds twice has one gradient, the sum of both.

@@ -92,13 +92,11 @@ class AggregationHook:
             reason = drawn if draws else f"environment_momentum={beta}: is kept by parameter"
             raise InputError(f"{reason}; register it with register_aggregation_hook, or give the model's parameters")
         self.processes = Processes.of([environment or f"rank {dist.get_rank(group)}"], group)
-        layout = Layout.of(parameters or {})
-        self._numbers = {
-            id(parameter): offset
-            for parameter, offset in zip((parameters or {}).values(), layout.offsets[:-1], strict=True)
-        }
-        self._indices = {id(parameter): index for index, parameter in enumerate((parameters or {}).values())}
-        self._momentum = self.aggregation.momentum(parameters or {})
+        parameters = parameters or {}
+        ids = [id(parameter) for parameter in parameters.values()]
+        self._numbers = dict(zip(ids, Layout.of(parameters).offsets, strict=False))
+        self._indices = {each: index for index, each in enumerate(ids)}
+        self._momentum = self.aggregation.momentum(parameters)
         self.step = 0
         self.skipped: tuple[str, ...] = ()
         self.skipped_total = 0

@@ -206,18 +206,9 @@ class Call:
         return 1 if isinstance(self.layer.module, nn.RNNBase) else 0  # a state of layers, examples, units
 
     def gradients(self, grads: Sequence[Tensor | None], examples: int, groups: int) -> tuple[Forms, bool]:
-        """The gradients of the layer's parameters by group.
+        """The gradients of the layer's parameters by name, for groups of neighbouring examples, all of one size.
 
-        Args:
-            grads: of the tensors among the outputs.
-            examples: the number of examples in the batch.
-            groups: the number of groups of neighbouring examples, all of one size.
-
-        Returns:
-            The forms by the parameters' names in the layer, and whether they were obtained the general way.
-
-        Raises:
-            InputError: the layer is not applied to each example.
+        ``grads`` are of the tensors among the outputs. Also says whether they were obtained the general way.
         """
         name, module = self.layer.name, self.layer.module
         if self._versions() != self.versions:

@@ -61,9 +61,7 @@ class Layout:
 class Layers:
     """Layers (parameter tensors) that lie one after the other in a flat run of components.
 
-    Attributes:
-        sizes: the components of each.
-        numbers: the number of each one's first component among all components of the model.
+    ``sizes`` are their components, ``numbers`` the number of each one's first component among all of the model.
     """
 
     sizes: tuple[int, ...]

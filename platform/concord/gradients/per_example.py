@@ -181,8 +181,7 @@ class PerExample:
         finally:
             self.discard()
         self.aggregation.scale_gradients(self.sums.parameters.values())
-        nothing = torch.empty(0, device=self.sums.device)
-        return EnvironmentStep(nothing, applied.kept, applied.skipped, nothing, applied.environments)
+        return applied
 
     def gradients_are_finite(self) -> bool:
         """Whether the sums in ``parameter.grad`` are; a sum of finite gradients may overflow."""

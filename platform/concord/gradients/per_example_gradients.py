@@ -9,8 +9,8 @@ from torch.utils import _pytree as pytree
 
 from concord.aggregation import Rule
 from concord.errors import ArgumentError
-from concord.gradients.finite_groups import collect_finite
 from concord.gradients.group_gradients import MEMORY_LIMIT
+from concord.gradients.nonfinite import collect_finite
 from concord.gradients.per_example import PerExample
 from concord.gradients.risk import (
     Batch,
@@ -175,7 +175,7 @@ class PerExampleGradients:
         return torch.stack([loss(*part) for part in parts]), (weight / environments).expand(environments)
 
     def _share(self, examples: int, weight: Tensor) -> Tensor:
-        """What the mean risk of this process is multiplied by, so that it has its weight among all processes."""
+        """The factor of this process's mean risk that gives it its weight among all processes."""
         if self._per_weight is None:  # once a step: leaving examples out does not change it
             sums = torch.stack([torch.full_like(weight, examples), weight])
             dist.all_reduce(sums, group=self._group)

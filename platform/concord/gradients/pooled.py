@@ -26,12 +26,7 @@ from concord.gradients.sums import Sums
 class PooledPass(Capture[Pass]):
     """Collects the gradients of environments, or their sums, by one pass through the model.
 
-    Args:
-        risk: of the model; it has to be a loss of outputs and targets.
-        sums: where they go.
-
-    Raises:
-        InputError: the risk is no loss of outputs and targets, or a parameter belongs to no known kind of layer.
+    The risk has to be a loss of outputs and targets; every parameter has to belong to a known kind of layer.
     """
 
     def __init__(self, risk: MeanRisk, sums: Collected) -> None:
@@ -53,16 +48,10 @@ class PooledPass(Capture[Pass]):
         self._scale: Tensor | None = None
 
     def add(self, batch: Batch, environments: int, step: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add what is collected of these environments; gives their risks and weights, ``(environments,)``.
+        """Add the gradients of these environments; gives their risks and weights, ``(environments,)``.
 
-        Args:
-            batch: inputs and targets, ``(environments, examples, ...)``.
-            environments: the number of environments.
-            step: for the risk.
-            scale: what the risk is multiplied by before backward; None: by nothing.
-
-        Raises:
-            InputError: one pass cannot give this model's gradients environment by environment.
+        The batch is inputs and targets, ``(environments, examples, ...)``; the risk is multiplied by ``scale`` before
+        backward.
         """
         inputs, targets = pair(batch)
         if not isinstance(inputs, Tensor):
@@ -89,16 +78,16 @@ class PooledPass(Capture[Pass]):
             self._add(index)
         return risks.detach(), weights
 
-    def pass_of(self, arguments: Any, keywords: Any) -> Pass:  # noqa: ARG002
+    def pass_of(self, arguments: Any, keywords: Any) -> Pass:
         """The pass that a layer's call belongs to."""
         return self._pass
 
-    def waits(self, current: Pass, call: Call, sources: Sequence[Tensor]) -> None:  # noqa: ARG002
+    def waits(self, current: Pass, call: Call, sources: Sequence[Tensor]) -> None:
         """A call's outputs wait for their gradients, to which backward is going to go."""
         self._edges += map(get_gradient_edge, sources)
 
     def arrived(self, current: Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
-        """Add what the gradients of a call's outputs complete."""
+        """Add the gradients of parameters of which all uses have arrived."""
         scale = self._scale
         unscaled = [grad if grad is None or scale is None else grad / scale for grad in grads]
         forms, general = call.gradients(unscaled, current.examples, current.groups)

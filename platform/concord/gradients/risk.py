@@ -48,7 +48,7 @@ class Supervised:
     of_outputs: ClassVar[bool] = True
     """It calls the model once, with the inputs, and all else is a function of outputs and targets."""
 
-    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:  # noqa: ARG002
+    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
         """The loss, a scalar."""
         inputs, targets = pair(batch)
         outputs = model(inputs)
@@ -78,11 +78,7 @@ def as_risk(loss_or_risk: Any) -> Risk:
 
 
 def pair(batch: Batch) -> tuple[Any, Any]:
-    """Inputs and targets.
-
-    Raises:
-        InputError: the batch is no pair.
-    """
+    """Inputs and targets."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise InputError(
             f"batch of type {type(batch).__name__}: a loss needs (inputs, targets); for batches of another form give a "
@@ -112,11 +108,7 @@ class MeanRisk(nn.Module):
         self.weighted = False  # whether the risk says its weight, known after the first call
 
     def forward(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """The mean risk of one environment's batch, float32 or float64, and its weight: two scalars.
-
-        Raises:
-            InputError: the risk is no scalar, nor two of them.
-        """
+        """The mean risk of one environment's batch, float32 or float64, and its weight: two scalars."""
         with autocast_to(self.device, self.autocast):
             result = self.risk(self.model, batch, step)
         parts: tuple[Tensor, ...] = result if isinstance(result, tuple) else (result,)
@@ -152,9 +144,6 @@ class Calls:
         """The batch, its numbers of environments and examples, and the step of a call.
 
         A call is ``source(batch, step)``, or ``source(inputs, targets, step)`` for a pair; steps are counted from 0.
-
-        Raises:
-            InputError: see :meth:`check`.
         """
         given = list(more)
         if given and isinstance(given[0], Tensor):
@@ -166,12 +155,7 @@ class Calls:
         return batch, sizes, at
 
     def check(self, batch: Batch, names: Sequence[str] | None = None) -> tuple[Batch, tuple[int, int]]:
-        """The batch, and the numbers of environments and examples that all of its leaves begin with.
-
-        Raises:
-            InputError: a leaf is no tensor, leaves disagree, there is no environment or example, the structure is
-                another than before, or there are more or fewer environments than ``names``.
-        """
+        """The batch, and the numbers of environments and examples that all of its leaves begin with."""
         if isinstance(batch, Mapping) and not isinstance(batch, dict):
             batch = dict(batch)  # a tokenizer's result, which torch does not know as a tree
         leaves, structure = pytree.tree_flatten(batch)

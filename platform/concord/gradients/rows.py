@@ -6,7 +6,7 @@ from it layer by layer, in blocks, once for their inner products and once for th
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +15,17 @@ from concord.aggregation import ColumnRule, Weighting, weights_of
 from concord.aggregation.column_rule import WeightedSum
 from concord.aggregation.weighting import gram_of, name_of
 from concord.errors import InputError
-from concord.gradients.collected import Applied, Collected
+from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange, complete, weigh
 from concord.gradients.finish import combine_in_blocks
 from concord.gradients.group_gradients import GroupGradients, Product, columns_of, gram_of_groups
-from concord.gradients.layout import leave_gradients
-from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import Aggregation
 
 
 class Rows(Collected):
-    """The environments' gradients of all trainable parameters of a model.
+    """The environments' gradients of all trainable parameters of a model, for a weighting or a column rule.
 
-    Args:
-        model: the model.
-        aggregation: the rule, a weighting or a column rule, and how it is applied.
-        memory_limit: bytes of gradients that may be kept; two environments' are in any case.
+    At most ``memory_limit`` bytes of gradients are kept; two environments' are in any case.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation, memory_limit: int) -> None:
@@ -107,27 +102,9 @@ class Rows(Collected):
             self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics=False
         )
 
-    def apply_rule(
-        self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
-    ) -> Applied:
-        """Apply the rule and leave the result in ``parameter.grad``; see :class:`Collected`."""
-        clock = self.aggregation.clock
-        before = clock.switch("optimizer")
-        update = torch.zeros(self.layout.components, dtype=self.layout.dtype, device=self.device)
-        apply = self._apply_here if exchange is None else functools.partial(self._apply_together, exchange)
-        weights, skipped, environments = apply(update, finite, names, step)
-        leave_gradients(list(self.parameters.values()), self.layout, update)
-        self.zero()
-        clock.switch(before)
-        return Applied(torch.empty(0, device=self.device), skipped, environments, weights)
-
-    def _apply_here(
-        self, update: Tensor, finite: Tensor, names: Sequence[str], step: int
-    ) -> tuple[Tensor | None, tuple[str, ...], int]:
-        skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())
-        if skipped and self.aggregation.policy == "raise":
-            raise NonFiniteGradientError(skipped, step)
-        rule, weights = self.rule, None
+    def apply_here(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Weigh or combine the environments' gradients of this process."""
+        update, rule, weights = self._zeros(), self.rule, None
         if isinstance(rule, Weighting):
             weights = torch.zeros(len(finite), dtype=torch.float64)
         if self.aggregation.policy == "propagate" and not self.are_finite():
@@ -139,15 +116,16 @@ class Rows(Collected):
                 rule = WeightedSum(weights[finite])
             for part, columns in self._columns():
                 combine_in_blocks(rule, functools.partial(_block, columns), update[part])
-        return weights, skipped, len(finite) - len(skipped)
+        self.zero()
+        return update, torch.empty(0, device=self.device), weights
 
-    def _apply_together(
-        self, exchange: SliceExchange, update: Tensor, finite: Tensor, names: Sequence[str], step: int
-    ) -> tuple[Tensor | None, tuple[str, ...], int]:
-        collected = torch.cat([columns for _, columns in self._columns()], 1)
-        rows = collected
-        if len(collected) < len(names):
-            rows = collected.new_zeros(len(names), collected.shape[1])
+    def apply_together(
+        self, exchange: SliceExchange, finite: Tensor, step: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, tuple[str, ...]]:
+        """Exchange all gradients, and weigh or combine a slice."""
+        update, rows = self._zeros(), torch.cat([columns for _, columns in self._columns()], 1)
+        if len(rows) < len(finite):
+            collected, rows = rows, rows.new_zeros(len(finite), rows.shape[1])
             rows[finite.to(rows.device)] = collected[: int(finite.sum())]
         present = torch.where(finite, 1.0, -1.0)
         if self.aggregation.policy == "propagate":
@@ -162,7 +140,11 @@ class Rows(Collected):
             update, step, exchange.processes.gathered(exchange.present) if by_presence else None, weights=weights
         )
         _, skipped = complete([exchange], step)
-        return weights, skipped, exchange.processes.total - len(skipped)
+        self.zero()
+        return update, torch.empty(0, device=self.device), weights, skipped
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(self.layout.components, dtype=self.layout.dtype, device=self.device)
 
     def _columns(self, *, in_forms: bool = True) -> Iterator[tuple[slice, Tensor]]:
         """Which components, and the gradients of all environments of them."""

@@ -17,9 +17,9 @@ from concord.aggregation.families import masks
 from concord.errors import ArgumentError, InputError
 from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange
-from concord.gradients.finite_groups import collect_finite, random_state, set_random_state
 from concord.gradients.group_gradients import chunks
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
+from concord.gradients.nonfinite import collect_finite, random_state, set_random_state
 from concord.gradients.pooled import PooledPass
 from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.rows import Rows
@@ -169,10 +169,10 @@ class StackedGradients:
         check_weights(weights)
         applied = self._sums.apply_rule(finite, names, at, self._exchange)
         if bool(finite.any()):
-            self._write_buffers(summed[-1][2])
+            for name, new in summed[-1][2].items():
+                self.model.get_buffer(name).copy_(new)
         self.aggregation.scale_gradients(self._sums.parameters.values())
-        kept, skipped, in_all, environment_weights = applied
-        return EnvironmentStep(risks, kept, skipped, weights, in_all, environment_weights)
+        return applied._replace(losses=risks, weights=weights)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint keeps: the averages of these environments' gradients, if there are any; by their names."""
@@ -279,7 +279,7 @@ class StackedGradients:
         return f"the gradient hook of parameter {hooked} has to see each of them" if hooked is not None else None
 
     def _pooled_gives(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
-        """Whether one pass for all gives the same as what has just been summed: it does not where examples meet."""
+        """Whether one pass for all gives the sums that were just formed: it does not where examples meet."""
         sums = {name: total.clone() for name, total in self._sums.values().items()}
         old = dict(self.model.named_buffers())
         if any(not torch.equal(new, old[name]) for name, new in expected[2].items()):
@@ -382,11 +382,6 @@ class StackedGradients:
             for name, buffer in self.model.named_buffers()
         }
 
-    def _write_buffers(self, new: dict[str, Any]) -> None:
-        for name, buffer in self.model.named_buffers():
-            if name in new:
-                buffer.copy_(new[name])
-
 
 def _environments_together(size: int, device: torch.device, memory_limit: int | None) -> int:
     """How many environments are vectorized at once, given the bytes of one environment's gradients."""
@@ -407,7 +402,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 class _BufferMeans:
-    """The mean over environments of what each made of the model's buffers.
+    """The mean over environments of the buffers after each one's pass.
 
     What no environment changed stays exactly as it is: the mean of equal numbers is rounded, so that tables, frozen
     statistics and large counts would drift.

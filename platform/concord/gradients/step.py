@@ -1,4 +1,4 @@
-"""What gradient sources have in common: their options, how they are called, and what they return."""
+"""The common part of gradient sources: options, call, result."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -115,7 +115,7 @@ class Aggregation:
         return self.nonfinite
 
     def scale(self, device: torch.device) -> Tensor | None:
-        """What the loss is multiplied by, a scalar that the host does not read; None without a scaler."""
+        """The factor of the loss, a scalar that the host does not read; None without a scaler."""
         if self.scaler is None or not self.scaler.is_enabled():
             return None
         scale: Tensor = self.scaler.scale(torch.ones((), device=device))

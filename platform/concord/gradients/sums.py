@@ -1,6 +1,6 @@
-"""A model's statistics summed over this process's environments, and what the rule makes of them, alone or together."""
+"""A model's statistics summed over this process's environments, and the rule's update."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from concord.aggregation import GRADIENT, Statistics, sum_over_environments
 from concord.aggregation.families import of_sums
 from concord.aggregation.rule import new_statistics
-from concord.gradients.collected import Applied, Collected
+from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange, complete
-from concord.gradients.finish import finish_in_blocks, poison, rescale_layers
+from concord.gradients.finish import finish_whole, poison
 from concord.gradients.group_gradients import MEMORY_LIMIT, GroupGradients
-from concord.gradients.layout import leave_gradients
-from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import Aggregation
 
 
@@ -28,9 +26,6 @@ class Sums(Collected):
         flat: the statistics, each of all components.
         gradient: the name of the one that is the gradient itself; None if the rule has none.
         seen: where the rule has none, a number that is finite if the gradients are; kept by those who add them.
-
-    Raises:
-        InputError: the model has no parameter that requires a gradient, or the rule needs more than sums.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
@@ -52,7 +47,7 @@ class Sums(Collected):
             begun = accumulate or index > 0
             self.seen = (self.seen if begun else 0) + gradients.sum(dtype=torch.float32)
 
-    def add_form(self, index: int, form: GroupGradients, groups: int) -> None:  # noqa: ARG002
+    def add_form(self, index: int, form: GroupGradients, groups: int) -> None:
         """Add groups' gradients of parameter ``index``."""
         part = self.part(index)
         form.add_to([(statistic, part[statistic.name]) for statistic in self.rule.statistics], MEMORY_LIMIT)
@@ -82,55 +77,34 @@ class Sums(Collected):
             self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics
         )
 
-    def apply_rule(
-        self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
-    ) -> Applied:
-        """Apply the rule and leave the result in ``parameter.grad``; see :class:`Collected`."""
-        clock = self.aggregation.clock
-        before = clock.switch("optimizer")
-        update = torch.empty(self.layout.components, dtype=self.layout.dtype, device=self.device)
-        if exchange is None:
-            kept, skipped = self._apply_here(update, finite, names, step)
-            environments = len(finite) - len(skipped)
-        else:
-            if not bool(finite.any()):
-                self.zero()
-            present = torch.where(finite, 1.0, -1.0).to(self.device)
-            if self.aggregation.policy == "propagate":
-                present = torch.where(torch.isfinite(self.total()), present, -1.0)
-            sent = self.flat
-            if not exchange.sends_statistics and self.gradient is not None:
-                sent = {"gradient": self.flat[self.gradient]}
-            exchange.send(sent, present)
-            # Whose sums are to be added has to be known before; reading it makes the host wait.
-            skip = self.aggregation.policy == "skip"
-            exchange.apply_rule(update, step, exchange.processes.gathered(exchange.present) if skip else None)
-            ((kept,), skipped) = complete([exchange], step)
-            environments = exchange.processes.total - len(skipped)
-        leave_gradients(list(self.parameters.values()), self.layout, update)
-        clock.switch(before)
-        return Applied(kept, skipped, environments)
-
-    def _apply_here(
-        self, update: Tensor, finite: Tensor, names: Sequence[str], step: int
-    ) -> tuple[Tensor, tuple[str, ...]]:
-        skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())
-        policy = self.aggregation.policy
-        if skipped and policy == "raise":
-            raise NonFiniteGradientError(skipped, step)
-        layers = self.layout.layers
-        in_sums = len(finite) - len(skipped)
-        kept = finish_in_blocks(
-            self.rule,
-            lambda block: {name: flat[block] for name, flat in self.flat.items()},
-            update,
-            layers,
-            0,
-            in_sums,
-            step,
-        ) / torch.tensor(layers.sizes, dtype=torch.float32, device=self.device)
-        if policy == "propagate":
+    def apply_here(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, None]:
+        """Apply the rule to the sums of this process."""
+        update, rescale = self._empty(), self.aggregation.rescale
+        layers, in_sums = self.layout.layers, int(finite.sum())
+        kept = finish_whole(self.rule, self.flat, update, layers, in_sums, step, rescale=rescale)
+        if self.aggregation.policy == "propagate":
             poison(update, self.total())
-        if self.aggregation.rescale:
-            rescale_layers(update, layers, kept)
-        return kept, skipped
+        return update, kept, None
+
+    def apply_together(
+        self, exchange: SliceExchange, finite: Tensor, step: int
+    ) -> tuple[Tensor, Tensor, None, tuple[str, ...]]:
+        """Exchange the sums, or the gradient of the only environment, and apply the rule to a slice."""
+        update = self._empty()
+        if not bool(finite.any()):
+            self.zero()
+        present = torch.where(finite, 1.0, -1.0).to(self.device)
+        if self.aggregation.policy == "propagate":
+            present = torch.where(torch.isfinite(self.total()), present, -1.0)
+        sent = self.flat
+        if not exchange.sends_statistics and self.gradient is not None:
+            sent = {"gradient": self.flat[self.gradient]}
+        exchange.send(sent, present)
+        # Whose sums are to be added has to be known before; reading it makes the host wait.
+        skip = self.aggregation.policy == "skip"
+        exchange.apply_rule(update, step, exchange.processes.gathered(exchange.present) if skip else None)
+        ((kept,), skipped) = complete([exchange], step)
+        return update, kept, None, skipped
+
+    def _empty(self) -> Tensor:
+        return torch.empty(self.layout.components, dtype=self.layout.dtype, device=self.device)

@@ -16,14 +16,10 @@ from concord.gradients.group_gradients import Geometry
 def convolve(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, geometry: Geometry, inputs: Tensor, supplied: list[Tensor]
 ) -> Tensor:
-    """What the module's own forward gives.
+    """The result of the module's own forward, for inputs ``(examples, channels, ...)``.
 
-    Args:
-        module: the convolution.
-        geometry: of the module.
-        inputs: ``(examples, channels, ...)``.
-        supplied: looked at in backward, after the hooks of the output's gradient: the weight's gradient; empty to have
-            it computed.
+    Backward looks into ``supplied`` for the weight's gradient, after the hooks of the output's gradient; empty, it is
+    computed.
     """
     weight, bias = module.weight, module.bias
     device = inputs.device.type

@@ -91,5 +91,5 @@ class DynamicsNetworkOptions(OptionGroup):
         self.require("kernels", self.kernels >= 1, "must be at least 1")
 
     def network(self, channels: int) -> DynamicsNetwork:
-        """A network for frames of so many channels."""
+        """A network for frames with this number of channels."""
         return DynamicsNetwork(channels, self.kernels, self.architecture)

@@ -36,11 +36,7 @@ class ImageNetworkOptions(OptionGroup):
             self.require(option, option_values(self)[option] >= 1, "must be at least 1")
 
     def network(self, channels: int, height: int, width: int, classes: int) -> nn.Module:
-        """A network for images of this size, which takes them as bytes.
-
-        Raises:
-            InputError: the images are too small for FastResNet.
-        """
+        """A network for images of this size, which takes them as bytes."""
         if self.model == "fast-resnet":
             self.require("model", min(height, width) >= 8, f"images of {height} × {width} are too small; take mlp")
             return FastResNet(channels, classes)

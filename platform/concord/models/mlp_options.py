@@ -19,7 +19,7 @@ class MLPOptions(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse what makes no network."""
+        """Validate options."""
         self.require("dropout", 0 <= self.dropout < 1, "must lie in [0, 1)")
         self.require("hidden_units", self.hidden_units >= 1, "must be at least 1")
         self.require("hidden_layers", self.hidden_layers >= 1, "must be at least 1")

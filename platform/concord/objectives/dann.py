@@ -85,7 +85,7 @@ class DANN(Represented):
         super().__init__(loss, weight, autocast, layer=layer)
         self._hidden_units = hidden_units
 
-    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the domain classifier, for the representation of this model."""
         self.module = DomainClassifier(model, environments, self._hidden_units, self.layer)
 

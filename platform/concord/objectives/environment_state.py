@@ -1,4 +1,4 @@
-"""What an objective keeps of every environment from one step to the next."""
+"""Values that an objective keeps for every environment from one step to the next."""
 
 from typing import cast
 
@@ -10,12 +10,9 @@ from concord.errors import ArgumentError
 
 
 class EnvironmentState(nn.Module):
-    """Values ``(environments, ...)``: an objective's module, so that checkpoints have them.
+    """Values ``(environments, ...)``, at first ``fill``: an objective's module, so that checkpoints have them.
 
-    Args:
-        model: whose device the values have, and whose dtype, but not less than float32.
-        shape: of the values.
-        fill: the value at the first step.
+    They are on the model's device, in its dtype but not less than float32.
     """
 
     values: Tensor

@@ -29,11 +29,7 @@ class EnvironmentVectors(Penalized, ABC):
         """D of the vectors ``(environments, components)`` of all environments."""
 
     def terms(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        step: int = 0,
-        own: Sequence[int] | None = None,  # noqa: ARG002
+        self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
         """The risk and the vector of each environment."""
         risks, weights, vectors = self.vectors(model, batch, step)

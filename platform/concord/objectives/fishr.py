@@ -53,7 +53,7 @@ class Fishr(Represented, EnvironmentVectors):
             raise ArgumentError("variance_momentum", momentum, "must lie in [0, 1)")
         self.momentum = momentum
 
-    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the averages, for the head of this model."""
         _, layer = head(model, self.layer)
         self.module = EnvironmentState(model, (environments, sum(each.numel() for each in layer.parameters())), 0.0)

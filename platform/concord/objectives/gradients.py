@@ -139,7 +139,7 @@ class ObjectiveGradients:
         # As bytes, since not every type travels.
         parts = self._processes.gathered(padded.view(-1).view(torch.uint8)).view(own.dtype).view(-1, *padded.shape)
         self.aggregation.clock.switch(before)
-        return torch.cat([part[: len(names)] for part, names in zip(parts, self._processes.names, strict=True)])
+        return self._processes.by_environment(parts)
 
     def _require_one_shape(self, leaves: Sequence[Tensor], processes: Processes) -> None:
         """Refuse batches that differ between processes (InputError), which would arrive as nonsense or never."""

@@ -37,11 +37,11 @@ class GroupDRO(Objective):
             raise ArgumentError("group_rate", rate, "must be above 0")
         self.rate = rate
 
-    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the weights, all alike."""
         self.module = EnvironmentState(model, (environments,), 1 / environments)
 
-    def combine(self, terms: Tensor, step: int = 0) -> Tensor:  # noqa: ARG002
+    def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """Update the weights, and weigh."""
         require_several(len(terms), "group-dro")
         state = EnvironmentState.of(self.module, "group-dro")

@@ -25,7 +25,7 @@ class IGA(EnvironmentVectors):
     name: ClassVar[str] = "iga"
     default_weight: ClassVar[float | None] = 1e3
 
-    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Refuse a model that is too large (InputError)."""
         parameters = list(trainable(model).values())
         components = sum(each.numel() for each in parameters)

@@ -83,7 +83,7 @@ class _RiskAndPenalty:
 def _parts(
     risk: Risk, model: nn.Module, batch: Batch, step: int, estimator: Estimator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean risk of one environment, its penalty, and what the risk weighs: three scalars."""
+    """The mean risk of one environment, its penalty, and its weight: three scalars."""
     if isinstance(risk, Supervised):
         # One forward pass, also for halves; what it gives passes through a model that does nothing.
         inputs, targets = pair(batch)
@@ -99,7 +99,7 @@ def _parts(
 
 
 def _slope(risk: Risk, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivative of the mean risk by a factor on the outputs, at 1; the mean risk; and what it weighs."""
+    """The derivative of the mean risk by a factor on the outputs, at 1; the mean risk; and its weight."""
     # torch.autograd.grad takes a third of the time of torch.func.grad, but not within its transforms.
     graph = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
     if isinstance(risk, Supervised) and isinstance(batch[0], Tensor):
@@ -129,11 +129,7 @@ def _slope(risk: Risk, model: nn.Module, batch: Batch, step: int) -> tuple[Tenso
 
 @contextmanager
 def _scaled_outputs(model: nn.Module, factor: Tensor) -> Iterator[None]:
-    """Multiply what the model gives, in whatever tree of tensors, while this lasts.
-
-    Raises:
-        InputError: the model gives a loss of its own, or no tensor, or it is not called.
-    """
+    """Meanwhile multiply the model's outputs, a tensor or any tree of tensors."""
     calls = 0
 
     def multiply(_: nn.Module, __: Any, outputs: Any) -> Any:

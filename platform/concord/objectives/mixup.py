@@ -42,7 +42,7 @@ class Mixup(Objective):
         self.alpha = alpha
         self._seed: int | None = None
 
-    def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:  # noqa: ARG002
+    def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
         """Draw a seed in the first process for all."""
         drawn = torch.randint(2**31, ()).to(next(model.parameters()).device)
         self._seed = int(total(drawn * (own[0] == 0)))

@@ -118,11 +118,7 @@ class Objective:
         return {}
 
     def terms(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        step: int = 0,
-        own: Sequence[int] | None = None,  # noqa: ARG002
+        self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
         """The terms of environments, as many for each, one environment's after the other's, and their weights.
 
@@ -139,7 +135,7 @@ class Objective:
         """
         return self.risks(model, batch, step)
 
-    def combine(self, terms: Tensor, step: int = 0) -> Tensor:  # noqa: ARG002
+    def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """One number of all environments' terms."""
         return terms.mean()
 

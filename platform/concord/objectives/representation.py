@@ -11,11 +11,7 @@ from concord.objectives.penalty_weight import PenaltyWeight
 
 
 def head(model: nn.Module, layer: str | None = None) -> tuple[str, nn.Linear]:
-    """The linear layer whose input is the representation, and its name; None takes the last one.
-
-    Raises:
-        InputError: the model has no linear layer of this name.
-    """
+    """The linear layer whose input is the representation, and its name; None takes the last one."""
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if not linear:
         raise InputError("representation: the model has no linear layer whose input it could be")
@@ -27,15 +23,7 @@ def head(model: nn.Module, layer: str | None = None) -> tuple[str, nn.Linear]:
 
 
 class Represented(Penalized):
-    """An objective of the representation.
-
-    Args:
-        loss: the loss or the risk of one environment.
-        weight: of the penalty.
-        autocast: what layers compute in.
-        layer: name (in ``model.named_modules()``) of the linear layer whose input is the representation; None takes
-            the last linear layer.
-    """
+    """An objective of the representation, the input of ``layer``: a linear layer's name; None takes the last one."""
 
     def __init__(
         self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None, *, layer: str | None = None
@@ -43,16 +31,13 @@ class Represented(Penalized):
         super().__init__(loss, weight, autocast)
         self.layer = layer
 
-    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Refuse a layer that the model does not have (InputError)."""
         head(model, self.layer)
 
     def represented(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Risks and weights as of :meth:`risks`, the representations ``(environments, examples, width)``, and what the
         head gives, of each forward pass.
-
-        Raises:
-            InputError: the representation has not one row for each example.
         """
         inputs: list[Tensor] = []
         outputs: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The network of an agent: what it would do, and how much return it expects."""
+"""The network of an agent: logits of actions, and the expected return."""
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class ActorCritic(nn.Module):
 
 
 class Policy(nn.Module):
-    """The policy of an actor-critic network: frames to logits. It is what others play, and what is registered."""
+    """The policy of an actor-critic network: frames to logits. It is played by others, and registered."""
 
     def __init__(self, network: ActorCritic) -> None:
         super().__init__()

@@ -95,11 +95,7 @@ def train_agent(config: AgentConfig, context: RunContext) -> Iterator[Evaluation
 
 
 def _learn(algorithm: Any, progress: AgentProgress) -> dict[str, float]:
-    """Sample a batch and learn from it; gives its metrics.
-
-    Raises:
-        TrainingFailedError: a learner or runner of its own raised. One that died is an outage, which Ray reports.
-    """
+    """Sample a batch and learn from it; gives its metrics."""
     from ray.exceptions import RayTaskError
 
     began = time.perf_counter()
@@ -171,11 +167,7 @@ def write_training_state(folder: Path, algorithm: Any, progress: AgentProgress) 
 
 
 def read_training_state(folder: Path) -> tuple[AgentProgress, Any]:
-    """The progress in a checkpoint, and RLlib's state.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The progress in a checkpoint, and RLlib's state."""
     try:
         progress = AgentProgress(**json.loads((folder / PROGRESS).read_text()))
         progress.history = [Evaluation(*each) for each in progress.history]
@@ -190,7 +182,7 @@ def initial_expert(config: AgentConfig) -> Expert | None:
 
 
 def _provenance(config: AgentConfig, progress: AgentProgress, initial: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What an expert plays, how and on what machine it was trained, and how well it plays."""
+    """The game of an expert, how and on which machine it was trained, and its returns."""
     command = shlex.join(["concord", *redact_words(sys.argv[1:])]) if Path(sys.argv[0]).name == "concord" else None
     final = progress.history[-1].metrics
     return {

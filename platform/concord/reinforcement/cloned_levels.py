@@ -29,16 +29,12 @@ class ClonedLevels(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse what makes no data."""
+        """Validate options."""
         for option in ("levels", "states", "play_episodes"):
             self.require(option, option_values(self)[option] >= 0, "must not be negative")
 
     def read(self, data_dir: Path | None, output: Path) -> CloningData:
-        """The data of these options.
-
-        Raises:
-            InputError: there are none, or they are of something else.
-        """
+        """The data of these options."""
         data = CloningData(cloning_folder(data_dir, output, self.game, self.difficulty))
         for option in ("game", "difficulty"):
             found = data.options.get(option)
@@ -49,7 +45,7 @@ class ClonedLevels(OptionGroup):
         return data
 
     def played(self, data: CloningData, clone: nn.Module) -> Played:
-        """What a clone earns on levels that nothing of these data shows."""
+        """Returns of a clone on levels that are not in these data."""
         device = next(clone.parameters()).device
         first, levels = data.manifest["unseen_levels"]
         environment = ProcgenVectorEnv(

@@ -1,4 +1,4 @@
-"""What an expert does in which state: the data that behavioural cloning learns from, made, kept and read.
+"""The actions of an expert: the data that behavioural cloning learns from, made, kept and read.
 
 A file has the states of a training level. It depends on the seed, its levels and the expert alone.
 """
@@ -93,11 +93,7 @@ def cloning_folder(data_dir: Path | None, output: Path, game: str, difficulty: s
 class _Shard:
     """What one file holds: ``states`` of one level, or one state of each of that many levels.
 
-    Attributes:
-        file: its name in the folder.
-        split: what it is for.
-        first, count: the levels to play, or to draw from.
-        states: how many.
+    ``first`` and ``count`` are the levels to play, or to draw from.
     """
 
     file: str
@@ -121,11 +117,7 @@ def _shards(options: CloningOptions) -> list[_Shard]:
 
 
 def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
-    """Make what is missing of the data, in parallel Ray tasks.
-
-    Raises:
-        InputError: the options or the expert cannot be used, or the folder holds other data.
-    """
+    """Make the missing files of the data, in parallel Ray tasks."""
     options.check()
     path = options.expert or shipped_expert(options.game, options.difficulty)
     expert = load_expert(path, options.game, options.difficulty)
@@ -161,7 +153,7 @@ def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, se
 
 @dataclass(frozen=True)
 class States:
-    """States and what the expert would do in them.
+    """States, and the expert's distribution over actions in them.
 
     Attributes:
         frame: ``(states, 64, 64, 3)`` uint8.
@@ -191,15 +183,7 @@ def states_of(
 
     For training: ``states`` of one level, drawn without replacement from all states of at least 32 episodes; as
     many more are played as are needed. For validation and test: one state drawn from one episode of each of ``states``
-    levels, which are drawn from the range.
-
-    Args:
-        expert: who plays.
-        split: what the states are for.
-        first, count: the levels.
-        states: how many.
-        game, difficulty: what is played.
-        seed: of episodes and draws.
+    levels, which are drawn from the ``count`` levels from ``first`` on. The seed draws episodes and states.
     """
     key = np.random.SeedSequence([seed, first, count])
     drawn = np.random.default_rng(key)
@@ -226,7 +210,7 @@ def states_of(
 
 
 def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
-    """So many of all states, without replacement; None if there are fewer."""
+    """A number of all states, without replacement; None if there are fewer."""
     seen = list(played)
     number = np.concatenate([step.episodes for step in seen])
     if len(number) < states:
@@ -245,7 +229,7 @@ def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator
 
 
 def one_a_level(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
-    """One state of the first episode of each of the first so many levels; None if there are fewer.
+    """One state of the first episode of each of the first levels; None if there are fewer levels.
 
     A state takes the place of the one kept of its episode with probability 1 / (states of the episode so far): then
     each is as likely in the end, and one an episode is all that is held.
@@ -277,11 +261,7 @@ def _distribution(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 class CloningData(ShardedData):
-    """Data for behavioural cloning as they lie in a folder.
-
-    Attributes:
-        levels: the training levels.
-    """
+    """Data for behavioural cloning in a folder, and their training levels."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, _DATA)

@@ -1,4 +1,4 @@
-"""Whole episodes of a policy: what it earns, and what it saw."""
+"""Whole episodes of a policy: its returns, and the frames that it saw."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,16 +41,10 @@ class Step:
 
 @torch.no_grad()
 def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generator: torch.Generator) -> Iterator[Step]:
-    """Play until the first so many episodes to begin have ended, drawing actions from the policy.
+    """Play until the first ``episodes`` to begin have ended, drawing actions from the policy.
 
     The first to begin, not the first to end: those would be the short ones. Environments whose episode does not count
-    press no key until the others have finished; the policy is not asked about them.
-
-    Args:
-        policy: the policy, on the CPU or not; frames come as CPU tensors.
-        environment: what it plays; it is reset.
-        episodes: how many.
-        generator: draws the actions.
+    press no key until the others have finished; the policy is not asked about them. Frames come as CPU tensors.
     """
     frames, info = environment.reset()
     number = np.arange(environment.num_envs)
@@ -79,12 +73,7 @@ def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generato
 
 @dataclass(frozen=True)
 class Played:
-    """What a policy earned.
-
-    Attributes:
-        returns: ``(episodes,)``, sums of rewards, in the order the episodes began.
-        lengths: ``(episodes,)``, steps.
-    """
+    """Returns and lengths of a policy's episodes, ``(episodes,)``, in the order in which they began."""
 
     returns: npt.NDArray[np.float32]
     lengths: npt.NDArray[np.int64]
@@ -101,7 +90,7 @@ class Played:
 
 
 def play(policy: Policy, environment: ProcgenVectorEnv, episodes: int, seed: int = 0) -> Played:
-    """Returns and lengths of so many episodes; see :func:`steps`."""
+    """Returns and lengths of a number of episodes; see :func:`steps`."""
     returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int64)
     for step in steps(policy, environment, episodes, torch.Generator().manual_seed(seed)):
         returns[step.episodes[step.ended]] = step.returns[step.ended]

@@ -48,11 +48,7 @@ def save_expert(path: Path, network: nn.Module, provenance: Mapping[str, Any]) -
 
 
 def load_expert(path: Path, game: str | None = None, difficulty: str | None = None, option: str = "expert") -> Expert:
-    """Read an expert, made for this game and difficulty if they are given; ``option`` is the one that named it.
-
-    Raises:
-        InputError: there is none, it is no expert, or it was trained on something else.
-    """
+    """Read an expert, made for this game and difficulty if they are given; ``option`` is the one that named it."""
     option = f"--{option} {path}"
     if not path.is_file():
         raise InputError(f"{option}: there is no such file; concord train coinrun-expert trains an expert")

@@ -10,11 +10,7 @@ _MODULES = ("procgen", "tree")
 
 
 def require_coinrun(what: str) -> None:
-    """Refuse ``what`` where Procgen or RLlib is not installed.
-
-    Raises:
-        InputError: it says how to install them, or that they cannot be installed here.
-    """
+    """Refuse ``what`` where Procgen or RLlib is not installed."""
     if all(find_spec(module) for module in _MODULES):
         return
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):

@@ -42,7 +42,7 @@ _NETWORK = "network."  # how the module calls it
 
 
 def _quiet() -> None:
-    """RLlib warns of what it does itself, in every process."""
+    """Silence RLlib's warnings about its own code, in every process."""
     for name in ("ray.rllib", "ray._common.deprecation"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -171,11 +171,7 @@ class PolicyOptimization(PPO):
     """
 
     def step_batch(self, steps: int) -> dict[str, float]:
-        """One batch, sampled and learned from; gives the learner's numbers, by their names in RLlib.
-
-        Args:
-            steps: environment steps so far, for schedules.
-        """
+        """Sample and learn from one batch, after ``steps`` environment steps; gives the learner's numbers."""
         self._steps = steps
         results = self.train()[LEARNER_RESULTS][DEFAULT_MODULE_ID]
         return {name: float(value) for name, value in results.items() if isinstance(value, int | float)}
@@ -272,12 +268,7 @@ class PolicyOptimization(PPO):
 
 
 def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
-    """The :class:`PolicyOptimization` of these options.
-
-    Args:
-        agent: the options.
-        begins_at: environment steps that were done before: what goes on plays other levels than what began.
-    """
+    """The :class:`PolicyOptimization` of these options; a resumed run plays other levels than its beginning."""
     rows = agent.batch // max(1, agent.learners)
     # RLlib samples up to one step more; without room for it the learner would take one step more in each pass.
     most = rows + math.ceil(rows / agent.rollout)

@@ -58,9 +58,6 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
 
     Observations are ``(num_envs, 64, 64, 3)`` uint8 and belong to the caller; actions ``(num_envs,)`` integers below
     15; rewards ``(num_envs,)`` float32.
-
-    Raises:
-        InputError: there is no such game, or no such levels.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012, gymnasium's own declaration
@@ -109,10 +106,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         self._begin()
 
     def reset(
-        self,
-        *,
-        seed: int | list[int | None] | None = None,
-        options: dict[str, Any] | None = None,  # noqa: ARG002, gymnasium's own
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
         """Begin new episodes; with a seed, the same ones as an environment made with that seed."""
         if isinstance(seed, list):

@@ -14,15 +14,9 @@ class ScaledRewards(VectorWrapper):
     """Divides rewards by the standard deviation of the discounted return so far, as OpenAI's baselines do.
 
     Gymnasium's NormalizeReward carries the last reward of an episode into the next one, where episodes restart within
-    a step; that changes the scale of a game that is rewarded at its end.
-
-    Args:
-        env: with ``AutoresetMode.SAME_STEP``.
-        discount: γ of the running return; theirs is .99 whatever the agent's is.
-        limit: largest size of a scaled reward.
-
-    Attributes:
-        returns: mean and variance of the running returns.
+    a step; that changes the scale of a game that is rewarded at its end. The discount of the running return is .99
+    whatever the agent's is; scaled rewards are cut to ``limit``. ``returns`` has mean and variance of the running
+    returns.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], discount: float = 0.99, limit: float = 10.0) -> None:

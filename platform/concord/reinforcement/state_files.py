@@ -35,11 +35,7 @@ def write_state(folder: Path, state: Any) -> None:
 
 
 def read_state(folder: Path) -> Any:
-    """What :func:`write_state` wrote; tuples are lists.
-
-    Raises:
-        OSError, SafetensorError, ValueError, TypeError, KeyError: the files cannot be read.
-    """
+    """What :func:`write_state` wrote; tuples are lists."""
     arrays = load_file(folder / _ARRAYS)
 
     def value(tree: Any) -> Any:

@@ -22,12 +22,7 @@ _CHECKS = 3  # points of each segment at which L_e is checked, its end among the
 
 
 class Bound(NamedTuple):
-    """What was found for a pair of environments.
-
-    Attributes:
-        value: the largest |L_e'(θ) - L_e(θ*)|.
-        path: offsets of the points that lead to it, from 0 on, ``(n,)`` each; L_e was checked between any two.
-    """
+    """The largest |L_e'(θ) - L_e(θ*)| found for a pair of environments, and the offsets that lead to it from 0."""
 
     value: float
     path: tuple[Tensor, ...]
@@ -44,13 +39,7 @@ def certified_bound(
 ) -> Bound:
     """The largest change of L_e' that is found within N_e and the ball ‖δ‖ ≤ ρ.
 
-    Args:
-        losses: of the network.
-        own, other: e and e'.
-        epsilon: ε, above 0.
-        radius: ρ, above 0, in units of θ.
-        directions: to begin with, ``(n,)`` each; both senses of each are tried.
-        steps: of the climb, from each.
+    The search begins along both senses of each direction ``(n,)``; ε and ρ (in units of θ) are above 0.
     """
     base = losses.at_solution[own]
 

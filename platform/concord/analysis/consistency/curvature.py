@@ -34,12 +34,9 @@ _SMALLEST_ENTRY = 1e-4  # of the mean of a layer's curvatures, the least that a 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The largest ratio of two curvatures.
+    """The largest ratio of two curvatures, μ, and the direction of norm 1 where it is reached, ``(n,)``.
 
-    Attributes:
-        value: μ.
-        direction: where it is reached, of norm 1, ``(n,)``.
-        converged: whether the residual is as small as it is to be; otherwise μ may be larger.
+    If it has not converged, μ may be larger.
     """
 
     value: float
@@ -48,12 +45,9 @@ class Ratio:
 
 
 def largest_ratio(own: Product, other: Product, damping: float, start: Tensor) -> Ratio:
-    """λ_max((G + γI)⁻¹ G') from products.
+    """λ_max((G + γI)⁻¹ G') from products with G (own) and G' (other), beginning with the vector ``start``, ``(n,)``.
 
-    Args:
-        own, other: products with G and G'.
-        damping: γ, above 0, or 0 where G is positive definite.
-        start: a vector to begin with, ``(n,)``.
+    γ, the damping, is above 0, or 0 where G is positive definite.
     """
 
     def damped(vector: Tensor) -> Tensor:
@@ -121,15 +115,7 @@ def pair_ratio(
 ) -> Ratio:
     """μ of a pair of environments: ε μ to 2 ε μ is the most that the quadratic L_e' changes in N_e within the ball.
 
-    Args:
-        losses: of the network.
-        own, other: e and e'.
-        epsilon: ε, above 0.
-        radius: ρ, above 0, in units of θ.
-        start: a direction to begin with, such as another ε's; None draws one, the same each time.
-
-    Raises:
-        InputError: the job's risk has no Gauss-Newton matrix.
+    ``start`` is a direction to begin with, such as another ε's; None draws one, the same each time.
     """
     if start is None:
         drawn = torch.randn(losses.size, generator=torch.Generator().manual_seed(0))
@@ -143,17 +129,10 @@ def pair_ratio(
 
 
 def diagonals(losses: EnvironmentLosses, probes: int, seed: int) -> dict[str, Tensor]:
-    """The diagonal of each environment's G_e by Hutchinson's estimate, mean of v ⊙ G_e v with random signs v.
+    """The diagonal ``(n,)`` of each environment's G_e by Hutchinson's estimate, mean of v ⊙ G_e v with random signs v.
 
-    All environments have the same v, so that those with the same examples have the same estimate.
-
-    Args:
-        losses: of the network.
-        probes: the number of v; the estimate's error falls as one over its square root.
-        seed: of the signs.
-
-    Returns:
-        ``(n,)`` for each environment's name, in the parameters' dtype; an estimate may be negative.
+    All environments have the same v, so that those with the same examples have the same estimate. Its error falls as
+    one over the root of the number of v, ``probes``; an estimate may be negative.
     """
     generator = torch.Generator().manual_seed(seed)
     found = {name: torch.zeros(losses.size, dtype=losses.dtype, device=losses.device) for name in losses.names}

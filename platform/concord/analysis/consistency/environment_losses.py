@@ -41,10 +41,6 @@ class EnvironmentLosses:
         layout: where each parameter lies in θ, ``(n,)``.
         solution: θ*, ``(n,)``.
         at_solution: L_e(θ*) by the environment's name; nothing without ``check_finite``.
-
-    Raises:
-        ArgumentError: there is no environment, or the model has no parameter that requires a gradient.
-        InputError: a loss at θ* is not finite.
     """
 
     def __init__(
@@ -111,9 +107,6 @@ class EnvironmentLosses:
 
         Returns:
             ``(n,)``, of the vector's dtype; computed in the parameters'.
-
-        Raises:
-            InputError: the loss is not one of outputs and targets, of which alone there is an H.
         """
         loss = self.loss_of_outputs()
         sums, weight = torch.zeros(self.size, dtype=torch.float64, device=self.device), 0
@@ -155,11 +148,7 @@ class EnvironmentLosses:
         return outputs
 
     def loss_of_outputs(self) -> Loss:
-        """The loss of outputs and targets, which curvature needs.
-
-        Raises:
-            InputError: there is a risk in its place.
-        """
+        """The loss of outputs and targets, which curvature needs."""
         if not getattr(self.risk, "of_outputs", False):
             raise InputError("curvature: needs a loss of outputs and targets; this job has a risk(model, batch, step)")
         loss: Loss = self.risk.loss  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from concord.analysis.consistency.measurement import ACCURACIES, Consistency, Measurement
 from concord.analysis.consistency.slices import Slice
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
 
 _MOST_PANELS = 4  # of single environments
 _MOST_LAYERS = 40
@@ -19,13 +19,7 @@ _LOGARITHMIC = 10.0  # values that lie further apart than by this factor are on 
 
 
 def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
-    """Losses over a plane: those environments that differ most from the mean, the arithmetic and the geometric mean.
-
-    Args:
-        found: the losses.
-        title: above all panels.
-        first, second: what the two directions are.
-    """
+    """Losses over a plane: those environments that differ most from the mean, the arithmetic and the geometric mean."""
     apart = np.abs(np.log(np.maximum(found.losses, _LEAST)) - np.log(np.maximum(found.arithmetic, _LEAST)))
     order = apart.reshape(len(found.names), -1).mean(1).argsort()[::-1][:_MOST_PANELS]
     panels = {found.names[place]: found.losses[place] for place in sorted(order.tolist())}
@@ -55,8 +49,7 @@ def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
 
 def line_figure(found: Slice, title: str, along: str) -> Figure:
     """Every environment's loss along a line, with the arithmetic and the geometric mean."""
-    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(5.6, 3.4)
     for place, losses in enumerate(found.losses):
         label = f"{len(found.names)} environments" if place == 0 else None
         axes.plot(found.places, np.maximum(losses, _LEAST), color=GREY, linewidth=0.7, alpha=0.6, label=label)
@@ -69,20 +62,12 @@ def line_figure(found: Slice, title: str, along: str) -> Figure:
     axes.set_xlabel(along)
     axes.set_ylabel("loss")
     axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes)
     return figure
 
 
 def slice_figures(found: Consistency, title: str, parts: Sequence[str], through: str | None) -> dict[str, Figure]:
-    """The figures of a line and a plane, if they were measured.
-
-    Args:
-        found: what was measured.
-        title: above all panels.
-        parts: what was asked for; without curvature directions are random ones.
-        through: the run to which the slices lead, if they do.
-    """
+    """The figures of a line and a plane, if they were measured; without curvature directions are random ones."""
     if found.line is None or found.plane is None:
         return {}
     names = ["a random direction", "another random direction"]
@@ -138,11 +123,7 @@ _RUN_PANELS = {
 
 
 def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> Figure | None:
-    """Runs side by side: numbers at the largest ε against the accuracy, a panel for each number.
-
-    Args:
-        runs: the method and the measurements of each, its accuracies among them.
-    """
+    """Runs side by side: numbers at the largest ε against the accuracy, a panel for each number."""
     of_runs = [(method, {each.name: each for each in found if each.whole}) for method, found in runs]  # the largest ε
     names = [name for name in _RUN_PANELS if any(name in found for _, found in of_runs)]
     if not names:

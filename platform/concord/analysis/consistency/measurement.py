@@ -1,4 +1,4 @@
-"""What was measured of a network's consistency, as one list; JSON, metrics and table cells are made of that list."""
+"""Measurements of a network's consistency, as one list; JSON, metrics and table cells are made of that list."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from concord.analysis.consistency.slices import Slice
 from concord.analysis.spread import mean_and_std
 
 ACCURACIES = ("ood_accuracy", "validation_accuracy", "held_out_accuracy")
-"""A run's own metrics that stand beside what was measured of it."""
+"""A run's own metrics that stand beside its measurements."""
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,8 @@ def consistency_metrics(
 ) -> dict[str, float]:
     """Agreement in sign and, where there is a loss, the log ratio of the means of curvatures; whole and by layer.
 
-    Every process calls it; the model's mode stays as it is.
-
-    Args:
-        model: as it is now, on its device.
-        risk: of a batch.
-        batches: of this process's training environments, by name.
-        environments: the number of environments of all processes.
-        add: adds a tensor over all processes.
+    Every process calls it with the batches of its training environments and a function that adds a tensor over all
+    processes, which have ``environments`` together. The model's mode stays as it is.
     """
     training = model.training
     try:

@@ -83,10 +83,6 @@ def measure(
         settings: what is measured.
         advance: called after each piece of work with the number done and the number of all.
         through: the offset of another solution, ``(n,)``, through which the slices lead.
-
-    Raises:
-        ArgumentError: there are fewer than two environments.
-        InputError: curvature is asked for, and the job's risk has none.
     """
     d = len(losses.names)
     if d < 2:
@@ -155,7 +151,7 @@ def _pairs(
     draw: Callable[[], Tensor],
     one_done: Callable[[], None],
 ) -> tuple[list[Measurement], list[Tensor]]:
-    """What was measured of the pairs that are drawn, and the directions of their ratios, the largest ratio first.
+    """Measurements of the drawn pairs, and the directions of their ratios, the largest ratio first.
 
     ``ratio`` is μ of :func:`pair_ratio`, ``converged`` whether that is found for every ε (1) or may be larger (0), and
     ``bound`` the largest change of L_e' that was found.
@@ -188,7 +184,7 @@ def _pairs(
 
 
 def _largest(pairs: Sequence[Measurement], epsilons: Sequence[float]) -> Iterator[Measurement]:
-    """For each ε what I^ε is at least, and between what the quadratic's lies: ε μ, and 2 ε μ or the ε of e = e'."""
+    """For each ε a lower bound of I^ε, and both bounds of the quadratic's: ε μ, and 2 ε μ or the ε of e = e'."""
     for epsilon in epsilons:
         at = [each for each in pairs if each.epsilon == epsilon]
         bounds, ratios = ([each.value for each in at if each.name == name] for name in ("bound", "ratio"))

@@ -50,15 +50,9 @@ class Slice:
 
 
 def slice_along(losses: EnvironmentLosses, directions: Sequence[Tensor], places: Array) -> Slice:
-    """Every environment's loss at θ* + Σ t · direction, of one direction or two, which are made orthonormal.
+    """Every environment's loss at θ* + Σ t · direction, of one direction ``(n,)`` or two, which are made orthonormal.
 
-    Args:
-        losses: of the network.
-        directions: ``(n,)`` each.
-        places: the t, ``(points,)``, in units of θ.
-
-    Raises:
-        InputError: the directions lie on one line.
+    ``places`` are the t, ``(points,)``, in units of θ.
     """
     basis: list[Tensor] = []
     for direction in directions:
