@@ -1,7 +1,8 @@
 """Environments from any dataset that gives an example by its place: of PyTorch, of Hugging Face, of one's own."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from concord.environments.collection import Array, Environments, as_tensor, require_names
+from concord.environments.readers import empty
 from concord.environments.source import ExampleSource
 from concord.environments.tree import Tree, is_pair, leaf_name
 from concord.errors import ArgumentError, InputError
@@ -24,7 +26,8 @@ class DatasetSource(ExampleSource):
     """The examples of one group of a dataset, read when they are asked for.
 
     PyTorch's, NumPy's and Python's random numbers are seeded for each example by its ``draw``, in evaluation by its
-    place, so that it is the same in every process. The caller's random numbers stay as they are.
+    place, so that it is the same in every process. The caller's random numbers stay as they are. A dataset and a
+    transform whose attribute ``draws`` is False draw none; then nothing is seeded.
 
     Attributes:
         name: of the group.
@@ -48,15 +51,18 @@ class DatasetSource(ExampleSource):
         """Read the examples one after the other."""
         places = self.places[examples]
         seeds = (places if draw is None else draw).reshape(-1).tolist()
+        prepare = self.transform if draw is None else self.train_transform
+        parts = [part for part in (self.dataset, prepare) if part is not None]
+        draws = any(getattr(part, "draws", None) is not False for part in parts)
         batch = _Batch(self.name, places.numel())
-        states = random.getstate(), np.random.get_state()
-        try:
-            with torch.random.fork_rng(devices=[]):
-                for place, seed in zip(places.reshape(-1).tolist(), seeds, strict=True):
-                    batch.add(place, self._read(place, seed, self.transform if draw is None else self.train_transform))
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+        with _random_numbers_kept() if draws else nullcontext():
+            for place, seed in zip(places.reshape(-1).tolist(), seeds, strict=True):
+                if draws:
+                    torch.default_generator.manual_seed(seed)
+                    np.random.seed(seed % 2**32)
+                    random.seed(seed)
+                example = self.dataset[place]
+                batch.add(place, example if prepare is None else prepare(example))
         found = pytree.tree_map(lambda leaf: leaf.view(*places.shape, *leaf.shape[1:]), batch.tree())
         if is_pair(found) and not found[1].is_floating_point():
             return found[0], found[1].long()
@@ -67,12 +73,16 @@ class DatasetSource(ExampleSource):
         """The given ones, or those of the examples."""
         return super().targets if self.known is None else self.known
 
-    def _read(self, place: int, seed: int, prepare: Transform | None) -> Any:
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-        example = self.dataset[place]
-        return example if prepare is None else prepare(example)
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 @dataclass
@@ -92,12 +102,19 @@ class _Batch:
     def __init__(self, name: str, size: int) -> None:
         self._name, self._size, self._filled = name, size, 0
         self._leaves: list[_Leaf] = []
+        self._structure: pytree.TreeSpec | None = None
+        self._types: tuple[type, ...] | None = None
 
     def add(self, place: int, example: Any) -> None:
-        parts, structure = pytree.tree_flatten(example, is_leaf=_is_list)
+        if type(example) is tuple and tuple(map(type, example)) == self._types:
+            parts, structure = list(example), self._structure
+        else:
+            parts, structure = pytree.tree_flatten(example, is_leaf=_is_list)
         arrays = [part if isinstance(part, Tensor) else _array(part) for part in parts]
         if self._filled == 0:
             self._structure = structure
+            if type(example) is tuple and list(map(id, parts)) == list(map(id, example)):
+                self._types = tuple(map(type, example))  # of leaves; to flatten every example takes longer
             paths = [path for path, _ in pytree.tree_flatten_with_path(example, is_leaf=_is_list)[0]]
             self._leaves = [self._leaf(place, *each) for each in zip(paths, parts, arrays, strict=True)]
         if structure != self._structure:
@@ -111,12 +128,13 @@ class _Batch:
 
     def _leaf(self, place: int, path: Sequence[Any], part: Any, array: Any) -> _Leaf:
         first = as_tensor(f"{self._name}, example {place}", leaf_name(path), array)
-        tensor = first.new_empty((self._size, *first.shape))
+        tensor = empty((self._size, *first.shape), first.dtype)
         rows = tensor if isinstance(array, Tensor) else tensor.numpy()
         return _Leaf(array.shape, array.dtype, tensor, rows, hasattr(part, "getbands"))
 
     def tree(self) -> Tree:
         """The batch; channels of images come first, and last in memory."""
+        assert self._structure is not None
         tensors = [_channels_first(leaf.tensor) if leaf.image else leaf.tensor for leaf in self._leaves]
         return pytree.tree_unflatten(tensors, self._structure)
 

@@ -1,11 +1,11 @@
 """Environments from a folder of images, ``DOMAIN/CLASS/IMAGE``, read a batch at a time."""
 
-import functools
 import hashlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class ImageFolder:
         names: of the files in the folder, ``DOMAIN/CLASS/IMAGE``.
         classes: the classes' names in order.
     """
+
+    draws = False  # random numbers
 
     def __init__(self, folder: Path, names: Sequence[str], classes: Sequence[str]) -> None:
         numbers = {name: number for number, name in enumerate(classes)}
@@ -111,8 +113,8 @@ def from_image_folder(
         targets=images.labels,
         validation=validation,
         test=test,
-        transform=functools.partial(_resized, size, None),
-        train_transform=functools.partial(_resized, size, augment),
+        transform=_Resized(size, None),
+        train_transform=_Resized(size, augment),
     )
     return ImageEnvironments(environments, classes, version)
 
@@ -182,9 +184,20 @@ def _size_if_readable(path: Path) -> int | None:
         return None
 
 
-def _resized(size: int | None, augment: Transform | None, example: tuple[Image.Image, int]) -> tuple[Any, int]:
-    image, label = example
-    image = image if augment is None else augment(image)
-    if size is not None and image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return image, label
+@dataclass(frozen=True)
+class _Resized:
+    """Prepares an image for its batch."""
+
+    size: int | None
+    augment: Transform | None
+
+    @property
+    def draws(self) -> bool:
+        return self.augment is not None
+
+    def __call__(self, example: tuple[Image.Image, int]) -> tuple[Any, int]:
+        image, label = example
+        image = image if self.augment is None else self.augment(image)
+        if self.size is not None and image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return image, label

@@ -1,12 +1,18 @@
 """Reads batches ahead of training, in other processes."""
 
 import itertools
+import math
+import mmap
 import signal
-from collections.abc import Callable, Iterable, Iterator
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
@@ -15,6 +21,9 @@ from concord.environments.tree import Tree
 from concord.errors import InputError, picklable
 
 Key = TypeVar("Key")
+
+_SLOT = 2**30  # bytes of addresses; only those that are written take memory
+_ALIGNMENT = 64  # of PyTorch's own tensors
 
 
 def read_ahead(
@@ -32,12 +41,15 @@ def read_ahead(
         InputError: an example cannot be read.
     """
     device = torch.device(device)
-    batches: Iterable[_Batch | InputError] = map(_Reads(read).__getitem__, keys)
+    # For the batches ahead, the caller's, and the one before it.
+    slots = [_Slot() for _ in range(2 * readers + 2)] if readers > 0 else []
+    asked = ((key, _lend(slots)) for key in keys)
+    batches: Iterable[_Batch | InputError] = map(_Reads(read).__getitem__, asked)
     if readers > 0:
         batches = DataLoader(
             _Reads(read),
             batch_size=None,
-            sampler=keys,
+            sampler=asked,
             num_workers=readers,
             collate_fn=_as_read,
             multiprocessing_context="fork",  # a job file's functions cannot be pickled
@@ -48,7 +60,7 @@ def read_ahead(
     for batch in batches:
         if isinstance(batch, InputError):
             raise batch
-        yield pytree.tree_map(lambda leaf: leaf.to(device, non_blocking=True), batch.tree)
+        yield pytree.tree_map(lambda leaf: leaf.to(device, non_blocking=True), batch.tree())
 
 
 class StepReader:
@@ -80,24 +92,133 @@ class StepReader:
         self._ahead, self._next = iter(()), -2
 
 
+class _Slot:
+    """Memory shared with readers, for one batch at a time: the system takes long to provide new memory.
+
+    Pickling between these processes gives the same slot.
+
+    Attributes:
+        lent: whether a batch is read into it, or a tensor of that batch is alive.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = np.frombuffer(mmap.mmap(-1, _SLOT), np.uint8)
+        self.lent = False
+        _SLOTS[id(self)] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _slot, (id(self),)
+
+    def fill(self, read: Callable[[], Tree]) -> "_Batch":
+        """Read a batch into it; tensors without room are sent by DataLoader."""
+        global _filled
+        self._memory, self._end, _filled = self._bytes[:], 0, self
+        try:
+            tree = read()
+        finally:
+            _filled = None
+        if not self._referenced():  # parts that were joined elsewhere
+            self._end = 0
+        places = pytree.tree_map(self._place, tree)
+        del tree
+        if self._referenced():  # the source keeps tensors of the batch, so this slot stays lent
+            return _Batch(_tensors(places, self._memory))
+        return _Batch(places, self)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """A tensor after those that are there, if there is room."""
+        count, start = math.prod(shape), self._end
+        end = start + -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        if not start < end <= _SLOT:
+            return None
+        self._end = end
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start).view(tuple(shape))
+
+    def tree(self, places: Tree) -> Tree:
+        """The batch; the slot is free when its last tensor is gone."""
+        memory = self._bytes[:]
+        weakref.finalize(memory, setattr, self, "lent", False)
+        return _tensors(places, memory)
+
+    def _referenced(self) -> bool:
+        return sys.getrefcount(self._memory) > 2  # the attribute, the argument
+
+    def _place(self, leaf: Tensor) -> "Tensor | _Place":
+        start = leaf.data_ptr() - self._bytes.ctypes.data
+        if 0 <= start < _SLOT:
+            return _Place(start, leaf.shape, leaf.stride(), leaf.dtype)
+        dense = torch.empty_like(leaf, device="meta").stride() == leaf.stride()
+        copy = self.empty(leaf.shape, leaf.dtype) if dense else None
+        return leaf if copy is None else self._place(copy.as_strided(leaf.shape, leaf.stride()).copy_(leaf))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of a tensor in a slot."""
+
+    start: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+_SLOTS: weakref.WeakValueDictionary[int, _Slot] = weakref.WeakValueDictionary()
+_filled: _Slot | None = None  # in a reader: the slot of the batch that it reads
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An empty tensor for a part of a batch: in a reader it is in shared memory, so that it is not copied."""
+    found = None if _filled is None else _filled.empty(shape, dtype)
+    return torch.empty(tuple(shape), dtype=dtype) if found is None else found
+
+
+def _tensors(places: Tree, memory: Any) -> Tree:
+    def tensor(place: Tensor | _Place) -> Tensor:
+        if isinstance(place, Tensor):
+            return place
+        count = 1 + sum((size - 1) * stride for size, stride in zip(place.shape, place.stride, strict=True))
+        flat = torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.start)
+        return flat.as_strided(place.shape, place.stride)
+
+    return pytree.tree_map(tensor, places)
+
+
+def _lend(slots: list[_Slot]) -> _Slot | None:
+    for slot in slots:
+        if not slot.lent:
+            slot.lent = True
+            return slot
+    return None  # the caller keeps many batches: DataLoader sends this one
+
+
+def _slot(number: int) -> _Slot:
+    return _SLOTS[number]
+
+
 @dataclass(frozen=True)
 class _Batch:
     """Examples in a form that DataLoader leaves alone: it would turn tuples into lists."""
 
-    tree: Tree
+    read: Tree
+    slot: _Slot | None = None
+
+    def tree(self) -> Tree:
+        """The tensors, once."""
+        return self.read if self.slot is None else self.slot.tree(self.read)
 
     def pin_memory(self) -> "_Batch":
-        return _Batch(pytree.tree_map(lambda leaf: leaf.pin_memory(), self.tree))
+        return _Batch(pytree.tree_map(lambda leaf: leaf.pin_memory(), self.tree()))
 
 
 class _Reads(Dataset[Any]):
     def __init__(self, read: Callable[[Any], Tree]) -> None:
         self._read = read
 
-    def __getitem__(self, key: Any) -> _Batch | InputError:
+    def __getitem__(self, asked: "tuple[Any, _Slot | None]") -> _Batch | InputError:
         """The batch, or the error, to which DataLoader would add a traceback."""
+        key, slot = asked
         try:
-            return _Batch(self._read(key))
+            return _Batch(self._read(key)) if slot is None else slot.fill(lambda: self._read(key))
         except InputError as error:
             return picklable(error)
 
