@@ -3,7 +3,6 @@
 import itertools
 import math
 import mmap
-import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
@@ -53,7 +51,6 @@ def read_ahead(
             num_workers=readers,
             collate_fn=_as_read,
             multiprocessing_context="fork",  # a job file's functions cannot be pickled
-            worker_init_fn=_end_with_parent,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # the default one is the model's
         )
@@ -225,8 +222,3 @@ class _Reads(Dataset[Any]):
 
 def _as_read(batch: Any) -> Any:
     return batch
-
-
-def _end_with_parent(_: int) -> None:
-    """End at once when the parent is killed: until then this process would hold the lock of the parent's run."""
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)
