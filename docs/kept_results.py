@@ -22,7 +22,7 @@ def read_table(job: str, name: str, results: Path) -> ResultsTable:
     lines = [_read(json.loads(line)) for line in text.splitlines()]
     if name == ANALYZED:
         return analyses_table(lines)
-    if name == LEAVE_ONE_OUT:
+    if name.startswith(LEAVE_ONE_OUT):  # followed by which environments, if the data have several kinds
         return left_out_table(name, lines)
     if name == METHODS:
         return table_of_lines(name, lines)
