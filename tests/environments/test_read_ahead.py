@@ -58,6 +58,12 @@ def test_memory_is_used_again_when_a_batch_is_gone(read: Any) -> None:
     assert len(addresses) <= 4
 
 
+def test_batches_are_read_without_shared_memory(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [read(k) for k in range(BATCHES)]
+    monkeypatch.setattr("concord.environments.readers._SLOT", 1 << 60)
+    assert_equal(list(read_ahead(read, range(BATCHES), 1, "cpu")), expected)
+
+
 def test_tensors_keep_their_form(read: Any) -> None:
     whole = torch.arange(24.0).view(2, 3, 4)
     views = {"turned": whole.permute(2, 0, 1), "some": whole[:, :2, 1:], "one": whole[:1, :1].expand(2, 3, 4)}

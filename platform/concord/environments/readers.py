@@ -40,7 +40,7 @@ def read_ahead(
     """
     device = torch.device(device)
     # For the batches ahead, the caller's, and the one before it.
-    slots = [_Slot() for _ in range(2 * readers + 2)] if readers > 0 else []
+    slots = _slots(2 * readers + 2) if readers > 0 else []
     asked = ((key, _lend(slots)) for key in keys)
     batches: Iterable[_Batch | InputError] = map(_Reads(read).__getitem__, asked)
     if readers > 0:
@@ -178,6 +178,14 @@ def _tensors(places: Tree, memory: Any) -> Tree:
         return flat.as_strided(place.shape, place.stride)
 
     return pytree.tree_map(tensor, places)
+
+
+def _slots(count: int) -> list[_Slot]:
+    """Slots, or none on a machine that does not promise more memory than it has: DataLoader sends all batches there."""
+    try:
+        return [_Slot() for _ in range(count)]
+    except OSError:
+        return []
 
 
 def _lend(slots: list[_Slot]) -> _Slot | None:
