@@ -118,6 +118,9 @@ class Group:
         self._folder.cleanup()
 
 
+_groups: list[Any] = []
+
+
 def _process(rank: int, world: int, folder: Path, bodies: Connection) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # or every process's collector would copy the pages it shares with the others
@@ -129,6 +132,8 @@ def _process(rank: int, world: int, folder: Path, bodies: Connection) -> None:
         world_size=world,
         timeout=timedelta(seconds=2 * SECONDS),  # a collective that hangs is ended from outside, with a traceback
     )
+    # PyTorch may wait without end if the last reference to a group goes with a model. This one stays.
+    _groups.append(dist.group.WORLD)
     while dist.is_initialized():
         module, name, arguments = bodies.recv()
         faulthandler.dump_traceback_later(SECONDS - 2, file=trace)
