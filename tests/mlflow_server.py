@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from forked import start_server
+from ports import free_port
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
@@ -17,9 +18,7 @@ class Server:
     """An `mlflow server` on loopback that can be killed and started again at the same address."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.folder = folder
         self.process: BaseProcess | None = None

@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import ray
 import ray_workers
+from ports import free_port
 
 _HEAD_ID = "f" * 51 + "00000"  # of the provider's nodes the first
 
@@ -141,10 +141,3 @@ class GrowingHead(Head):
             "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
             "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
         }
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

@@ -1,10 +1,10 @@
 """A real S3 server for tests: moto's, on loopback. It can be stopped and started again, and still has what it had."""
 
 import logging
-import socket
 from typing import Any
 
 import pytest
+from ports import free_port
 
 BUCKET = "concord"
 _KEY, _SECRET = "AKIAOFTESTS", "not-to-be-seen-anywhere"
@@ -16,9 +16,7 @@ class Server:
     secret = _SECRET
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._server: Any = None
 

@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 import ray
-from ray_head import free_port
+from ports import free_port
 
 from concord.runs.dashboard import described, running_dashboard
 from concord.tracking import Store

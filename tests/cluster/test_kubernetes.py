@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import pytest
 import referencing
 import referencing.jsonschema
 import yaml
+from ports import free_port
 from ray.autoscaler._private.kuberay.node_provider import IN_CLUSTER_TOKEN_PATH
 
 ROOT = Path(__file__).parents[2]
@@ -483,12 +483,6 @@ def test_the_job_s_command_is_one_that_concord_takes() -> None:
 # ---- the servers themselves
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 @pytest.fixture
 def database() -> Iterator[tuple[int, str]]:
     """A PostgreSQL made as the image makes it, with the manifest's script: its port, and MLflow's password."""
@@ -497,7 +491,7 @@ def database() -> Iterator[tuple[int, str]]:
     # The server refuses to run as root, and its socket's path must not be long.
     user = {"user": "postgres"} if os.geteuid() == 0 else {}
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
-    port, password = _free_port(), f"it's \\ {secrets.token_hex(8)}"
+    port, password = free_port(), f"it's \\ {secrets.token_hex(8)}"
     try:
         if user:
             shutil.chown(folder, "postgres")
@@ -554,7 +548,7 @@ def test_the_mlflow_server_of_the_manifest_lets_in_the_jobs_user_alone(
     database: tuple[int, str], tmp_path: Path
 ) -> None:
     database_port, database_password = database
-    port = _free_port()
+    port = free_port()
     (container,) = _one(_files(), "Deployment", "mlflow")["spec"]["template"]["spec"]["containers"]
     here = {"@postgres:5432": f"@127.0.0.1:{database_port}", "--host=0.0.0.0": "--host=127.0.0.1"}
     here |= {"--port=5000": f"--port={port}", "s3://mlflow": str(tmp_path / "artifacts"), "--workers=2": "--workers=1"}

@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 import torch
 from forked import WITHOUT_CONCORD, run_program
+from ports import free_port
 from test_table_environments import patients
 
 from concord.cli import main
@@ -113,9 +114,7 @@ def ask(port: int, rows: list[dict[str, Any]]) -> tuple[int, Any]:
 
 @pytest.mark.slow  # two interpreters with MLflow; that a champion predicts for raw rows is claimed above
 def test_mlflow_serves_a_champion_of_raw_rows(trained: Path, predicted: Mapping[str, Any]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = ["models", "serve", "--model-uri", "models:/table@champion", "--env-manager", "local", "--port", str(port)]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     place = {"MLFLOW_TRACKING_URI": f"sqlite:///{trained}/out/mlflow.db", "PATH": path}

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from forked import Command, start_server
+from ports import free_port
 from test_run import JOB_FILE, OPTIONS, command, start, wait_for
 
 from concord.errors import InputError, RunFailedError, StoppedError
@@ -253,13 +254,6 @@ def test_a_resumed_run_with_a_wrong_address_is_refused_without_touching_it(outpu
     assert tracked(output)["a"].status == "FAILED"
 
 
-def unused_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def silent() -> Iterator[int]:
     """A port that takes connections and says nothing."""
@@ -291,7 +285,7 @@ def web_server() -> Iterator[int]:
         ("nope.invalid:6379", r"no Ray cluster answers there \(.*not known\)"),
         ("http://127.0.0.1:8265", "a Ray cluster has no http address"),
         ("ray://nope.invalid:10001", r"no Ray cluster answers there \(.*not known\)"),
-        (unused_port, r"no Ray cluster answers there \(Connection refused\)"),
+        (free_port, r"no Ray cluster answers there \(Connection refused\)"),
         (silent, r"no Ray cluster answers there \(no answer in time\)"),
         (web_server, "another service answers there, not a Ray cluster"),
     ],

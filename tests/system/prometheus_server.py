@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from ray_head import free_port
+from ports import free_port
 
 CONFIGURATION = Path(__file__).parents[2] / "cluster" / "grafana" / "prometheus.yml"
 PROGRAM = shutil.which("prometheus")

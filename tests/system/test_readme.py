@@ -7,7 +7,6 @@ import re
 import runpy
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forked import run_processes, run_program
+from ports import free_port
 
 from concord.errors import InputError
 from concord.runs.run import run
@@ -73,10 +73,8 @@ def under_torchrun(folder: Path) -> str:
 
 def in_forked_processes(folder: Path) -> str:
     """With the variables that torchrun gives."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    run_processes(_of_torchrun, 2, folder, {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    run_processes(_of_torchrun, 2, folder, place)
     return "".join((folder / f"printed {rank}").read_text() for rank in range(2))
 
 
