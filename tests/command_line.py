@@ -1,4 +1,4 @@
-"""What a command answers, as tests look at it."""
+"""The result of a command, in the form that tests read."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Said:
-    """What a command answered."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -28,5 +28,5 @@ Concord = Callable[..., Said]
 
 
 def files(folder: Path) -> set[str]:
-    """The files in a folder, but for those that Python makes of modules."""
+    """The files in a folder, without Python's bytecode."""
     return {str(path) for path in folder.rglob("*") if "__pycache__" not in path.parts}

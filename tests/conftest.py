@@ -1,4 +1,4 @@
-"""What several test files share: one Ray for the whole session, and quiet libraries."""
+"""Shared by several test files: one Ray for the whole session, and quiet libraries."""
 
 import contextlib
 import os
@@ -27,22 +27,22 @@ from concord.tracking import Store
 from concord.tracking.database import create_tables, sqlite_file
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-# Tensors are tiny here and processes many: threads that share two cores wait for each other. Processes inherit it.
+# Tests have tiny tensors and many processes, whose threads would wait for each other. Processes inherit this setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A Ray that starts on this machine turns tokens on, and writes one to the home folder if there is none. A process that
-# was forked earlier would not know that, and a second Ray that starts at the same moment would overwrite the token.
+# A Ray that starts on this machine enables tokens, and writes one to the home folder if none exists. A process that was
+# forked earlier would not know the token, and a second Ray that starts at the same moment would overwrite it.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 torch.set_num_threads(1)
-# Where tests are started in the background, SIGINT is ignored, and so it would be in the processes that they interrupt.
+# Tests in the background ignore SIGINT. The processes that they interrupt would inherit this, so restore the handler.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# No test claims how long an example takes: on a busy machine the first one imports, allocates and waits.
+# No deadline for an example: on a busy machine the first example imports, allocates and waits.
 settings.register_profile("concord", deadline=None)
 settings.load_profile("concord")
-SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and training would take longer
+SECONDS = 20.0  # "a few" on a shared machine; starting Ray and training would take longer
 
-# The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
+# The slowest files, slowest first, so that no slow file starts last when files run in parallel.
 LONG = (
     "test_study", "test_run", "test_submission", "test_readme", "test_agent", "test_methods", "test_cloning",
     "test_analyze", "test_objective_jobs", "test_tracking", "test_training", "test_run_lifecycle", "test_collective",
@@ -55,9 +55,9 @@ LONG = (
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Side by side where all tests are asked for; some that are named run in this process.
+    """Run all tests in parallel; run named tests in this process.
 
-    One more than there are cores: tests of runs and clusters wait for processes most of their time.
+    The number of workers is the number of cores + 1, since tests of runs and clusters mostly wait for processes.
     """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return 1 + max(2, os.cpu_count() or 1) if whole else 0
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A Ray of our own on this machine, started once; the runs of all tests use it."""
+    """A Ray on this machine, started once and used by the runs of all tests."""
     from concord.runs.session import ray_session
     from concord.training import TrainConfig
 
@@ -82,7 +82,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Of MLflow's tables, which take a second each time, a new SQLite file gets a copy."""
+    """Give each new SQLite file a copy of MLflow's tables, since creating them takes a second."""
     made: list[sqlite3.Connection] = []
 
     def create(uri: str) -> None:
@@ -122,13 +122,13 @@ def run_id(store: Store) -> str:
 
 @pytest.fixture
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cluster from outside: runs with one worker train in this process, also where a test has started a Ray."""
+    """Remove outside clusters: runs with one worker train in this process, even if a test has started a Ray."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 @pytest.fixture(scope="session")
 def coinrun() -> None:
-    """Procgen and RLlib; without the extra, what needs them is skipped."""
+    """Procgen and RLlib; without the extra, tests that need them are skipped."""
     try:
         require_coinrun("this test")
     except InputError as error:
@@ -137,7 +137,7 @@ def coinrun() -> None:
 
 @pytest.fixture(autouse=True)
 def _denormal_numbers() -> Iterator[None]:
-    """What trains in this process sets them to zero; Hypothesis will not draw numbers then."""
+    """Restore denormal numbers: training in this process flushes them to zero, and Hypothesis then draws no numbers."""
     yield
     torch.set_flush_denormal(False)
 
@@ -163,7 +163,7 @@ def s3() -> Iterator[s3_server.Server]:
 
 @pytest.fixture
 def seeded() -> Iterator[None]:
-    """PyTorch's generator seeded."""
+    """Seed PyTorch's generator."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
@@ -171,7 +171,7 @@ def seeded() -> Iterator[None]:
 
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for runs, and no tracking server from outside."""
+    """An empty folder for runs, without an outside tracking server."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return tmp_path / "runs"
 
@@ -202,7 +202,7 @@ def concord_(
 
 @pytest.fixture
 def refused(concord_: Concord, tmp_path: Path) -> Callable[..., str]:
-    """The one line of a refusal: the same with --json, and nothing is left behind."""
+    """The one line of a refusal, which is the same with --json and leaves no files."""
 
     def call(*words: object) -> str:
         before = files(tmp_path)

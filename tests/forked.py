@@ -1,4 +1,4 @@
-"""Processes of tests, forked from one that has imported PyTorch: that takes each of them seconds otherwise."""
+"""Test processes that are forked from a process with PyTorch imported; importing it in each would take seconds."""
 
 import contextlib
 import multiprocessing
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-# What the tests' functions need. The first DDP of a process imports Dynamo.
+# Modules that the tests' functions need. The first DDP of a process imports Dynamo.
 _IMPORTED = [
     "pytest",
     "torch._dynamo",
@@ -29,7 +29,8 @@ _IMPORTED = [
     "imported_mlflow",
 ]
 
-# A program that begins with this imports nothing of Concord, though its process was forked from one that has.
+# A program that begins with these lines sees no imported module of Concord, though its process was forked from one that
+# imported them.
 WITHOUT_CONCORD = """
 import sys
 sys.modules |= {name: None for name in ["concord", *sys.modules] if name.partition(".")[0].startswith("concord")}
@@ -37,39 +38,39 @@ sys.modules |= {name: None for name in ["concord", *sys.modules] if name.partiti
 
 
 def start_server() -> None:
-    """Have the process that imports once and is forked then."""
+    """Start the process that imports once and is then forked."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server knows no other
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server has no other path
         multiprocessing.set_forkserver_preload(_IMPORTED)
         multiprocessing.forkserver.ensure_running()
 
 
 def run_processes(function: Callable[..., None], number: int, *arguments: Any) -> None:
-    """Call it, with the number of the process first, in so many processes; fails with what one of them raises."""
+    """Call a function in this number of processes, with the process's number first; raises the error of a process."""
     start_server()
     start_processes(_with_environment, (dict(os.environ), function, *arguments), number, start_method="forkserver")
 
 
 def _with_environment(rank: int, environment: dict[str, str], function: Callable[..., None], *arguments: Any) -> None:
-    os.environ.clear()  # it is that of when the server was started
+    os.environ.clear()  # the environment is the one at the server's start
     os.environ.update(environment)
     function(rank, *arguments)
 
 
 def run_group(function: Callable[..., None], world_size: int, folder: Path, *arguments: Any) -> None:
-    """Call it, with rank and number of processes first, in every process of a gloo group that meets in the folder."""
+    """Call a function, with rank and number of processes first, in a gloo group that meets in the folder."""
     run_processes(_member, world_size, function, world_size, folder, *arguments)
 
 
 def run_program(text: str, folder: Path, **environment: str) -> str:
-    """What it prints as the main program of a process in the folder; fails with what it raises."""
+    """Run the main program in a process in the folder; return its output, or raise its error."""
     (folder / "program.py").write_text(text)
     run_processes(_program, 1, folder, environment)
     return (folder / "printed").read_text()
 
 
 class Command:
-    """``concord`` with these words in a process of its own session; used as a ``subprocess.Popen``."""
+    """``concord`` with these words in a process with its own session; has the interface of ``subprocess.Popen``."""
 
     def __init__(self, *words: object, folder: Path | None = None) -> None:
         start_server()
@@ -88,7 +89,7 @@ class Command:
         return self._process.exitcode
 
     def communicate(self, timeout: float = 300) -> tuple[str, str]:
-        """What it printed and what it said, once it has ended."""
+        """Standard output and standard error, after the end of the process."""
         self._process.join(timeout)
         assert self._process.exitcode is not None, f"still at work after {timeout} s"
         out, error = (Path(self._written.name) / name for name in ("out", "error"))

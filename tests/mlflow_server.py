@@ -53,7 +53,7 @@ class Server:
 
 
 def _serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
-    """The command ``mlflow``, whose server runs in this process in place of an interpreter of its own."""
+    """The command ``mlflow``, whose server runs in this process, not in a new interpreter."""
     os.setsid()
     os.chdir(folder)
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""Tests whose body runs in every process of a gloo group: the groups are started once and are sent the tests."""
+"""Tests whose body runs in every process of a gloo group: each group starts once and then receives the tests."""
 
 import contextlib
 import faulthandler
@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from forked import start_server
 
-SECONDS = 30  # after which a test counts as hanging
+SECONDS = 30  # a longer test counts as hanging
 
 
 def in_processes(*worlds: int, **options: Sequence[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run the body in groups of these sizes, with every combination of the options; may stand several times."""
+    """Run the body in groups of these sizes, with every combination of the options; can be applied several times."""
 
     def decorate(function: Any) -> Any:
         test = function if hasattr(function, "cases") else _test(function)
@@ -51,7 +51,7 @@ def _test(body: Callable[..., None]) -> Any:
 
 @contextlib.contextmanager
 def groups() -> Iterator[Callable[[int, str, str, dict[str, Any]], None]]:
-    """Runs bodies in groups, each started when it is needed; after a body that fails or hangs in a new one."""
+    """Runs bodies in groups. A group starts when it is needed; a failed or hanging body ends its group."""
     started: dict[int, Group] = {}
 
     def run(world: int, module: str, name: str, arguments: dict[str, Any]) -> None:
@@ -86,10 +86,10 @@ class Group:
             theirs.close()
 
     def run(self, body: tuple[str, str, dict[str, Any]]) -> dict[int, str]:
-        """What went wrong in which process."""
+        """Run a body; return the errors by process."""
         outcomes: dict[int, str | None] = {}
         for ours in self._connections:
-            with contextlib.suppress(OSError):  # its end is read below
+            with contextlib.suppress(OSError):  # the process has ended, which is found below
                 ours.send(body)
         waiting = {ours: rank for rank, ours in enumerate(self._connections)}
         deadline = time.monotonic() + SECONDS
@@ -102,7 +102,7 @@ class Group:
                 except (EOFError, ConnectionError):
                     self._processes[rank].join(1)
                     outcomes[rank] = f"ended with status {self._processes[rank].exitcode}"
-            if any(outcomes.values()):  # the others may now wait for it in vain
+            if any(outcomes.values()):  # the other processes may now wait forever
                 deadline = min(deadline, time.monotonic() + 2)
         failed = any(outcomes.values())
         self.usable &= not failed and not waiting
@@ -123,14 +123,14 @@ _groups: list[Any] = []
 
 def _process(rank: int, world: int, folder: Path, bodies: Connection) -> None:
     torch.set_num_threads(1)
-    gc.freeze()  # or every process's collector would copy the pages it shares with the others
+    gc.freeze()  # else each process's collector would copy the shared pages
     trace = (folder / f"hanging {rank}").open("w")
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=2 * SECONDS),  # a collective that hangs is ended from outside, with a traceback
+        timeout=timedelta(seconds=2 * SECONDS),  # the parent ends a hanging collective first, with a traceback
     )
     # PyTorch may wait without end if the last reference to a group goes with a model. This one stays.
     _groups.append(dist.group.WORLD)

@@ -1,4 +1,4 @@
-"""A real Ray head node with a token, as `ray start --head` makes one, for tests of what is submitted to it."""
+"""A real Ray head node with a token, as made by `ray start --head`, for tests of submissions."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ import ray
 import ray_workers
 from ports import free_port
 
-_HEAD_ID = "f" * 51 + "00000"  # of the provider's nodes the first
+_HEAD_ID = "f" * 51 + "00000"  # the provider's first node
 
 _NO_COMMANDS_AND_FILES = (
     *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
@@ -33,14 +33,14 @@ class Head:
         self.token_file.write_text(secrets.token_hex(16))
         self.port, self.dashboard, client, agent = (free_port() for _ in range(4))
         self.address = f"http://127.0.0.1:{self.dashboard}"
-        # Ray's sockets lie below this folder, and a path of theirs must not be long.
+        # Ray's sockets are in this folder, and their paths must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))
         self.command = [
-            # The command `ray`, whose workers are forked from a process that knows no Concord: that comes with a job.
+            # The command `ray`; its workers are forked from a process without Concord, since a job brings its own.
             *(sys.executable, ray_workers.__file__, ray_workers.NODE),
             *("start", "--head", "--block", "--disable-usage-stats"),
             *("--node-ip-address", "127.0.0.1", "--port", str(self.port), "--ray-client-server-port", str(client)),
-            # Its default is taken where another Ray runs on the machine, and jobs cannot be submitted without it.
+            # Another Ray on this machine may use the default port, and submitting jobs needs this one.
             *("--dashboard-agent-listen-port", str(agent)),
             *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard)),
             *("--num-cpus", "2", "--object-store-memory", str(100 << 20), "--temp-dir", str(self.temporary)),
@@ -78,10 +78,10 @@ class Head:
         raise RuntimeError((self.folder / "head.log").read_text()[-2000:])
 
     def stop(self) -> None:
-        """End the node and everything that it started."""
+        """End the node and all processes that it started."""
         if self.process is None:
             return
-        # Ray's own are of its session; what a job started is known by the folder that it was started in.
+        # Ray's own processes have its session; processes of a job are recognized by their working folder.
         subprocess.run(["pkill", "-KILL", "-s", str(self.process.pid)], check=False)
         subprocess.run(["pkill", "-KILL", "-f", str(self.temporary)], check=False)
         self._template.close()
@@ -91,14 +91,14 @@ class Head:
 
 
 class GrowingHead(Head):
-    """A head node without a CPU, whose autoscaler starts nodes on this machine, as Ray's own tests have it.
+    """A head node without a CPU, whose autoscaler starts nodes on this machine, as in Ray's own tests.
 
-    Not by Ray's ``AutoscalingCluster``, which begins and ends by killing every Ray of the machine.
+    Ray's ``AutoscalingCluster`` is not used, since it kills every Ray of the machine at its start and end.
     """
 
     def __init__(self, folder: Path, node_types: dict[str, dict[str, float]]) -> None:
         super().__init__(folder)
-        self.gcs_address = f"{ray.util.get_node_ip_address()}:{self.port}"  # to which Ray's drivers turn 127.0.0.1
+        self.gcs_address = f"{ray.util.get_node_ip_address()}:{self.port}"  # Ray's drivers use it for 127.0.0.1
         types = {
             name: {
                 "resources": {**resources, "object_store_memory": 100 << 20},
@@ -122,7 +122,7 @@ class GrowingHead(Head):
                 **types,
             },
             "head_node_type": "ray.head.default",
-            # Longer than a busy machine takes to place a run on the node that came for it.
+            # Longer than a busy machine needs to place a run on its new node.
             "idle_timeout_minutes": 0.3,
             "upscaling_speed": 1.0,
             "file_mounts_sync_continuously": False,

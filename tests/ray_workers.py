@@ -1,8 +1,7 @@
-"""Ray's workers for tests, forked from a process that has imported what they need: that takes each of them seconds.
+"""Ray's workers for tests, forked from a process that has imported their modules; importing in each takes seconds.
 
-The workers are Ray's own, as are the processes that start them and the way in which they find each other. Only their
-first step differs: Ray runs this file in place of its ``setup_worker.py``, and so starts a worker by asking a process
-that was imported into once for a fork of it.
+The workers, the processes that start them and their communication are Ray's own. Only a worker's first step differs:
+Ray runs this file in place of its ``setup_worker.py``, and the file asks the process with the imports for a fork.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from typing import Any, NoReturn
 ADDRESS = "TESTS_RAY_WORKERS"
 _SERVE, NODE = "serve", "node"
 _LIBRARY = "torch._dynamo"
-# Ray reads its environment when it is imported, and the node gives its workers one of theirs.
+# Ray reads the environment when it is imported, and the node gives its workers another environment.
 _RAY = ("ray._private.workers.default_worker", "ray.train.torch", "ray.train.v2._internal.execution.controller")
 _CONCORD = (
     "concord.tracking.store",
@@ -39,7 +38,7 @@ _CONCORD = (
 
 @contextmanager
 def forked_workers(folder: Path) -> Iterator[None]:
-    """A Ray that is started in the body forks its workers, and has no dashboard."""
+    """Let a Ray that the body starts fork its workers and have no dashboard."""
     import pytest
 
     with template(folder, _CONCORD) as variables, pytest.MonkeyPatch.context() as patch:
@@ -51,12 +50,12 @@ def forked_workers(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def template(folder: Path, more: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """The process that is forked, and has imported these modules too; the variables of a Ray that asks it."""
-    if sys.platform != "linux":  # where a fork of a process with these libraries may not live
+    """Start the process to fork, with these further modules imported; return the variables of a Ray that uses it."""
+    if sys.platform != "linux":  # elsewhere a fork of a process with these libraries may crash
         yield {}
         return
     address = str(folder / "workers")
-    # It ends when its standard input does.
+    # The process ends with its standard input.
     with subprocess.Popen(
         [sys.executable, __file__, _SERVE, address, *more], stdin=subprocess.PIPE, start_new_session=True
     ):
@@ -64,7 +63,7 @@ def template(folder: Path, more: Sequence[str] = ()) -> Iterator[dict[str, str]]
 
 
 def parameters(**given: object) -> type[Any]:
-    """Ray's parameters of a node, with these in place of its defaults, and forked workers where there is a template."""
+    """Ray's parameters of a node, with these in place of its defaults; with a template, workers are forked."""
     from ray._private.parameter import RayParams
 
     own = {"setup_worker_path": __file__, **given} if ADDRESS in os.environ else given
@@ -77,7 +76,7 @@ def parameters(**given: object) -> type[Any]:
 
 
 def start_node(words: list[str]) -> None:
-    """The command ``ray`` with these words; its nodes fork their workers."""
+    """Run the command ``ray`` with these words; its nodes fork their workers."""
     import ray._private.parameter
 
     ray._private.parameter.RayParams = parameters()  # type: ignore[misc]
@@ -88,7 +87,7 @@ def start_node(words: list[str]) -> None:
 
 
 def ask(words: list[str]) -> None:
-    """Have a worker forked, and wait until it has ended."""
+    """Ask for a forked worker, and wait until it has ended."""
     asked = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[ADDRESS])
@@ -111,7 +110,7 @@ def serve(address: str, *more: str) -> None:
             os.environ.update(environment)
             for name in (*_RAY, *more):
                 importlib.import_module(name)
-            gc.freeze()  # a collection would touch, and so copy, all that was imported
+            gc.freeze()  # a collection would copy the memory of all imports
             if os.fork() == 0:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -125,7 +124,7 @@ def serve(address: str, *more: str) -> None:
 
 
 def received(connection: socket.socket) -> tuple[list[str], dict[str, str], str, list[int]]:
-    """The words, the environment, the folder and the standard streams of who asks."""
+    """The words, the environment, the folder and the standard streams of the asking process."""
     text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 3)
     while more := connection.recv(1 << 20):
         text += more
@@ -134,7 +133,7 @@ def received(connection: socket.socket) -> tuple[list[str], dict[str, str], str,
 
 
 def work(words: list[str]) -> NoReturn:
-    """One worker, as ``setup_worker.py`` starts it. It ends as forked processes do: nothing imported is taken down."""
+    """Run one worker, as ``setup_worker.py`` does. It ends like a forked process, without finalizing modules."""
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.utils import update_envs
 
@@ -145,7 +144,7 @@ def work(words: list[str]) -> NoReturn:
     options, rest = parser.parse_known_args(words)
     context = RuntimeEnvContext.deserialize(options.serialized_runtime_env_context)
     update_envs(context.env_vars)
-    # Where a job has files of its own; a new interpreter would do both.
+    # For jobs with files of their own; a new interpreter would do both.
     match context.command_prefix:
         case ["cd", place, "&&"]:
             os.chdir(*shlex.split(place))

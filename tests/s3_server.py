@@ -1,4 +1,4 @@
-"""A real S3 server for tests: moto's, on loopback. It can be stopped and started again, and still has what it had."""
+"""A real S3 server for tests: moto's, on loopback. It can be stopped and restarted without losing its objects."""
 
 import logging
 from typing import Any
@@ -11,7 +11,7 @@ _KEY, _SECRET = "AKIAOFTESTS", "not-to-be-seen-anywhere"
 
 
 class Server:
-    """An S3 server at an address that stays."""
+    """An S3 server with a fixed address."""
 
     secret = _SECRET
 
@@ -22,7 +22,7 @@ class Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which it is found."""
+        """The environment variables of its clients."""
         return {
             "AWS_ACCESS_KEY_ID": _KEY,
             "AWS_SECRET_ACCESS_KEY": _SECRET,
@@ -31,14 +31,14 @@ class Server:
         }
 
     def start(self) -> None:
-        from moto.server import ThreadedMotoServer  # seconds, for those who start one
+        from moto.server import ThreadedMotoServer  # takes seconds, needed only here
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
 
     def stop(self) -> None:
-        """From now on connections are refused."""
+        """Stop the server: connections are refused."""
         if self._server is not None:
             self._server.stop()
             self._server = None
@@ -47,7 +47,7 @@ class Server:
         self.client().create_bucket(Bucket=BUCKET)
 
     def client(self) -> Any:
-        """Amazon's own client of it."""
+        """Amazon's client for this server."""
         import boto3
 
         return boto3.client(
@@ -59,12 +59,12 @@ class Server:
         )
 
     def keys(self, prefix: str = "") -> list[str]:
-        """The names of what it holds."""
+        """The names of its objects."""
         pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Let this process find it, and no other storage."""
+        """Let this process use this server and no other storage."""
         for name, value in self.environment.items():
             patch.setenv(name, value)
         for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"):

@@ -1,4 +1,4 @@
-"""The benchmark table: rows as they come, nothing lost by Ctrl-C or by a benchmark that fails."""
+"""The benchmark table prints rows as they are measured, and loses none by Ctrl-C or a failing benchmark."""
 
 import json
 import os

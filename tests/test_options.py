@@ -1,4 +1,4 @@
-"""Options in groups: plain names outside, defaults by an instance, and files of them."""
+"""Options in groups: plain names for users, defaults from an instance, and option files."""
 
 import contextlib
 import io
@@ -28,14 +28,14 @@ OPTIONS = options_of(TrainConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrainConfig):
-    """Of a job of one's own."""
+    """The options of a user's job."""
 
     width: int = 8
     """Units."""
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values that an option of this type may have."""
+    """Valid values of an option of this type."""
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) is tuple:
@@ -55,7 +55,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def changes(draw: st.DrawFn) -> dict[str, Any]:
-    """Some options with values that they may have."""
+    """Some options with valid values."""
     names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), unique=True, max_size=8))
     return {name: draw(values_of(OPTIONS[name].hint)) for name in names}
 
@@ -72,7 +72,7 @@ def test_a_record_gives_back_what_was_recorded(given_: dict[str, Any]) -> None:
     config = TrainConfig().with_options(**given_)
     recorded = json.loads(json.dumps(recorded_config(config)))
     ours, theirs = option_values(config), option_values(restored_config(TrainConfig(), recorded))
-    kept = set(OPTIONS) - {"tracking_uri", "address"}  # which are of a machine
+    kept = set(OPTIONS) - {"tracking_uri", "address"}  # which depend on the machine
     assert {name: theirs[name] for name in kept} == {name: ours[name] for name in kept}
 
 
@@ -148,7 +148,7 @@ def test_every_job_s_defaults_can_be_meant(name: str) -> None:
 
 
 def printed(*words: str) -> str:
-    """What the command line prints."""
+    """The output of the command line."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(list(words)) == 0
     return out.getvalue()
@@ -187,7 +187,7 @@ def test_a_run_s_record_is_a_file_of_options(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps(text))
         values = yaml.safe_load(printed("train", "synthetic", "--config", str(tmp_path / name), "--print-config"))
         assert values["lr"] == 0.5
-        assert "name" not in values  # another run has another
+        assert "name" not in values  # each run has its own name
 
 
 @pytest.mark.parametrize(("command", "own"), [("tune", {"trials": 3}), ("compare", {"seeds": 3})])

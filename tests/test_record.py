@@ -1,4 +1,4 @@
-"""A record is the truth: what is appended is kept, a kill costs no line, and MLflow has each event once."""
+"""Records keep every appended event, a kill loses no line, and MLflow receives each event once."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ def wait_for(found: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
-    """Every point that the store has, so that one stored twice is seen twice."""
+    """Every point in the store; a point that is stored twice appears twice."""
     return sorted((point.step, point.value) for point in store.client.get_metric_history(run_id, key))
 
 
@@ -210,7 +210,7 @@ def test_events_recorded_through_an_outage_arrive_exactly_once(
     for step in range(100, 2000):
         events.append("metrics", step=step, metrics={"loss": 1 / (step + 1)})
     wait_for(lambda: len(caplog.messages) == 1)
-    time.sleep(2)  # another attempt, but one message
+    time.sleep(2)  # a second attempt, but no second message
     assert caplog.messages == [
         f"tracking at {server.uri} is not answering (Connection refused); events are kept in {folder / EVENTS}"
     ]
@@ -237,7 +237,7 @@ def test_what_a_store_had_not_taken_is_sent_later_and_nothing_twice(store: Store
     assert Mirror(Store(NOWHERE, None), run_id, folder).close(0.0) == 1
     events.append("metrics", step=2, metrics={"a": 2.0})
     assert Mirror(store, run_id, folder).close(10.0) == 0
-    (tmp_path / CURSOR).unlink()  # even if nobody remembers what was sent
+    (tmp_path / CURSOR).unlink()  # without a record of the sent events
     assert Mirror(store, run_id, folder).close(10.0) == 0
     assert logged(store, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert logged(store, run_id, "b") == [(1, 1.0)]
@@ -258,7 +258,7 @@ def test_a_killed_process_loses_no_event(store: Store, run_id: str, tmp_path: Pa
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)]).returncode == -signal.SIGKILL
     with (tmp_path / EVENTS).open("ab") as file:
-        file.write(b'{"event":"metrics","at":179519305206')  # as if the machine itself had died
+        file.write(b'{"event":"metrics","at":179519305206')  # as after a crash of the machine
     events = events_of(tmp_path, (500, {"a": 500, "b": -500}))
     events.close()
     assert Mirror(store, run_id, Folder(tmp_path)).close(10.0) == 0
@@ -284,7 +284,7 @@ def test_a_run_that_is_gone_is_not_asked_for_for_ever(
     (message,) = caplog.messages
     assert "refuses events" in message
     assert "not found" in message
-    assert Mirror(store, run_id, Folder(tmp_path)).close(10.0) == 0  # another run takes them
+    assert Mirror(store, run_id, Folder(tmp_path)).close(10.0) == 0  # another run accepts the events
     assert logged(store, run_id, "a") == [(1, 1.0), (2, 2.0)]
 
 
@@ -314,7 +314,7 @@ def test_runs_of_a_group_are_children_with_parameters_tags_and_ends(store: Store
     assert by_name["s trial 1"].parameters == {"lr": "1", "api_key": "***"}
     assert by_name["s trial 2"].metrics == {"loss": 1.0}
 
-    # A run that was killed continues in its child, one that failed has another; also where the cursor is lost.
+    # A killed trial continues in its child run, and a failed trial gets a second one; also after the cursor is lost.
     (tmp_path / CURSOR).unlink()
     events.append("began", "trial 2", name="s trial 2", parameters={"lr": 2})
     events.append("ended", "trial 2", status="FINISHED")

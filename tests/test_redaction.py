@@ -1,4 +1,4 @@
-"""What is secret: by its name in every way of writing, and in what a run and a study leave behind."""
+"""Secrets are recognized by their names in every spelling, and do not appear in the files of runs and studies."""
 
 import json
 import re
@@ -129,7 +129,7 @@ def test_programs_and_data_are_no_secrets(name: str) -> None:
     assert not is_secret_file(Path("folder") / name)
 
 
-# --- what is left behind
+# --- the files of runs and studies
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_run_leaves_no_secret_behind_and_needs_it_again(
     )
     assert main([*words, "--hub-token", SECRET]) == 2
     assert "was started with https://ann:***@host/t?sig=***" in capsys.readouterr().err
-    # Another token of the same hub is the user's business; the address has to be the same.
+    # The token for the same hub may change; the address must be the same.
     assert main([*words, "--hub-token", "renewed", "--teacher", GIVEN["teacher"]]) == 0
     assert main([*words, "--hub-token", SECRET, "--teacher", "https://ann:p@elsewhere"]) == 2
     assert SECRET not in capsys.readouterr().err

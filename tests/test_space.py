@@ -1,4 +1,4 @@
-"""Search spaces: what a point is, that every form of a space says the same, and which spaces are none."""
+"""Search spaces: their points, the equality of all forms of a space, and the refusal of invalid spaces."""
 
 import itertools
 import json
@@ -60,7 +60,7 @@ continuous = uniform | log_uniform
 
 @st.composite
 def entries(draw: st.DrawFn, names: tuple[str, ...], leaves: st.SearchStrategy[Any], depth: int) -> dict[str, Entry]:
-    """Entries under some of these names. What hangs on a switch has names that begin with the switch's."""
+    """Entries under some of these names. The entries of a switch have names that begin with the switch's name."""
     found: dict[str, Entry] = {}
     for name in draw(st.lists(st.sampled_from(names), unique=True, max_size=3)):
         if depth and draw(st.booleans()):
@@ -73,7 +73,7 @@ def entries(draw: st.DrawFn, names: tuple[str, ...], leaves: st.SearchStrategy[A
 
 
 def spaces(leaves: st.SearchStrategy[Any] = choices | integers | continuous | values) -> st.SearchStrategy[Space]:
-    """Spaces with switches on switches."""
+    """Spaces with nested switches."""
     return entries(tuple("abcd"), leaves, 2).map(Space)
 
 
@@ -85,7 +85,7 @@ def in_domain(domain: Domain) -> st.SearchStrategy[Any]:
 
 @st.composite
 def points(draw: st.DrawFn, space: Space) -> Point:
-    """Points, made branch by branch from the entries alone."""
+    """Points, built branch by branch from the entries."""
 
     def chosen(entries: Mapping[str, Entry]) -> Point:
         point: Point = {}
@@ -117,7 +117,7 @@ def test_a_point_has_what_counts_in_its_branches_and_nothing_else(data: st.DataO
     assert [located.name for located in space.active(point)] == list(point)
     assert set(point) | set(space.fixed(point)) <= space.names()
     assert not set(point) & set(space.fixed(point))
-    list(space.active(point | space.fixed(point)))  # what is fixed may be said
+    list(space.active(point | space.fixed(point)))  # a point may contain the fixed values
     for name in point:
         without = {other: value for other, value in point.items() if other != name}
         with pytest.raises(InputError, match=f"^{name}: is missing"):
@@ -138,7 +138,7 @@ def test_labels_are_unique_and_a_switch_comes_before_what_hangs_on_it(data: st.D
 
 
 def count(entries: Mapping[str, Entry]) -> int:
-    """How many points there are, by arithmetic."""
+    """The number of points, by arithmetic."""
     return math.prod(
         sum(map(count, entry.branches.values()))
         if isinstance(entry, OneOf)

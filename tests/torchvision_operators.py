@@ -1,6 +1,6 @@
-"""Declares the operators that importing torchvision needs, where its compiled library is of another torch.
+"""Declares the operators that importing torchvision needs, if torchvision was compiled for another torch.
 
-Its networks and augmentation need none of them. Transformers imports torchvision with its models.
+Torchvision's networks and augmentation need none of them. Transformers imports torchvision with its models.
 """
 
 from importlib.util import find_spec
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 _spec = find_spec("torchvision")
-LIBRARY: torch.library.Library | None = None  # kept: declarations end with their object
+LIBRARY: torch.library.Library | None = None  # kept: deleting the object removes the declarations
 if _spec is not None and _spec.origin is not None:
     try:
         for file in Path(_spec.origin).parent.glob("_C*.so"):

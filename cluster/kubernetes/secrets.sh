@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Make the secrets that the manifests name, where they are missing: tokens and passwords of 256 random bits. What is there
-# is left alone, and no value is shown, passed as an argument or written to a file.
+# Make the missing secrets that the manifests name: tokens and passwords of 256 random bits. Existing secrets stay as
+# they are. No value is printed, passed as an argument or written to a file.
 #
-#   secrets.sh [NAMESPACE]      concord, if none is given; it has to be there
+#   secrets.sh [NAMESPACE]      an existing namespace; the default is concord
 set -euo pipefail
 
 namespace=${1:-concord}
@@ -24,7 +24,7 @@ secret() {
     echo "secret $name: made"
 }
 
-secret concord auth_token # of Ray; KubeRay looks for it under the cluster's name
+secret concord auth_token # of Ray; KubeRay reads the secret with the cluster's name
 secret mlflow-server admin-username=admin admin-password session-key
 secret mlflow-user username=concord password # of the jobs
 secret postgres superuser-password mlflow-password

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A Ray cluster of several hosts on this machine, with MLflow and PostgreSQL: one command starts it, one ends it.
 
-Every node lives in a network namespace of its own, with an address of its own, on a bridge that only this machine
-reaches: the namespaces have no route to anywhere else. Making them needs root; what runs in them is the user's. Files
-are read and written with the user's rights: no link in the user's folder leads root to a file of anybody else's.
+Every host has its own network namespace and its own address on a bridge that only this machine reaches; the namespaces
+have no other route. Making namespaces needs root; their processes run as the user. Files are read and written with the
+user's rights, so no link in the user's folder can lead root to another user's file.
 
     cluster.py up        cluster.py status      cluster.py kill 1     a node, as with a power cut
     cluster.py down      cluster.py env         cluster.py start 1    and back
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-# The same on every Ray node; README.md lists them.
+# The ports of every Ray node; README.md lists them.
 RAY_PORTS = {
     "node-manager-port": 7001,
     "object-manager-port": 7002,
@@ -40,33 +40,33 @@ RAY_PORTS = {
     "min-worker-port": 10002,
     "max-worker-port": 10999,
 }
-# Ray's own choice: of the autoscaler's metrics, and of the dashboard's.
+# Ray chooses these ports for the metrics of the autoscaler and of the dashboard.
 HEAD_METRICS_PORTS = (44217, 44227)
 GCS_PORT, CLIENT_PORT, DASHBOARD_PORT, MLFLOW_PORT = 6379, 10001, 8265, 5000
 STORE = "store"
 _STARTING_SECONDS = 180.0
 _ENDING_SECONDS = 15.0
-# A submission waits for its turn: Ray would give it up after a quarter of an hour.
+# How long a submission may wait for resources; Ray's default is a quarter of an hour.
 _QUEUED_SECONDS = 7 * 24 * 3600
 _OBJECT_STORE_BYTES = 200 << 20
 _USER_NAME = "concord"
 
 
 class UsageError(Exception):
-    """What was asked for cannot be."""
+    """The request is invalid."""
 
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """Where everything of a cluster is.
+    """A cluster on this machine: its hosts, addresses, files and processes.
 
     Attributes:
-        name: begins the names of its namespaces and of its bridge.
+        name: prefix of the names of its namespaces and of its bridge.
         subnet: the first three numbers of its addresses.
-        folder: with its token, password, database, artifacts, runs and logs.
-        user: whose processes run in it.
-        nodes: how many Ray nodes, the head among them.
-        cpus: that each of them offers.
+        folder: holds its token, password, database, artifacts, runs and logs.
+        user: owner of its processes.
+        nodes: number of Ray nodes, the head included.
+        cpus: number of CPUs of each node.
         open_metrics: whether this machine may read Ray's metrics, which ask for no token.
     """
 
@@ -86,17 +86,17 @@ class LocalCluster:
 
     @property
     def dashboard(self) -> str:
-        """Where submissions go."""
+        """Address of the Ray dashboard, which takes submissions."""
         return f"http://{self.hosts['head']}:{DASHBOARD_PORT}"
 
     @property
     def tracking_uri(self) -> str:
-        """Where MLflow answers."""
+        """Address of MLflow."""
         return f"http://{self.hosts[STORE]}:{MLFLOW_PORT}"
 
     @property
     def temporary(self) -> Path:
-        """For sockets, whose paths may not be long."""
+        """Folder for sockets, whose paths must be short."""
         return Path("/tmp") / f"{self.name}-{self.user.pw_uid}"
 
     def namespace(self, host: str) -> str:
@@ -104,7 +104,7 @@ class LocalCluster:
         return f"{self.name}-{host}"
 
     def environment(self) -> dict[str, str]:
-        """What a client of the cluster needs. Raises UsageError if it was never started."""
+        """The environment variables of a client. Raises UsageError if the cluster was never started."""
         with self._as_user():
             if not (self.folder / "mlflow-password").exists():
                 raise UsageError(f"--folder {self.folder}: no cluster was started there; start one with up")
@@ -120,7 +120,7 @@ class LocalCluster:
     # Starting
 
     def up(self) -> None:
-        """Start what is not running."""
+        """Start every host that is not running."""
         self._make_folders()
         self._make_bridge()
         for host in self.hosts:
@@ -142,13 +142,13 @@ class LocalCluster:
 
     def _start_store(self) -> None:
         address = self._start_postgresql()
-        # Without the password, which goes by the environment.
+        # The address has no password: the environment passes it.
         self._write(
             "mlflow-auth.ini",
             f"[mlflow]\ndefault_permission = NO_PERMISSIONS\ndatabase_uri = {address.format('mlflow_auth')}\n"
             f"admin_username = {_USER_NAME}\nauthorization_function = "
             "mlflow.server.auth:authenticate_request_basic_auth\ngrant_default_workspace_access = false\n"
-            # Comparing a password takes its time by design, and training asks often.
+            # Comparing a password is slow by design, and training sends many requests.
             "auth_cache_ttl_seconds = 60\n",
         )
         environment = {
@@ -170,20 +170,20 @@ class LocalCluster:
         started.wait(lambda: _answers(f"{self.tracking_uri}/health"))
 
     def _start_postgresql(self) -> str:
-        """Gives the address of a database, with ``{}`` for its name."""
+        """Start PostgreSQL; return the address of a database, with ``{}`` for its name."""
         data, sockets, binaries = self.folder / "postgresql", self.temporary / "postgresql", _postgresql()
         owner = self._database_owner
         with self._as_user():
-            # What one that was killed left behind; nothing runs here now.
+            # Left behind by a killed server; no server runs now.
             shutil.rmtree(sockets, ignore_errors=True)
             (data / "postmaster.pid").unlink(missing_ok=True)
             for folder in (data, sockets):
                 folder.mkdir(mode=0o700, exist_ok=True)
-                if owner != self.user:  # then the user is root, and nobody else writes to these folders
+                if owner != self.user:  # then the user is root, and no other user writes to these folders
                     os.chown(folder, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
             made = (data / "PG_VERSION").exists()
         if not made:
-            # Only this user of this machine, through a socket that no other can reach: there is no password to keep.
+            # Only this user reaches the socket, so PostgreSQL needs no password.
             make = [str(binaries / "initdb"), "--auth=peer", f"--username={self.user.pw_name}", "-D", str(data)]
             self._run(STORE, make, owner)
         postgres = [str(binaries / "postgres"), "-D", str(data), "-k", str(sockets), "-c", "listen_addresses="]
@@ -200,13 +200,13 @@ class LocalCluster:
 
     @property
     def _database_owner(self) -> pwd.struct_passwd:
-        """PostgreSQL does not run as root."""
+        """The user that runs PostgreSQL, which refuses to run as root."""
         return self.user if self.user.pw_uid else _account("postgres", "nobody")
 
     def _start_ray(self, host: str) -> "_Started":
         temporary = self.temporary / host
         with self._as_user():
-            shutil.rmtree(temporary, ignore_errors=True)  # of the node that was here before
+            shutil.rmtree(temporary, ignore_errors=True)  # of the previous node
             temporary.mkdir(mode=0o700)
         ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
         ray += ["--node-ip-address", self.hosts[host], "--temp-dir", str(temporary), "--num-cpus", str(self.cpus)]
@@ -221,18 +221,18 @@ class LocalCluster:
             "CONCORD_PYTHON": sys.executable,
             "CONCORD_OUTPUT": str(self.folder / "runs"),
             "RAY_JOB_START_TIMEOUT_SECONDS": str(_QUEUED_SECONDS),
-            # What Ray's own actors would look for among the machine's processes, where there may be other clusters.
+            # Without it Ray's actors search the machine's processes, which may belong to another cluster.
             "RAY_ADDRESS": f"{self.hosts['head']}:{GCS_PORT}",
-            # All hosts have this machine's name, which is none of their addresses.
+            # All hosts have this machine's name, which resolves to none of their addresses.
             "GLOO_SOCKET_IFNAME": "eth0",
         }
-        del environment["RAY_API_SERVER_ADDRESS"]  # a client's
+        del environment["RAY_API_SERVER_ADDRESS"]  # only for clients
         return self._spawn(host, ray, environment, host)
 
     # Ending
 
     def down(self) -> None:
-        """End every process and take the network away; what is in the folder stays."""
+        """End every process and remove the network; the folder's files stay."""
         hosts = self._existing()
         for host in hosts:
             self.kill(host, signal.SIGTERM if host != STORE else signal.SIGINT)
@@ -241,14 +241,14 @@ class LocalCluster:
             time.sleep(0.2)
         for host in hosts:
             self.kill(host)
-            _ip("netns", "delete", self.namespace(host), check=False)  # another "down" may have been quicker
+            _ip("netns", "delete", self.namespace(host), check=False)  # another "down" may have removed it
         if _links(self._bridge):
             _ip("link", "delete", self._bridge)
         with self._as_user():
             shutil.rmtree(self.temporary, ignore_errors=True)
 
     def kill(self, host: str, number: int = signal.SIGKILL) -> None:
-        """Send every process of a host a signal, and with -9 wait until they are gone."""
+        """Send a signal to every process of a host; after SIGKILL wait for their end."""
         while pids := self.pids(host):
             for pid in pids:
                 try:
@@ -269,7 +269,7 @@ class LocalCluster:
         return [int(pid) for pid in found.split()]
 
     def status(self) -> dict[str, object]:
-        """What runs, and where it answers."""
+        """Hosts, processes and addresses of the cluster, and which hosts answer."""
         existing = self._existing()
         alive = self._alive_nodes() if "head" in existing else []
         hosts = {
@@ -297,7 +297,7 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def _as_user(self) -> Iterator[None]:
-        """Do what is done in the body with the user's rights: what the user may not, root does not do for the user."""
+        """Run the body with the user's rights, not with root's."""
         if os.geteuid() != 0 or self.user.pw_uid == 0:
             yield
             return
@@ -317,7 +317,7 @@ class LocalCluster:
             return (self.folder / name).read_text()
 
     def _write(self, name: str, text: str, mode: int = 0o644) -> None:
-        """A new file of the user's, in place of what is there."""
+        """Write a new file that the user owns; replaces an existing one."""
         path = self.folder / name
         with self._as_user():
             path.unlink(missing_ok=True)
@@ -328,13 +328,13 @@ class LocalCluster:
         for folder in (self.folder, self.folder / "logs", self.folder / "runs", self.temporary):
             with self._as_user():
                 try:
-                    # The database's owner has to get through; each secret is for its user alone.
+                    # The database's owner must be able to enter; the secrets are readable only by the user.
                     folder.mkdir(mode=0o711, parents=folder == self.folder, exist_ok=True)
-                    # In /tmp anybody may have put a link of that name; whose it is then is whose the link is.
+                    # Another user may have put a link of this name into /tmp: check the owner of the link itself.
                     about = folder.lstat() if folder == self.temporary else folder.stat()
                 except OSError as error:
                     raise UsageError(f"{folder}: cannot be made by {self.user.pw_name} ({error.strerror})") from error
-            if about.st_uid != self.user.pw_uid:  # whoever owns it may change what is in it
+            if about.st_uid != self.user.pw_uid:  # the owner may change the folder's files
                 raise UsageError(f"{folder}: belongs to another user")
         for secret in ("token", "mlflow-password", "mlflow-key"):
             with self._as_user():
@@ -357,9 +357,9 @@ class LocalCluster:
         _ip("link", "set", cable, "master", self._bridge, "up")
         for words in (("link", "set", "lo", "up"), ("link", "set", "eth0", "up")):
             _ip("-n", space, *words)
-        # No other route: what asks from elsewhere gets no answer, whatever this machine forwards.
+        # No other route: requests from other networks get no answer, even if this machine forwards them.
         _ip("-n", space, "address", "add", f"{self.hosts[host]}/24", "dev", "eth0")
-        # This machine has other users: it reaches what asks for a token or a password, and nothing else of a host.
+        # This machine has other users, so it reaches only ports that ask for a token or a password.
         outside = ("iif", "eth0", "from", f"{self.subnet}.1")
         for port in self._open_ports(host):
             tcp = ("ipproto", "tcp", "dport", str(port))
@@ -370,7 +370,7 @@ class LocalCluster:
         _ip("-n", space, "rule", "delete", "pref", "0")
 
     def _open_ports(self, host: str) -> tuple[int, ...]:
-        """Ports that this machine, which is none of the cluster's hosts, reaches."""
+        """Ports of a host that this machine reaches from outside the cluster."""
         if host == STORE:
             return (MLFLOW_PORT,)
         metrics = (RAY_PORTS["metrics-export-port"], *(HEAD_METRICS_PORTS if host == "head" else ()))
@@ -411,7 +411,7 @@ class LocalCluster:
 
     @staticmethod
     def _log(path: Path) -> BinaryIO:
-        """The log, to go on with; a new one in place of a link, or of one that is another's."""
+        """Open the log for appending; replaces a link or another user's file."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         try:
             return open(os.open(path, flags, 0o644), "ab")
@@ -445,7 +445,7 @@ class LocalCluster:
 
 @dataclass(frozen=True)
 class _Started:
-    """A process that is to answer soon."""
+    """A process that was started and does not answer yet."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -463,14 +463,14 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5):
             return True
-    except urllib.error.HTTPError:  # it answers, if only that it wants a password
+    except urllib.error.HTTPError:  # the server answers, even if it asks for a password
         return True
     except OSError:
         return False
 
 
 def _postgresql() -> Path:
-    """The newest PostgreSQL's binaries; Debian keeps the server's off the path."""
+    """The folder of the newest PostgreSQL's binaries; Debian does not put the server's on the path."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: -float(path.parts[-3]))
     on_path = shutil.which("postgres")
     if found or on_path:
@@ -499,7 +499,7 @@ def _account(*names: str) -> pwd.struct_passwd:
 
 
 def _user() -> pwd.struct_passwd:
-    """Whose processes they are: of whoever called sudo, or calls now."""
+    """The owner of the processes: the user who called sudo, or the current user."""
     return pwd.getpwuid(int(os.environ.get("SUDO_UID", "0")) if os.geteuid() == 0 else os.geteuid())
 
 
@@ -537,11 +537,11 @@ def _cluster(options: argparse.Namespace) -> LocalCluster:
 
 
 def main() -> int:
-    """Do what the command line says; gives the exit status."""
+    """Run the command line; return the exit status."""
     options = _arguments()
     try:
         cluster = _cluster(options)
-        if options.command == "env":  # needs no rights: they are the caller's own files
+        if options.command == "env":  # needs no root: the files are the user's own
             for name, value in cluster.environment().items():
                 print(f"export {name}={shlex.quote(value)}")
             return 0

@@ -4,10 +4,11 @@
 #   mlflow.sh start FOLDER ARTIFACTS [HOST [PORT]]
 #   mlflow.sh stop FOLDER
 #
-# FOLDER has the database and logs; ARTIFACTS is s3://…, gs://… or a folder.
-# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are the jobs' account, which is made, or given this password, at each
-# start; it is no administrator. That one's password is made at the first start, in FOLDER/administrator-password. HOST is
-# 127.0.0.1 if none is given. PostgreSQL listens on a socket in FOLDER only and knows this user by its name: it has no password.
+# FOLDER has the database and logs; ARTIFACTS is s3://…, gs://… or a folder. The default of HOST is 127.0.0.1.
+# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are the jobs' account, which is no administrator. Each start
+# creates the account or sets its password. The first start makes the administrator's password, in
+# FOLDER/administrator-password. PostgreSQL listens only on a socket in FOLDER and knows this user by its name: it has
+# no password.
 set -eu
 umask 077
 
@@ -16,7 +17,7 @@ fail() {
     exit "${2:-1}"
 }
 
-# The status that the server gives to a request, with (yes) or without (no) the password; 000 if it gives none.
+# The status of the server's answer to a request with (yes) or without (no) the password; 000 without an answer.
 answer() {
     "$python" - "$1" "http://$reached:$port/api/2.0/mlflow/experiments/search?max_results=1" <<'PYTHON'
 import base64, os, sys, urllib.error, urllib.request
@@ -83,7 +84,7 @@ INI
     done
     local status
     status=$(answer no)
-    if [ "$status" != 401 ]; then # whatever that is, it must not go on without asking for a password
+    if [ "$status" != 401 ]; then # this server must not keep running without asking for a password
         stop
         fail "the server said $status, not 401, to a request without a password; it was stopped"
     fi
@@ -91,7 +92,7 @@ INI
         JOBS_USERNAME=$MLFLOW_TRACKING_USERNAME JOBS_PASSWORD=$MLFLOW_TRACKING_PASSWORD \
         "$python" "$accounts" "http://$reached:$port" 2>"$folder/accounts.log" ||
         fail "the jobs' account could not be made: $(tail -n 1 "$folder/accounts.log")"
-    for _ in $(seq 140); do # a former password is known for a minute
+    for _ in $(seq 140); do # the server caches a former password for a minute
         [ "$(answer yes)" != 200 ] || break
         sleep 0.5
     done
@@ -118,7 +119,8 @@ folder=$(realpath --canonicalize-missing "$2") artifacts=${3:-} host=${4:-127.0.
 postgresql=$(find /usr/lib/postgresql -path '*/bin/initdb' 2>/dev/null | sort --version-sort | tail -n 1)
 [ -n "$postgresql" ] || fail "PostgreSQL: not below /usr/lib/postgresql; apt-get install postgresql" 2
 postgresql=$(dirname "$postgresql")
-# Asked for all addresses, it is reached by this machine's own; the names that it may be called by are listed either way.
+# If the server listens on all addresses, clients use this machine's first one. The allowed host names are listed
+# anyway.
 reached=$host
 [ "$host" != 0.0.0.0 ] || reached=$(hostname --all-ip-addresses | cut -d ' ' -f 1)
 allowed=$reached:$port,localhost:$port,127.0.0.1:$port

@@ -1,4 +1,4 @@
-"""Prints a secret, read with the machine's own role: ``read_secret.py aws REGION NAME``, ``gcp PROJECT NAME``."""
+"""Print a secret, read with the machine's own role: ``read_secret.py aws REGION NAME``, ``gcp PROJECT NAME``."""
 
 import sys
 

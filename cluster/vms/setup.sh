@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a new node needs, once: setup.sh head|worker PACKAGE... makes ~/venv with the Python and the versions that Concord
-# is tested with, and PACKAGEs for the cloud beside it. Meant for Ubuntu; a second call finds everything there.
+# Sets up a new node: setup.sh head|worker PACKAGE... makes ~/venv with the Python and the package versions that Concord
+# is tested with, and installs the cloud's PACKAGEs. Meant for Ubuntu. A second call changes nothing.
 set -eu
 
 python=3.11
@@ -13,7 +13,7 @@ packages="python3-venv rsync nfs-common"
 if [ "$role" = head ]; then
     extras='[coinrun,server]'
     packages="$packages nfs-kernel-server postgresql-common"
-    # mlflow.sh makes a database of its own, which listens on no port; Debian's would.
+    # mlflow.sh makes its own database, which opens no port; Debian's default database opens one.
     sudo mkdir -p /etc/postgresql-common/createcluster.d
     echo "create_main_cluster = false" | sudo tee /etc/postgresql-common/createcluster.d/concord.conf >/dev/null
 fi
@@ -23,7 +23,7 @@ $install update
 $install install $packages
 [ "$role" != head ] || $install install postgresql
 
-# Ubuntu's Python is another one, and what is submitted from one version of Python is not run by another.
+# Ubuntu has another version of Python, and Ray needs the same version on client and cluster.
 [ -x ~/uv/bin/uv ] || { python3 -m venv ~/uv && ~/uv/bin/pip install --quiet "uv==$uv"; }
 [ -x ~/venv/bin/python ] || ~/uv/bin/uv venv --quiet --python "$python" ~/venv
 ~/uv/bin/uv pip install --quiet --python ~/venv/bin/python --constraint ~/concord/constraints.txt \

@@ -1,1 +1,1 @@
-"""The jobs that come with Concord: each reproduces a paper's part, or shows what the platform does."""
+"""The included jobs: each reproduces a part of a paper, or shows a feature of the platform."""

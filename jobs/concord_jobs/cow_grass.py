@@ -1,9 +1,9 @@
 """Cows on grass: one data set with a shortcut that agrees with four labels of five, and in the test with one.
 
-Appendix C.2 of the AND-mask paper argues that no second data set is needed to see that grass is not a cow, if every
-example is an environment (``--per-example``): grass is there in 80 % of the images of cows, the cow in all of them.
-``--split`` divides the same images where the shortcut flips, into two environments. The images are scikit-learn's
-digits, below five (a cow) and above (a camel); the shortcut is one more number.
+Appendix C.2 of the AND-mask paper argues that one data set suffices to distinguish grass from a cow, if every example
+is an environment (``--per-example``): 80 % of the images of cows contain grass, all contain the cow. ``--split``
+divides the same images into two environments, by whether the shortcut agrees. The images are scikit-learn's digits,
+below five (a cow) and above (a camel); the shortcut is one more number.
 """
 
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ def model(config: CowGrassConfig) -> nn.Module:
 THRESHOLDS = (0.2, 0.4, 0.6, 0.7, 0.8)
 COLUMNS = {"o.o.d.": "ood_accuracy", "training": "train_accuracy", "held out": "held_out_accuracy"}
 EXAMPLES = {"per_example": True, "aggregator": "and-mask"}
-SPLIT = {"split": True, "batch_size": 64}  # of each environment, so that a step has as many images
+SPLIT = {"split": True, "batch_size": 64}  # of each environment, so that a step has the same number of images
 METHODS: dict[str, dict[str, Any]] = {
     "average": {},
     **{f"every example, τ {value:g}": {**EXAMPLES, "threshold": value} for value in THRESHOLDS},

@@ -1,7 +1,7 @@
 """Scikit-learn's digits in domains, each with a code of its own beside the image that tells the digit.
 
-The synthetic task's shortcuts on real images: what all domains share is the image. ``concord train digits`` trains with
-the AND-mask, ``--aggregator mean`` gives the baseline; ``concord compare digits`` has all rules, in 3, 5 and 10
+The shortcuts of the synthetic task on real images: all domains share only the image. ``concord train digits`` trains
+with the AND-mask, ``--aggregator mean`` is the baseline; ``concord compare digits`` has all rules, in 3, 5 and 10
 domains.
 """
 
@@ -45,7 +45,7 @@ class CodedDomains(OptionGroup):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
 
     def environments(self, inputs: Tensor, targets: Tensor, seed: int) -> Environments:
-        """Domains that train and that validate, and ``ood``, where every example has a code of its own."""
+        """Training and validation domains, and ``ood``, where every example has its own code."""
         order = torch.randperm(len(targets), generator=generator_for(seed, "domains"))
         tests = round(TEST * len(order))
         validates = round(VALIDATION * len(order)) if self.validation_domains else 0
@@ -84,7 +84,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def environments(config: DigitsConfig) -> Environments:
-    """The domains, and a test in which every image has a code of its own."""
+    """The domains, and a test in which every image has its own code."""
     return config.coded.environments(*digits(), config.run.seed)
 
 

@@ -1,8 +1,8 @@
 """DomainBed's ColoredMNIST: a colour that agrees with the class by 90 and 80 %, and in a third environment by 10 %.
 
 Arjovsky et al., Invariant Risk Minimization, 2019, as Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization,
-2021, make it: from all 70,000 digits, and each environment is left out once. The job ``colored-mnist`` has the
-environments and the training of the IRM paper.
+2021, make it from all 70,000 digits. Each environment is left out once. The job ``colored-mnist`` has the environments
+and the training of the IRM paper.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ColoredMNISTConfig(TrainConfig):
 
 
 def environments(config: ColoredMNISTConfig) -> Environments:
-    """An agreement of colour and class each."""
+    """An environment for each agreement of colour and class."""
     seed = config.run.seed
 
     def coloured(name: str) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,7 @@ def _by(folder: Path | None, by: By) -> TableEnvironments:
 
 
 def environments(config: FlightsConfig) -> TableEnvironments:
-    """A week, a carrier or an airport each."""
+    """An environment for each week, carrier or airport."""
     return _by(config.data.data_dir, config.by)
 
 

@@ -75,7 +75,7 @@ def _hospitals(folder: Path | None, test: str) -> TableEnvironments:
 
 
 def environments(config: HeartDiseaseConfig) -> TableEnvironments:
-    """A hospital each."""
+    """An environment for each hospital."""
     return _hospitals(config.data.data_dir, config.test_hospital)
 
 
@@ -88,13 +88,13 @@ def model(config: HeartDiseaseConfig) -> nn.Module:
 def auc_with_interval(model: nn.Module, hospital: Environment) -> dict[str, float]:
     """The area under the ROC curve in a hospital, and its 95 % interval by bootstrap over the patients.
 
-    0.5, as by chance, where all are ill or none is.
+    The area is 0.5, as by chance, if all patients are ill or none is.
     """
     scores, diseased = scores_of(model, hospital)
     order = np.argsort(scores)
     scores, diseased = scores[order], diseased[order]
     draws = np.random.default_rng(0).multinomial(len(scores), np.full(len(scores), 1 / len(scores)), size=RESAMPLES)
-    counts = np.vstack([np.ones(len(scores), dtype=int), draws])  # first the patients as they are
+    counts = np.vstack([np.ones(len(scores), dtype=int), draws])  # first the original patients
     healthy = np.pad((counts * ~diseased).cumsum(1), ((0, 0), (1, 0)))
     below, up_to = (healthy[:, np.searchsorted(scores, scores, side)] for side in ("left", "right"))
     pairs = (counts * diseased).sum(1) * healthy[:, -1]

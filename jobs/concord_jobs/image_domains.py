@@ -49,7 +49,7 @@ class DomainOptions(OptionGroup):
     # fmt: on
 
     def __post_init__(self) -> None:
-        if self.data is not None:  # here, since a worker has another working directory
+        if self.data is not None:  # made absolute here, since a worker has another working directory
             object.__setattr__(self, "data", absolute(self.data))
 
     def check(self) -> None:
@@ -116,7 +116,7 @@ class VisionNetwork(nn.Module):
         self.register_buffer("deviation", torch.tensor(DEVIATION).view(3, 1, 1), persistent=False)
 
     def train(self, mode: bool = True) -> "VisionNetwork":
-        """Training mode; frozen batch norm stays as in evaluation."""
+        """Set training mode; frozen batch norm stays in evaluation mode."""
         super().train(mode)
         for module in self.modules():
             if self.frozen and isinstance(module, nn.BatchNorm2d):
@@ -131,7 +131,7 @@ class VisionNetwork(nn.Module):
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root; an address stays."""
+    """The absolute path; an address stays as it is."""
     return path if is_remote(path) else path.absolute()
 
 
@@ -142,7 +142,7 @@ def torchvision() -> Any:
         import torchvision.transforms
     except ModuleNotFoundError as error:
         raise InputError("image-domains needs torchvision: pip install 'concord[images]'") from error
-    except (ImportError, RuntimeError) as error:  # its operators are compiled for one torch
+    except (ImportError, RuntimeError) as error:  # its operators are compiled for one version of torch
         raise InputError(
             f"image-domains: torchvision does not fit torch {torch.__version__} ({first_line(error)}); install both "
             "from one index, such as pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
@@ -151,7 +151,7 @@ def torchvision() -> Any:
 
 
 def augmentation(size: int) -> Transform:
-    """DomainBed's, of an image of Pillow; the normalization is the network's."""
+    """DomainBed's augmentation of a Pillow image; the network does the normalization."""
     transforms = torchvision().transforms
     composed: Transform = transforms.Compose(
         [
@@ -178,7 +178,7 @@ def _images(options: DomainOptions) -> ImageEnvironments:
 
 
 def environments(config: ImageDomainsConfig) -> ImageEnvironments:
-    """A domain each; the folder is listed once a process."""
+    """An environment for each domain; the folder is listed once in each process."""
     return _images(config.domains)
 
 
@@ -193,7 +193,7 @@ def model(config: ImageDomainsConfig) -> nn.Module:
 
 
 def load_weights(network: nn.Module, path: Path, head: str, name: str) -> None:
-    """Load all weights but the head's."""
+    """Load all weights except the head's."""
     shown, here = display_path(path), local(path)
     if not here.is_file():
         raise ArgumentError("weights", shown, "there is no such file")
@@ -203,7 +203,7 @@ def load_weights(network: nn.Module, path: Path, head: str, name: str) -> None:
         raise ArgumentError("weights", shown, f"cannot be read as safetensors ({first_line(error)})") from error
     own = {key: value for key, value in network.state_dict().items() if not key.startswith(f"{head}.")}
     given = {key: value for key, value in given.items() if not key.startswith(f"{head}.")}
-    needed = {key for key in own if not key.endswith("num_batches_tracked")}  # which training alone counts
+    needed = {key for key in own if not key.endswith("num_batches_tracked")}  # counters for training
     differing = {
         "lacks": needed - given.keys(),
         "has": given.keys() - own.keys(),
@@ -224,7 +224,7 @@ job = Job(
     environments,
     model,
     nn.functional.cross_entropy,
-    # One by one is fastest for a few environments of large convolutions, and vmap takes no channels-last memory.
+    # One by one is fastest for a few environments with large convolutions, and vmap does not support channels-last.
     config=ImageDomainsConfig().with_options(
         batch_size=32, lr=5e-5, held_out=0.2, epochs=30, readers=2, vectorize="one-by-one"
     ),

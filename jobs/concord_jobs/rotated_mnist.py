@@ -44,7 +44,7 @@ def turned(data_dir: Path | None, seed: int, angle: str) -> tuple[Tensor, Tensor
 
 
 def environments(config: RotatedMNISTConfig) -> Environments:
-    """An angle each."""
+    """An environment for each angle."""
     train = [angle for angle in ANGLES if angle != config.test_angle]
     test = [angle for angle in ANGLES if angle == config.test_angle]
     return Environments(lambda angle: turned(config.data.data_dir, config.run.seed, angle), train, test=test)

@@ -1,8 +1,9 @@
 """Adaptive skip intervals where the right skips are known: noise for 2 to 10 frames, and then a frame that is certain.
 
-A sequence goes through a ring of random binary pictures, the exits. Between two of them lie 1 to 9 frames of noise, so
-the next frame cannot be predicted, but the next exit can, with a prediction each. ``concord train skip-toy`` finds it
-with a horizon of at least 10; ``--skip fixed`` has to predict noise. Environments differ in how bright the noise is.
+A sequence goes through a ring of random binary pictures, the exits, with 1 to 9 frames of noise between two exits. The
+next frame is unpredictable, but the next exit is predictable, with one prediction. ``concord train skip-toy`` learns
+these skips with a horizon of at least 10; ``--skip fixed`` must predict noise. Environments differ in the brightness of
+the noise.
 """
 
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ def model(config: ToyConfig) -> nn.Module:
 
 
 def measured(skips: SkipConfig, exits: Tensor, network: nn.Module, environment: Environment) -> dict[str, float]:
-    """The fraction of predictions that skip from an exit to the next, and of those right in rollouts from each exit."""
+    """The fraction of predictions that skip to the next exit, and of correct ones in rollouts from each exit."""
     device = next(network.parameters()).device
     batch = {name: leaf.to(device) for name, leaf in environment.take(slice(None)).items()}
     times = unroll(network, batch["frames"], batch["length"], skips).times
@@ -117,7 +118,7 @@ def measured(skips: SkipConfig, exits: Tensor, network: nn.Module, environment: 
 
 
 def evaluation(config: ToyConfig) -> EnvironmentEvaluation:
-    """Matching by the model as it is, and its rollouts."""
+    """The skips and the rollouts of the model."""
     return EnvironmentEvaluation(partial(measured, config.skips.skips, ring(config)), MODES)
 
 

@@ -83,7 +83,7 @@ class TableCheck(TableOptions):
 
 
 def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]:
-    """Environments, kinds of columns, missing values, and columns that give the environment away."""
+    """Print environments, kinds of columns, missing values, and columns that identify the environment."""
     options = dataclasses.replace(options, data=options.checked or options.data)
     options.check()
     summary = table_summary(_table(options).table)
@@ -110,12 +110,12 @@ def _table(options: TableOptions) -> TableEnvironments:
 
 
 def environments(config: TableConfig) -> TableEnvironments:
-    """An environment for each value of the column, read once a process."""
+    """An environment for each value of the column, read once in each process."""
     return _table(config.table)
 
 
 def model(config: TableConfig) -> nn.Module:
-    """A network as wide as the table's columns ask for."""
+    """A network for the table's number of columns."""
     table = _table(config.table).table
     return config.network_options.build(*table.widest.widths, table.outputs)
 

@@ -1,8 +1,8 @@
 """A table from three sites with one column that misleads elsewhere: breast tumours, benign or malignant.
 
-The 30 columns are scikit-learn's Wisconsin data, standardized; labels are wrong with η, and one more column agrees with
-them more often than any honest model can, until the test. Three environments are too few for a vote by sign:
-``concord compare tumours`` has objectives beside the AND-mask.
+The 30 columns are scikit-learn's Wisconsin data, standardized. Labels are wrong with probability η. One more column
+agrees with the labels, except in the test, more often than any model without this column can. Three environments are
+too few for a vote by sign: ``concord compare tumours`` has objectives beside the AND-mask.
 """
 
 import functools
@@ -80,7 +80,7 @@ def tumours() -> tuple[Tensor, Tensor]:
 
 
 def environments(config: TumoursConfig) -> Environments:
-    """The sites, one more to validate, and the test."""
+    """The sites, a validation site, and the test."""
     return config.sites.environments(*tumours(), config.run.seed)
 
 
@@ -90,7 +90,7 @@ def model(config: TumoursConfig) -> nn.Module:
 
 
 AVERAGE = {"aggregator": "mean"}
-# The rows differ in these options alone.
+# The rows differ only in these options.
 METHODS: dict[str, dict[str, Any]] = {
     "and-mask": {},
     "momentum by environment": {"environment_momentum": 0.9},

@@ -1,4 +1,4 @@
-"""What every rule promises, whatever the gradients: order and placement do not matter, and the formula holds."""
+"""Properties of every rule for any gradients: order and placement do not matter, and the formula holds."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""How often signs agree by chance: against all outcomes, against exact fractions, and in every placement of d."""
+"""How often signs agree by chance: against all outcomes, exact fractions, and in every placement of d."""
 
 import itertools
 import math

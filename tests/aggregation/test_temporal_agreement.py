@@ -1,4 +1,4 @@
-"""Agreement over time: the formulas in a few lines against ours, Adam to the last bit, and misuse."""
+"""Agreement over time: against the formulas in a few lines, against Adam to the last bit, and misuse."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Agreement over time where every process has a shard of each parameter: as in one process that has them whole."""
+"""Agreement over time with sharded parameters: equal to one process that has them whole."""
 
 import copy
 from pathlib import Path

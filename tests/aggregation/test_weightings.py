@@ -1,4 +1,4 @@
-"""Weightings: what their papers say of them, and what TorchJD gives for the same gradients."""
+"""Weightings: the properties that their papers state, and TorchJD's results for the same gradients."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Consistency of networks: products against dense matrices, ends and bounds against what is exact, what is refused."""
+"""Consistency of networks: products against dense matrices, end points and bounds against exact values, refusals."""
 
 import itertools
 import math

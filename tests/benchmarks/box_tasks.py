@@ -1,7 +1,7 @@
-"""Making a trajectory of the Box2D tasks against its physics alone; and, as a command, what the trajectories are like.
+"""Making a trajectory of the Box2D tasks against its physics alone; as a command, statistics of the trajectories.
 
-``python tests/benchmarks/box_tasks.py`` prints the statistics of 400 trajectories of each task, perturbed too; with a
-folder, ``python tests/benchmarks/box_tasks.py docs/figures``, it draws a trajectory of each there.
+``python tests/benchmarks/box_tasks.py`` prints the statistics of 400 trajectories of each task, also perturbed. With a
+folder, ``python tests/benchmarks/box_tasks.py docs/figures`` draws a trajectory of each task there.
 """
 
 import sys
@@ -26,7 +26,7 @@ TRAJECTORIES, TRIED = 5, 400
 
 
 def rows() -> Iterator[Row]:
-    """Seconds for some trajectories drawn and packed, and for what is simulated of them, rejected ones included."""
+    """Seconds to make trajectories with frames, and to simulate them alone, rejected ones included."""
     require_box2d("box_tasks")
     tasks: Sequence[tuple[TrajectoryTask, Callable[[Sequence[int]], object]]] = (
         (RoomRunner(), _walk),
@@ -59,7 +59,7 @@ def _fall(key: Sequence[int]) -> object:
 
 
 def statistics(task: TrajectoryTask, perturbed: TrajectoryTask) -> str:
-    """Lengths, rejected courses, labels, what ψ reads, and how many labels the other physics leaves as they are."""
+    """Lengths, rejected courses, labels, labels read by ψ, and the number of labels that the other physics keeps."""
     lengths, labels, shares, right, rejected = [], [], [], 0, 0
     same = both = 0
     other_lengths = []
@@ -72,7 +72,7 @@ def statistics(task: TrajectoryTask, perturbed: TrajectoryTask) -> str:
         right += int(share.argmax()) == made.label
         rejected += made.rejected
         other = perturbed.trajectory((1234, 0, number))
-        if other.rejected == made.rejected:  # then it is the same course
+        if other.rejected == made.rejected:  # the course is then the same
             both += 1
             same += made.label == other.label
             other_lengths.append((len(made.frames), len(other.frames)))

@@ -1,4 +1,4 @@
-"""Steps of 4 gloo processes with rules against plain ones, 6.5 million parameters: DDP with the AND-mask hook, with
+"""Steps with a rule against plain steps, 4 gloo processes and 6.5 million parameters: DDP with the AND-mask hook, with
 environments' momentum, and with PCGrad; FSDP2 with the AND-mask."""
 
 import functools
@@ -29,7 +29,7 @@ def _network() -> nn.Module:
 
 
 def _sharded() -> nn.Module:
-    """The network, each of its layers a module of FSDP2."""
+    """The network, each layer wrapped by FSDP2."""
     from torch.distributed.fsdp import fully_shard
 
     model = _network()
@@ -69,7 +69,7 @@ def _measure(rank: int, port: int, result: str) -> None:
 
 
 def rows() -> list[Row]:
-    """The hook's rows."""
+    """A row for each rule."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

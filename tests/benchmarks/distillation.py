@@ -27,24 +27,24 @@ TEACHING = Teaching(10.0, divergence)
 
 
 def network(inputs: int, width: int = 256) -> nn.Sequential:
-    """Task B's, of student and teacher."""
+    """The network of task B's student and teacher."""
     hidden = nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
     return nn.Sequential(*hidden, nn.Linear(width, CLASSES))
 
 
 def batch(examples: int) -> tuple[Tensor, Tensor]:
-    """Inputs, and labels beside x*."""
+    """Inputs, and targets: labels with x*."""
     labels = torch.randint(0, CLASSES, (examples, 1)).float()
     return torch.randn(examples, INPUTS), torch.cat([labels, torch.randn(examples, PRIVILEGED)], 1)
 
 
 def privileged_of(given: tuple[Tensor, Tensor]) -> Tensor:
-    """x*, also of several seeds."""
+    """x* of one seed or of several."""
     return given[1][..., 1:]
 
 
 def rows() -> Iterator[Row]:
-    """Task B's student by the size of its batch, and five of it."""
+    """A step of task B's student by batch size, and five seeds at once."""
     tune_process()
     torch.manual_seed(0)
     yield from (_inner_step(examples) for examples in (32, 512))
@@ -52,7 +52,7 @@ def rows() -> Iterator[Row]:
 
 
 def _inner_step(examples: int) -> Row:
-    """Judged by one batch, and taught by one linear map: what is left are the student's steps."""
+    """Unrolled steps with one outer batch and a linear teacher, so that the student's steps dominate."""
     model, teacher = network(INPUTS), nn.Linear(PRIVILEGED, CLASSES)
     student, optimizer = Student(model, RISK, TEACHING), torch.optim.Adam(model.parameters(), 1e-3)
     batches = [batch(examples) for _ in range(UNROLLED)]
@@ -74,7 +74,7 @@ def _inner_step(examples: int) -> Row:
 
 
 def _seeds() -> Row:
-    """Task A's students and teachers, which are small."""
+    """Meta-gradients of task A's small students and teachers."""
 
     def network_of_a() -> nn.Module:
         return nn.Sequential(nn.Linear(INPUTS, 32), nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, CLASSES))

@@ -14,7 +14,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def rows() -> Iterator[Row]:
-    """An MLP as the synthetic task has it, and a network of millions of parameters."""
+    """The synthetic task's MLP, and a network of millions of parameters."""
     tune_process()
     draw = torch.Generator().manual_seed(0)
     networks: tuple[tuple[str, nn.Module, torch.Size], ...] = (

@@ -1,7 +1,7 @@
 """Images read from a folder while training, against the same images in memory, and against Pillow alone.
 
-Time is taken in turn; ``python tests/benchmarks/image_folder.py`` prints the CPU time of all processes instead, which a
-busy machine does not change, and the peak memory of a pass over data four times as large as its limit.
+The alternatives are timed in turn. ``python tests/benchmarks/image_folder.py`` prints the CPU time of all processes,
+which is the same on a busy machine, and the peak memory of a pass over data four times as large as its limit.
 """
 
 import resource
@@ -29,7 +29,7 @@ DOMAINS, BATCH, READERS, STEPS = 3, 32, 2, 4
 
 
 def write_images(folder: Path, each: int, size: int) -> Path:
-    """JPEG files as large as photographs of this size: a smooth picture with some noise."""
+    """Write smooth pictures with some noise: JPEG files as large as photographs of this size."""
     draw = np.random.default_rng(0)
     for domain in range(DOMAINS):
         for name in ("a", "b"):
@@ -43,7 +43,7 @@ def write_images(folder: Path, each: int, size: int) -> Path:
 
 
 def training(environments: list[Environment], readers: int) -> Callable[[], None]:
-    """Steps of a ResNet-18, as a run takes them."""
+    """Steps of a ResNet-18, as in a run."""
     torch.manual_seed(0)
     batches = BatchStream(environments, BATCH, seed=0, readers=readers)
     gradients = StackedGradients(ResNet18(classes=2).train(), cross_entropy, AndMask(0.8), vectorize=False)
@@ -57,7 +57,7 @@ def training(environments: list[Environment], readers: int) -> Callable[[], None
 
 
 def reading(environments: Environments, size: int) -> Callable[[], None]:
-    """All images of the first domain, a batch at a time, by the readers."""
+    """Let the readers read all images of the first domain, batch by batch."""
     domain = environments[environments.train[0]]
     keys = [slice(start, start + size) for start in range(0, len(domain), size)]
 
@@ -75,7 +75,7 @@ def decode(file: Path) -> int:
 
 
 def decoding(files: list[Path], size: int) -> Callable[[], None]:
-    """The same by Pillow alone, in as many processes."""
+    """Read the same images with Pillow alone, in the same number of processes."""
 
     def read() -> None:
         with get_context("fork").Pool(READERS) as pool:
@@ -87,7 +87,7 @@ def decoding(files: list[Path], size: int) -> Callable[[], None]:
 
 
 def pairs(folder: Path) -> Iterator[tuple[str, Callable[[], None], str, Callable[[], None], str]]:
-    """What is compared: names, functions, and the target of the ratio of times."""
+    """The comparisons: names, functions, and the target for the ratio of times."""
     small = from_image_folder(write_images(folder / "64", 200, 64))
     lazy = [small[name] for name in small.names]
     in_memory = [Environment(each.name, each.take(slice(None))) for each in lazy]
@@ -110,7 +110,7 @@ def rows() -> Iterator[Row]:
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of those that it waited for."""
+    """CPU time of this process and of the ended processes that it waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 

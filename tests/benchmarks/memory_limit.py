@@ -1,6 +1,6 @@
 """Many stacked environments: the chunks that StackedGradients chooses by the cache against chunks of up to 1 GiB.
 
-Time is taken in turn in one process; memory is the peak of a process that does nothing else.
+The alternatives are timed in turn in one process. Memory is the peak of a separate process.
 """
 
 import json
@@ -23,7 +23,7 @@ LARGE = 1 << 30
 
 
 def step(environments: int, memory_limit: int | None) -> Callable[[], object]:
-    """A step of the network of 3 × 256 units, in a process that was prepared in no way, as a loop of one's own is."""
+    """A step of the network of 3 × 256 units, in a process without Concord's settings, like a user's own loop."""
     torch.manual_seed(0)
     inputs = torch.randn(environments, BATCH, WIDTH)
     targets = torch.randint(0, 2, (environments, BATCH))
@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
 
 
 def _peak(environments: int, limit: int | None) -> float:
-    """GiB that a process holds at most in three steps, with all that it imports."""
+    """Peak memory of a process that makes three steps, in GiB, imports included."""
     words = [sys.executable, __file__, json.dumps([environments, limit])]
     return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout) / 2**20
 
@@ -51,6 +51,6 @@ if __name__ == "__main__":
     repeated = step(*json.loads(sys.argv[1]))
     for _ in range(3):
         repeated()
-    # Not getrusage, whose maximum a process takes over from the one that started it. KiB; Linux alone has this.
+    # Not getrusage, whose maximum a process inherits from its parent. In KiB; exists only on Linux.
     status = Path("/proc/self/status").read_text()
     print(status.partition("VmHWM:")[2].split()[0])

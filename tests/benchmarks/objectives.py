@@ -40,7 +40,7 @@ TARGETS: dict[type[Objective], str] = {
 
 
 def rows() -> Iterator[Row]:
-    """The objectives, meta-IRM and IGA with their second derivatives."""
+    """A row for each objective; meta-IRM and IGA have second derivatives."""
     tune_process()
     torch.manual_seed(0)
     inputs = torch.rand(ENVIRONMENTS, BATCH, WIDTH)
@@ -89,7 +89,7 @@ def rows() -> Iterator[Row]:
 
 
 def _small_step() -> Row:
-    """The step of the job irm-regression, in which launching operations is all there is, against the paper's lines."""
+    """The step of the job irm-regression, whose time is the launch of operations, against the paper's code."""
     inputs, targets = torch.randn(2, 10_000, 4), torch.randn(2, 10_000, 1)
     model, plain = (nn.Linear(4, 1, bias=False) for _ in range(2))
     gradients = StackedGradients(model, IRMv1(mse_loss, PenaltyWeight(10.0), "halves").risk, Mean())

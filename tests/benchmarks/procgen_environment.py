@@ -10,7 +10,7 @@ ENVIRONMENTS, STEPS = 64, 200
 
 
 def rows() -> list[Row]:
-    """Seconds for 200 steps of all environments, the same random actions, levels and threads; the ratio is of speed."""
+    """Seconds for 200 steps of all environments, with equal random actions, levels and threads; the ratio of speeds."""
     require_coinrun("procgen_environment")
     from procgen import ProcgenGym3Env
 

@@ -1,4 +1,4 @@
-"""Making returns of open-loop actions against the simulator's own stepping."""
+"""Generating returns of open-loop actions against stepping the simulator alone."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ SIMULATORS: tuple[Simulator, ...] = ("Hopper", "HalfCheetah")
 
 
 def row(simulator: Simulator) -> Row:
-    """The same examples made by us, and their actions stepped through by a bare loop; the ratio is of speed."""
+    """Generating examples against a bare loop over the same actions; the ratio of speeds."""
     require_mujoco("reward_trajectories")
     environment, step = make_environment(simulator)
     model, data, repeats = environment.model, environment.data, environment.frame_skip
@@ -41,5 +41,5 @@ def row(simulator: Simulator) -> Row:
 
 
 def rows() -> list[Row]:
-    """One for each simulator."""
+    """A row for each simulator."""
     return [row(simulator) for simulator in SIMULATORS]

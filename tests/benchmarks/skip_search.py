@@ -1,4 +1,4 @@
-"""Adaptive skips on frames of funnel board: the search beside the model, a step beside as many predictions at once."""
+"""Adaptive skips on frames of funnel board: the search against the model, a step against one batch of predictions."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ SHAPE = (3, 126, 75)
 
 
 def rows() -> Iterator[Row]:
-    """The search of one prediction, and a whole step, on one core, with the narrowest network of the thesis."""
+    """The search for one prediction, and a whole step, on one core, with the narrowest network of the thesis."""
     tune_process(threads=1)
     torch.manual_seed(0)
     model, loss = DynamicsNetwork(3, KERNELS), CrossEntropy()

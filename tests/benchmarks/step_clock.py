@@ -1,4 +1,4 @@
-"""What it costs to measure where the time of steps goes: steps of a small network, with and without."""
+"""The cost of timing the parts of a step: steps of a small network, with and without the clock."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ class _Stopped(StepClock):
 
 
 def rows() -> list[Row]:
-    """Steps as the training loop does them, read once in so many steps, against the same steps unmeasured."""
+    """Steps as in the training loop, with the clock read at its interval, against the same steps without it."""
     tune_process(threads=1)
     inputs = torch.randn(ENVIRONMENTS, BATCH, WIDTH)
     targets = torch.randint(0, 2, (ENVIRONMENTS, BATCH))

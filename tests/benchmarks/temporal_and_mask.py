@@ -13,7 +13,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def step(make: Callable[..., torch.optim.Optimizer], **options: object) -> Callable[[], object]:
-    """A step on gradients that stay."""
+    """A step on constant gradients."""
     torch.manual_seed(0)
     model = ResNet18().to(DEVICE)
     for parameter in model.parameters():
@@ -22,7 +22,7 @@ def step(make: Callable[..., torch.optim.Optimizer], **options: object) -> Calla
 
 
 def rows() -> Iterator[Row]:
-    """The default path, and the fused one."""
+    """A row for the default path, and one for the fused path."""
     tune_process()
     target = "≤ 1.3" if DEVICE.type == "cuda" else "≤ 1.5"
     synchronize = torch.cuda.synchronize if DEVICE.type == "cuda" else lambda: None

@@ -83,7 +83,7 @@ def _step(way: str) -> Callable[[], None]:
     from torchjd.linalg import DualConeProjector
 
     class Projector(DualConeProjector):  # type: ignore[misc]
-        """Concord's solver, of the same programs: it is faster than TorchJD's, which needs a package of its own."""
+        """Concord's solver for the same programs: it is faster than TorchJD's, which needs a further package."""
 
         def __call__(self, U: Tensor, G: Tensor) -> Tensor:  # noqa: N803
             regular = (G / G.trace()).double() + 1e-4 * torch.eye(len(G), dtype=torch.float64)
@@ -111,7 +111,7 @@ def _step(way: str) -> Callable[[], None]:
 
 
 def _peak(way: str) -> float:
-    """The peak memory of a process that makes five steps this way beyond one that makes none, in GiB."""
+    """The peak memory of a process that makes five steps, minus that of a process that makes none, in GiB."""
     folder = str(Path(__file__).parent)
     script = (
         f"import sys; sys.path.insert(0, {folder!r}); import weightings; weightings.measure({way!r}, int(sys.argv[1]))"

@@ -1,4 +1,4 @@
-"""concord analyze: finished runs and registered models, here and by Ray, what is kept of them, what it refuses."""
+"""concord analyze: finished runs and registered models, on this machine and by Ray, kept results, refusals."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The command line as its users meet it: one line for each mistake, JSON by contract, quick where nothing is done."""
+"""The command line for its users: one line for each mistake, JSON by contract, quick answers without work."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Help: quick where no job has to be run, and on one screen for a job."""
+"""Help: quick if no job must be run, and on one screen for a job."""
 
 import re
 import subprocess

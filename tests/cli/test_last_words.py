@@ -1,4 +1,4 @@
-"""A command that ends without a word still leaves a line, whatever ended it."""
+"""A command that ends without output still leaves a line, whatever ended it."""
 
 import signal
 import subprocess

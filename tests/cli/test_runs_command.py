@@ -1,4 +1,4 @@
-"""``concord runs`` on a real MLflow store: what was tracked is listed, found and compared, whatever job it is of."""
+"""``concord runs`` on a real MLflow store lists, finds and compares tracked runs of any job."""
 
 import math
 from collections.abc import Callable

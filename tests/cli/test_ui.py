@@ -1,4 +1,4 @@
-"""What ``concord ui`` starts and names: a server that ends with it, and the dashboard of the user's own Ray alone."""
+"""``concord ui`` starts a server that ends with the command, and names only the dashboard of the user's own Ray."""
 
 import contextlib
 import os

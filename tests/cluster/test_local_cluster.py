@@ -1,4 +1,4 @@
-"""The cluster of cluster/local: hosts with addresses of their own, which are killed and cut off while they train."""
+"""The cluster of cluster/local: hosts with their own addresses, killed and disconnected while they train."""
 
 import base64
 import contextlib

@@ -1,4 +1,4 @@
-"""Distillation: the meta-gradient is exact, the teacher learns between the student's steps, and x* is for training."""
+"""Distillation: the meta-gradient is exact, the teacher learns between student steps, only training uses x*."""
 
 import copy
 import dataclasses
@@ -485,14 +485,14 @@ def test_the_parts_are_disjoint_and_constant() -> None:
     assert all(map(torch.equal, inner_outer(data, 0.3, 4), (inner, outer)))
 
 
-def begun(teacher: Callable[[], nn.Module] = small_teacher, **teaching: Any) -> Distillation:
+def initialized(teacher: Callable[[], nn.Module] = small_teacher, **teaching: Any) -> Distillation:
     ours = Distillation(BY_LABEL, teacher, Teaching(1.0, **{"layers": ("0",)} | teaching), MetaLearning(lambda: None))
     ours.begin(network(), 1, 1)
     return ours
 
 
 def wrong_shape() -> None:
-    model, ours = network(), begun(lambda: teacher_network(UNITS + 1))
+    model, ours = network(), initialized(lambda: teacher_network(UNITS + 1))
     ours.terms(model, tuple(leaf.unsqueeze(0) for leaf in batch(0)))
 
 
@@ -513,7 +513,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a decay of 1": (lambda: Adam(0.1, 1.0), r"beta1=1.0: must lie in \[0, 1\)"),
     "a gate's scale": (lambda: GatedError(0.0), "scale=0.0: must be a finite number above 0"),
     "a layer that is not there": (
-        lambda: begun(layers=("9",)),
+        lambda: initialized(layers=("9",)),
         "layers=9: the model has no such layer; there are 0, 1, 2",
     ),
     "targets of another shape": (wrong_shape, r"teacher: gives \(6, 6\) for a layer of the student that has \(6, 5\)"),
@@ -522,7 +522,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "teacher: gives Tensor; expected a tuple of 2, one a layer",
     ),
     "no gates": (lambda: GatedError()(torch.ones(1, 1), torch.ones(1, 1)), r"a gated loss needs a pair \(h\*, m\)"),
-    "nothing to learn": (lambda: begun(nn.Identity), "teacher: none of its parameters requires a gradient"),
+    "nothing to learn": (lambda: initialized(nn.Identity), "teacher: none of its parameters requires a gradient"),
     "labels of rows": (
         lambda: with_privileged(torch.ones(2, 1), torch.ones(2, 3)),
         r"labels \(2, 1\) and privileged \(2, 3\): expected \(examples,\) and \(examples, ...\) of the same number",

@@ -1,4 +1,4 @@
-"""Adaptive skip intervals: the search is exact, the loop is the printed one, and where data lie changes nothing."""
+"""Adaptive skip intervals: the search is exact, the loop is the printed one, the data's place changes nothing."""
 
 import dataclasses
 import math

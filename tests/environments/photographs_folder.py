@@ -9,7 +9,7 @@ DOMAINS, CLASSES = ("dawn", "day", "night"), ("cat", "dog")
 
 
 def write_photographs(folder: Path, each: int = 12, size: int = 12, ending: str = "png") -> Path:
-    """Noise, brighter for a dog."""
+    """Write images of noise, brighter for a dog."""
     draw = np.random.default_rng(0)
     for domain in DOMAINS:
         for number, name in enumerate(CLASSES):

@@ -1,4 +1,4 @@
-"""What is said of data without the data: sizes, shapes, and digests that are cheap and tell data apart."""
+"""Summaries of data without the data: sizes, shapes, and cheap digests that tell data apart."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Any dataset with a group an example: what an environment sees depends on seed, environment and step alone."""
+"""Any dataset with a group for each example: batches depend only on seed, environment and step."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Environments: what is drawn depends on seed, name and step alone, and data that do not fit are refused by name."""
+"""Environments: draws depend only on seed, name and step, and invalid data are refused by name."""
 
 import hashlib
 import json

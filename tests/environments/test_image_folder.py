@@ -1,4 +1,4 @@
-"""Images in DOMAIN/CLASS/IMAGE: read as they are in the files, and refused by name where they cannot be."""
+"""Images in DOMAIN/CLASS/IMAGE: read exactly as in the files; unreadable files are refused by name."""
 
 import shutil
 from collections.abc import Callable

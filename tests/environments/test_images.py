@@ -1,4 +1,4 @@
-"""Labelled images: what is read is what was written, and what is wrong is said in one line."""
+"""Labelled images: reading returns the written images, and an error is one line."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Parquet files from anybody: what would run code in a process that knows Ray's types is refused before it is read."""
+"""Parquet files from anybody: Ray's types that could run code are refused before the file is read."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Batches that readers send, through memory that is used again."""
+"""Batches sent by readers through reused memory."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Colored MNIST, PunctuatedSST-2 and Example 1: what is shared, what misleads, and how often."""
+"""Colored MNIST, PunctuatedSST-2 and Example 1: the shared signal, the shortcut, and its frequency."""
 
 from collections.abc import Callable
 from pathlib import Path

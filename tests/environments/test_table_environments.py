@@ -1,4 +1,4 @@
-"""Tables: environments by a column, an encoder that only training rows decide, and one line for what does not fit."""
+"""Tables: environments by a column, an encoder fitted only to training rows, one line for invalid tables."""
 
 import dataclasses
 from pathlib import Path

@@ -44,13 +44,13 @@ Gradients = dict[str, tuple[Tensor, Tensor]]
 
 
 def network(seed: int = 0) -> nn.Sequential:
-    """A network of 275 components: no number of processes used here divides it at the borders of its layers."""
+    """A network of 275 components; no number of processes used here splits them at a layer's border."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 def batches(environments: int, seed: int = 0, batch: int = 12) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of environments that share one mechanism beside one of their own."""
+    """Inputs and targets of environments that share one mechanism and each have another of their own."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(environments, batch, 6, generator=generator)
     shared = torch.randn(6, 3, generator=generator)
@@ -61,7 +61,7 @@ def batches(environments: int, seed: int = 0, batch: int = 12) -> tuple[Tensor, 
 def stacked(
     model: nn.Module, rule: Aggregator, inputs: Tensor, targets: Tensor, *, rescale: bool = False, loss: Any = mse_loss
 ) -> Gradients:
-    """The gradients of all these environments in one process: what the collective forms are compared with."""
+    """The gradients of all these environments in one process, the reference of the collective forms."""
     model = copy.deepcopy(model)
     return of_step(model, StackedGradients(model, loss, rule, rescale=rescale)(inputs, targets))
 
@@ -99,7 +99,7 @@ def assert_same(actual: Gradients, expected: Gradients, rtol: float = 1e-4, atol
 
 
 def assert_selective(gradients: Gradients) -> None:
-    """The comparison says something: the rule kept some components and dropped some."""
+    """Check that the rule kept some components and dropped some, so that the comparison is meaningful."""
     kept = [float(fraction) for _, fraction in gradients.values()]
     assert any(0.02 < fraction < 0.98 for fraction in kept), kept
 
@@ -109,7 +109,7 @@ def environment_names(counts: Sequence[int]) -> list[list[str]]:
 
 
 def local(counts: Sequence[int], rank: int) -> slice:
-    """Which of all environments are this process's."""
+    """The environments of this process."""
     return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
 
 
@@ -135,7 +135,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def assert_same_everywhere(tensor: Tensor) -> None:
-    """Every process has the very same bits: parameters that drift apart would never meet again."""
+    """Check that every process has the same bits: parameters that once differ stay different."""
     everyone = gathered(tensor)
     assert torch.equal(everyone, everyone[:1].expand_as(everyone))
 
@@ -174,7 +174,7 @@ def refused(environments: Sequence[str], step: int) -> Iterator[None]:
 def assert_passes_agree(
     rule: str, model: DistributedDataParallel, hook: AggregationHook, rescale: bool, environments: int | None = None
 ) -> None:
-    """Four passes on new data, the parameters changing between them, equal the stacked form."""
+    """Check that four passes on new data, with changing parameters, equal the stacked form."""
     for seed in range(4):
         inputs, targets = batches(environments or dist.get_world_size(), seed)
         expected = stacked(model.module, RULES[rule], inputs, targets, rescale=rescale)

@@ -1,4 +1,4 @@
-"""Rules that no part of Concord knows, each with something that a table of known names would get wrong."""
+"""Rules unknown to Concord; a table of known statistics' names would treat each of them wrongly."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ def _agreeing(value: Tensor, votes: Tensor, environments: int, threshold: float 
 
 @dataclass(frozen=True)
 class DeadZone:
-    """The average where signs agree, a small gradient counting for neither: it is called sign, and is not that."""
+    """The average where signs agree; small gradients count as 0. Its statistic named sign is not the sign."""
 
     width: float = 0.02
 
@@ -32,7 +32,7 @@ class DeadZone:
 
 @dataclass(frozen=True)
 class Clipped:
-    """The average of clipped gradients; what is called gradient is not that."""
+    """The average of clipped gradients. Its statistic named gradient is not the gradient."""
 
     statistics: ClassVar[tuple[Statistic, ...]] = (Statistic("gradient", lambda g: g.clamp(-0.01, 0.03)),)
 
@@ -53,7 +53,7 @@ class MajorityVote:
 
 @dataclass(frozen=True)
 class HalfSigns:
-    """A sign that is no whole number, beside the gradient."""
+    """A sign that is not a whole number, beside the gradient."""
 
     statistics: ClassVar[tuple[Statistic, ...]] = (
         GRADIENT,
@@ -93,16 +93,16 @@ OWN_RULES: dict[str, Aggregator] = {
 
 @dataclass(frozen=True)
 class Reference:
-    """What a loop in float64 over environments gives: of each parameter the update, and the fraction kept of it."""
+    """The result of a float64 loop over environments: the update and the kept fraction of each parameter."""
 
     updates: list[Tensor]
     kept: list[Tensor]
 
 
 class Averages:
-    """Of each environment's gradients over its steps, by the formula: m ← β m + (1 - β) g, m / (1 - βᵗ).
+    """Averages of each environment's gradients over its steps: m ← β m + (1 - β) g, m / (1 - βᵗ).
 
-    Called with gradients ``(environments, components)``; those that are not finite are left out.
+    Called with gradients ``(environments, components)``; environments with gradients that are not finite are left out.
     """
 
     def __init__(self, beta: float) -> None:
@@ -126,9 +126,9 @@ def looped(
     step: int = 0,
     seen: Callable[[Tensor], Tensor] = lambda rows: rows,
 ) -> Reference:
-    """One backward pass an environment, the gradients of all parameters side by side, and the rule's formula.
+    """One backward pass for each environment, all parameters' gradients in one vector, and the rule's formula.
 
-    The rule sees what ``seen`` makes of the gradients.
+    ``seen`` maps the gradients to the input of the rule.
     """
     model = copy.deepcopy(model).double()
     parameters = list(model.parameters())

@@ -1,4 +1,4 @@
-"""Environments and examples of several gloo processes: their gradients are those of one process that has them all."""
+"""Environments and examples in several gloo processes: the gradients equal those of one process."""
 
 import copy
 import itertools

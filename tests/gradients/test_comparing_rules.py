@@ -1,4 +1,4 @@
-"""Rules that compare environments, weightings and column rules, are the same in every placement that runs them."""
+"""Rules that compare environments (weightings, column rules) are the same in every placement."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What processes send each other: exact sums of signs in small integers, and no more bytes than an all-reduce."""
+"""The exchange between processes: exact sums of signs in small integers, no more bytes than an all-reduce."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What every gradient source leaves in ``parameter.grad``, the parameter's own strides; and what it refuses."""
+"""Every gradient source writes ``parameter.grad`` with the parameter's strides, and refuses invalid input."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""The hook of DistributedDataParallel: one environment a process, as all of them in one process."""
+"""The hook of DistributedDataParallel: one environment for each process equals all environments in one process."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The call of a model by its risk: named tensors, however the risk gives them."""
+"""The call of a model by its risk: named tensors, in any form that the risk returns."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every example its own environment: sums from one backward pass, against a float64 loop over examples."""
+"""Every example as an environment: sums from one backward pass against a float64 loop over examples."""
 
 import copy
 import warnings

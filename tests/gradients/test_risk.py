@@ -1,4 +1,4 @@
-"""Any batch, any risk: what a model is trained on may be a dictionary, and the risk whatever is computed from it."""
+"""Any batch and any risk: a batch may be a dictionary, and the risk any function of it."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""A model that FSDP2 shards over processes has the aggregated gradients of a model that is whole."""
+"""A model sharded by FSDP2 has the aggregated gradients of the whole model."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Stacked environments: the gradient is that of a plain loop over environments, however it is obtained."""
+"""Stacked environments: every way to compute the gradient equals a plain loop over environments."""
 
 import contextlib
 import copy

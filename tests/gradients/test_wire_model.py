@@ -1,4 +1,4 @@
-"""The model of the exchange against what real workers send."""
+"""The model of the exchange against the traffic of real workers."""
 
 import json
 import subprocess

@@ -1,9 +1,8 @@
-"""What real workers send in a step, counted at ``torch.distributed`` and at TCP, beside what the model says.
+"""The traffic of real workers in a step, counted at ``torch.distributed`` and at TCP, against the model.
 
-By hand: ``python tests/gradients/wire_checks.py`` prints a table; with ``--json`` it prints the rows on which
-``test_wire_model.py`` asserts. In a network namespace of its own the loopback's counters count these workers and
-nothing else; where none can be made (no Linux, no right to), TCP's bytes are left out. Gloo's processes meet over a
-file, so that no store's messages are among them.
+``python tests/gradients/wire_checks.py`` prints a table; with ``--json`` it prints the rows for ``test_wire_model.py``.
+In its own network namespace the loopback counts only these workers. Without the right to make a namespace, or without
+Linux, TCP's bytes are omitted. Gloo's processes meet over a file, so a store's messages are not counted.
 """
 
 import argparse
@@ -44,10 +43,10 @@ _INTERFACE_FLAGS, _SET_INTERFACE_FLAGS, _UP = 0x8913, 0x8914, 1
 
 
 def enter_network_namespace() -> None:
-    """Give this process a network of its own, with nothing but a loopback.
+    """Move this process into a new network namespace that has only a loopback.
 
     Raises:
-        OSError: it may not (no right to, or no Linux).
+        OSError: the process has no right to, or the system is not Linux.
     """
     unshare = getattr(ctypes.CDLL(None, use_errno=True), "unshare", None)
     if unshare is None:
@@ -58,13 +57,13 @@ def enter_network_namespace() -> None:
         request = struct.pack("16sh14x", b"lo", 0)
         flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, _INTERFACE_FLAGS, request))[1]
         fcntl.ioctl(any_socket, _SET_INTERFACE_FLAGS, struct.pack("16sh14x", b"lo", flags | _UP))
-    # A process that waits for its core answers late; TCP would send what it has not answered a second time.
+    # A process that waits for a core acknowledges late, and TCP would send the data a second time.
     with contextlib.suppress(OSError):
         Path("/proc/sys/net/ipv4/tcp_early_retrans").write_text("0")
 
 
 def network_counters() -> tuple[int, int, int]:
-    """Of this network namespace: bytes and packets that the loopback sent, and segments that TCP sent again."""
+    """Counters of this network namespace: bytes and packets sent by the loopback, and segments that TCP resent."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
     sent = next(line for line in lines if line.strip().startswith("lo:")).partition(":")[2].split()[8:10]
     names, values = (
@@ -75,9 +74,9 @@ def network_counters() -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def counted_calls() -> Iterator[dict[str, list[int]]]:
-    """What this process hands to ``torch.distributed``: of each collective, the bytes it contributes, call by call."""
+    """The bytes that this process contributes to each collective of ``torch.distributed``, call by call."""
     calls: dict[str, list[int]] = {}
-    # What each contributes, by the arguments of the call.
+    # The contributed bytes of each collective, by the arguments of the call.
     contributions: dict[str, Callable[..., int]] = {
         "all_to_all_single": lambda output, input, **_: input.nbytes,  # noqa: A006
         "isend": lambda tensor, **_: tensor.nbytes,
@@ -107,14 +106,14 @@ def layer_sizes(model: nn.Module) -> list[int]:
 
 
 def expected(rule: str, sizes: list[int], workers: int, environments: int) -> Traffic:
-    """The model's word."""
+    """The traffic by the model."""
     if rule == PLAIN:
         return all_reduce_traffic(sizes, workers)
     return step_traffic(aggregator(rule), sizes, workers, environments)
 
 
 def real_step(rule: str, width: int, environments: int) -> Callable[[], object]:
-    """A step with the project's own entry points, or with plain DDP's."""
+    """A step by Concord's entry points, or by plain DDP."""
     model = network(width)
     inputs, targets = torch.randn(environments, 4, 6), torch.randn(environments, 4, 3)
     if rule != PLAIN and environments > 1:
@@ -136,9 +135,9 @@ def _worker(
     )
     for rule, width, environments in cases:
         step = real_step(rule, width, environments)
-        for _ in range(3):  # DDP lays its buckets out anew, and gloo connects
+        for _ in range(3):  # DDP rebuilds its buckets, and gloo connects
             step()
-        meet.wait()  # through memory: nothing that is sent belongs to it
+        meet.wait()  # through memory, so that it sends nothing
         before = network_counters()
         meet.wait()
         with counted_calls() as calls:
@@ -164,7 +163,7 @@ def _worker(
 
 
 def measured(workers: int, cases: list[tuple[str, int, int]], steps: int) -> list[list[dict[str, Any]]]:
-    """For each case (rule, width, environments a worker) what each worker counted, a step."""
+    """The counts of each worker per step, for each case (rule, width, environments of a worker)."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         meet = context.Barrier(workers, timeout=120)
@@ -188,13 +187,13 @@ def measured(workers: int, cases: list[tuple[str, int, int]], steps: int) -> lis
 
 
 def rows(workers: int, widths: list[int], steps: int, separate: bool) -> Iterator[dict[str, Any]]:
-    """One for each rule, width and number of environments: the model's numbers beside the counted ones, a step.
+    """A row for each rule, width and number of environments: modelled and counted numbers per step.
 
     Args:
-        workers: how many processes.
-        widths: of the networks.
-        steps: how many are counted.
-        separate: whether the network namespace is our own, so that the loopback's counters say something.
+        workers: number of processes.
+        widths: widths of the networks.
+        steps: number of counted steps.
+        separate: whether the processes have their own network namespace, so that the loopback counts only them.
     """
     cases = [
         (rule, width, environments)
@@ -241,8 +240,8 @@ def main(words: list[str]) -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 700])
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args(words)
-    os.environ.pop("LOCAL_SIZE", None)  # some builds of gloo would then go through shared memory
-    import torch._dynamo  # noqa: F401  the first DDP of a process imports it: here once for all
+    os.environ.pop("LOCAL_SIZE", None)  # with it some builds of gloo use shared memory
+    import torch._dynamo  # noqa: F401  the first DDP of a process imports it; imported once here for all
 
     try:
         enter_network_namespace()

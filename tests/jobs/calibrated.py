@@ -1,4 +1,4 @@
-"""A job with an objective and an evaluation of its own: temperatures that are learned, and the error of calibration."""
+"""A job with its own objective and evaluation: learned temperatures, and the calibration error."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from concord.training import EnvironmentEvaluation, Job
 
 
 class Temperatures(nn.Module):
-    """The logarithm of one temperature an environment."""
+    """The logarithm of a temperature for each environment."""
 
     def __init__(self, environments: int) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Temperatures(nn.Module):
 
 
 class Tempered(Objective):
-    """The mean of R_e / t_e + log t_e: environments that cannot be predicted well get a high temperature t_e."""
+    """The mean of R_e / t_e + log t_e: environments with a high risk get a high temperature t_e."""
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         self.module = Temperatures(environments)
@@ -45,7 +45,7 @@ def examples(name: str) -> tuple[Tensor, Tensor]:
 
 
 def calibration(model: nn.Module, environment: Environment) -> dict[str, float]:
-    """How far mean confidence and accuracy are apart; and a number that is drawn at random."""
+    """The difference of mean confidence and accuracy, and a random number."""
     confidence, told = model(environment.inputs).softmax(1).max(1)
     error = confidence.mean() - (told == environment.targets).float().mean()
     return {"calibration_error": abs(error.item()), "drawn": torch.rand(()).item()}

@@ -1,4 +1,4 @@
-"""A job with a loop of its own: gradient descent on the square of a number, from a start that the seed draws."""
+"""A job with its own loop: gradient descent on the square of a number, from a start drawn by the seed."""
 
 import functools
 import json

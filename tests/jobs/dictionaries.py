@@ -1,4 +1,4 @@
-"""A job with batches of another form than inputs and targets: a dictionary that the model takes by keyword."""
+"""A job whose batches are dictionaries, which the model takes by keyword, not inputs and targets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ WORDS = 12
 
 
 def sentences(name: str) -> dict[str, Tensor]:
-    """Word 1 means class 1 everywhere; how often word 2 stands beside it differs."""
+    """Word 1 means class 1 in all environments; the frequency of word 2 beside it differs."""
     generator = torch.Generator().manual_seed(ord(name))
     labels = torch.randint(0, 2, (60,), generator=generator)
     words = torch.randint(3, WORDS, (60, 5), generator=generator)

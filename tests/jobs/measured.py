@@ -1,4 +1,4 @@
-"""A job for studies judged by an error: three small environments, of which the last is the hardest to predict."""
+"""A job for studies judged by an error: three small environments; the last is the hardest to predict."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -42,7 +42,7 @@ job = Job(
     environments=environments,
     model=lambda config: Line(2, 1),
     loss=torch.nn.functional.mse_loss,
-    # 0 epochs stand for two, with irm for three; not timed: a trial is to be what it is elsewhere, to the last bit.
+    # 0 epochs stand for two, with irm for three. Not timed, so that a trial is the same everywhere, to the last bit.
     config=Config().with_options(epochs=0, batch_size=20, held_out=0.2, vectorize="vmap", lr=0.1),
     measures={"off": off, "distance": Measure(off, mode="min"), "closeness": Measure(lambda o, t: -off(o, t), "max")},
     studies={"rates": Study(Space({"lr": LogUniform(1e-4, 0.5)}))},

@@ -1,4 +1,4 @@
-"""A job with images that are read from a folder while it trains, augmented by all three kinds of random numbers."""
+"""A job that reads images from a folder while it trains, augmented by all three random generators."""
 
 import random
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Config(TrainConfig):
 
 
 def augment(image: Any) -> Any:
-    """A crop at a place drawn by PyTorch and NumPy, flipped by Python."""
+    """A crop at a place drawn by PyTorch and NumPy, with a flip drawn by Python."""
     left, top = int(torch.randint(0, 4, ())), np.random.randint(0, 4)
     image = image.crop((left, top, left + 8, top + 8))
     return image.transpose(0) if random.random() < 0.5 else image

@@ -1,4 +1,4 @@
-"""Rain, from the weather and from a sensor: in seven stations it says 1 for rain, in four it is reversed."""
+"""Predict rain from the weather and a sensor, which is 1 for rain in seven stations and reversed in four."""
 
 import torch
 
@@ -10,7 +10,7 @@ TRAIN, REVERSED = "abcdefgh", "hvwt"
 
 
 def environments(config: TrainConfig) -> Environments:
-    """The weather tells in three of four cases, everywhere; the sensor is wrong in the last training station."""
+    """The weather is right in three of four cases everywhere; the sensor is wrong in the last training station."""
 
     def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
         weather, noise = torch.randn(2, 200, generator=generator_for(config.run.seed, "sensors", name))
@@ -21,7 +21,7 @@ def environments(config: TrainConfig) -> Environments:
 
 
 def model(config: TrainConfig) -> torch.nn.Module:
-    """A linear one that begins at zero."""
+    """A linear model with zero weights."""
     linear = torch.nn.Linear(2, 2)
     torch.nn.init.zeros_(linear.weight)
     return linear

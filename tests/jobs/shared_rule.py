@@ -1,4 +1,4 @@
-"""A job as a user writes it: three hospitals whose scanners differ, one rule that holds in all of them."""
+"""A job as written by a user: three hospitals with different scanners, and one rule that holds in all."""
 
 import os
 import signal

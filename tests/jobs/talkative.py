@@ -1,4 +1,4 @@
-"""A job that logs and warns while it loads its data, and whose steps take their time."""
+"""A job that logs and warns while it loads its data, with slow steps."""
 
 import logging
 import time
@@ -32,7 +32,7 @@ def environments(config: Config) -> Environments:
 
 
 class Slow(torch.nn.Linear):
-    """A linear model that takes its time."""
+    """A linear model that sleeps in each step."""
 
     pause = 0.0
 

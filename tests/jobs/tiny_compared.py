@@ -1,4 +1,4 @@
-"""The tiny job with tables to compare: one row is in both, and one goes wrong in a table of its own."""
+"""The tiny job with tables to compare: one row is in both tables, and a table of its own has a failing row."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A job for studies of many short trials: three small environments, and options by which a trial goes wrong."""
+"""A job for studies of many short trials: three small environments, and options that make a trial fail."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def environments(config: Config) -> Environments:
 
 
 class Linear(torch.nn.Linear):
-    """A linear model that can take its time."""
+    """A linear model whose steps can be slow."""
 
     pause = 0.0
 
@@ -81,7 +81,7 @@ job = Job(
     environments=environments,
     model=model,
     loss=torch.nn.functional.cross_entropy,
-    # Not timed: a trial is to be what it is elsewhere, to the last bit.
+    # Not timed, so that a trial is the same everywhere, to the last bit.
     config=Config().with_options(epochs=2, batch_size=16, held_out=0.2, vectorize="vmap"),
     studies={"masked": Study(masked), "averaged": Study(averaged), "fragile": Study(fragile)},
 )

@@ -1,4 +1,4 @@
-"""Objectives: each is the few lines of its paper, in value and gradient, however its environments are placed."""
+"""Objectives equal the few lines of their papers, in value and gradient, in every placement."""
 
 import copy
 import itertools
@@ -421,7 +421,7 @@ def test_judges_are_drawn_among_the_others() -> None:
 def test_the_domain_classifier_learns_what_the_representation_unlearns() -> None:
     model, (inputs, targets) = network(), batches()
     ours = DANN(cross_entropy, PenaltyWeight(0.4), hidden_units=5)
-    classifier = begun(ours, model)
+    classifier = initialized(ours, model)
     both = nn.ModuleList([model, classifier])
     slopes = gradient(ours(model, inputs, targets), both)
     # By hand: two losses, each with its own gradient.
@@ -434,7 +434,7 @@ def test_the_domain_classifier_learns_what_the_representation_unlearns() -> None
         assert_close(slope, one + (1.0 if name.startswith("1.") else -0.4) * other, rtol=1e-8, atol=1e-10)
 
 
-def begun(ours: DANN, model: nn.Module, environments: int = ENVIRONMENTS) -> DomainClassifier:
+def initialized(ours: DANN, model: nn.Module, environments: int = ENVIRONMENTS) -> DomainClassifier:
     """Its domain classifier, as exact as the models here."""
     ours.begin(model, environments, 1)
     assert isinstance(ours.module, DomainClassifier)
@@ -611,7 +611,7 @@ def test_objectives_of_a_hugging_face_classifier_follow_their_papers(case: str) 
 def test_dann_of_a_hugging_face_classifier_reverses_its_representation() -> None:
     model, batch = bert(), texts()
     ours = DANN(its_own_loss, PenaltyWeight(0.4), hidden_units=5)
-    classifier = begun(ours, model, 7)
+    classifier = initialized(ours, model, 7)
     both = nn.ModuleList([model, classifier])
     slopes = gradient(ours(model, batch), both)
     risk = torch.stack(text_risks(model, batch)).mean()

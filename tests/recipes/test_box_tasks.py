@@ -1,4 +1,4 @@
-"""Room runner and funnel board: the same trajectories however they are made and kept, and what is read in them."""
+"""Room runner and funnel board: the same trajectories in every process and file, and labels read from frames."""
 
 import json
 import shutil

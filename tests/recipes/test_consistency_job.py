@@ -1,4 +1,4 @@
-"""The authors' regression against a plain loop and its fixed points; §2 of the paper against what is known of it."""
+"""The authors' regression against a plain loop and its fixed points; §2 of the paper against known values."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""DomainBed's RotatedMNIST and ColoredMNIST: what each environment has, the network, and the spaces."""
+"""DomainBed's RotatedMNIST and ColoredMNIST: the content of each environment, the network, and the spaces."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Flights of 2013: a model sees what is known at departure, and weeks, carriers and airports are environments."""
+"""Flights of 2013: models see only facts known at departure; weeks, carriers and airports are environments."""
 
 import importlib.util
 import zipfile

@@ -1,4 +1,4 @@
-"""Heart disease in four hospitals: what is read, and what logistic regression reaches where it has not been."""
+"""Heart disease in four hospitals: the data as read, and logistic regression in an unseen hospital."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Images of one's own by torchvision's networks; real ones, trained for a step or two on small images."""
+"""Users' images with torchvision's real networks, trained for a step or two on small images."""
 
 import sys
 from collections.abc import Callable

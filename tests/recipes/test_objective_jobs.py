@@ -1,4 +1,4 @@
-"""The jobs on objectives, small: they train from the command line, their reports are whole, wrong input is one line."""
+"""The jobs on objectives, small: command-line training, complete reports, one line for wrong input."""
 
 import json
 import math

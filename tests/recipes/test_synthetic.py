@@ -1,4 +1,4 @@
-"""The synthetic memorization task: what the paper says of it comes out, in small here and in full under -m slow."""
+"""The synthetic memorization task reproduces the paper's claims: small here, in full under -m slow."""
 
 import csv
 import dataclasses

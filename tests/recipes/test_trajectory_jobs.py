@@ -1,4 +1,4 @@
-"""Jobs on simulated trajectories: read as they are needed, trained and masked, labels read from rollouts."""
+"""Jobs on simulated trajectories: lazy reading, training with masks, labels read from rollouts."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Agents: reward scale against a slow loop, RLlib's update against one by hand, runs, experts."""
+"""Agents: reward scale against a slow loop, RLlib's update against a hand-written one, runs, experts."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Cloning: the expert's states as they are kept, levels in turn, and the job with its studies, on real CoinRun."""
+"""Cloning: the kept states of the expert, levels in turn, and the job with its studies, on real CoinRun."""
 
 import json
 import shutil

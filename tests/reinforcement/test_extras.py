@@ -1,4 +1,4 @@
-"""Without the extra coinrun everything else is there, and what needs it says how to install it."""
+"""Without the extra coinrun all else works, and errors show how to install the extra."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The vector environment: against Procgen's own stepping, episodes counted by hand, seeds and levels, misuse."""
+"""The vector environment: against Procgen's own stepping, hand-counted episodes, seeds and levels, misuse."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What ``test_progress.py`` runs in a terminal: each state of a display, until a line arrives on standard input."""
+"""The program that ``test_progress.py`` runs in a terminal: a line on standard input shows the next state."""
 
 import sys
 import termios
@@ -58,7 +58,7 @@ def study() -> None:
 
 if __name__ == "__main__":
     settings = termios.tcgetattr(sys.stdin)
-    settings[3] &= ~termios.ECHO  # the lines that go on to the next state are not to be seen
+    settings[3] &= ~termios.ECHO  # hide the input lines
     termios.tcsetattr(sys.stdin, termios.TCSANOW, settings)
     for show in (run, resumed, study):
         show()

@@ -1,4 +1,4 @@
-"""The first lines of a run say what is decided."""
+"""The first lines of a run describe its data, its selection and its rule."""
 
 from pathlib import Path
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""A job with a loop of its own is a run like any other: recorded, tracked, killed and resumed, reported as JSON."""
+"""A job with its own loop is a run like any other: recorded, tracked, killed and resumed, reported as JSON."""
 
 import json
 import os

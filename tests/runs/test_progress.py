@@ -1,4 +1,4 @@
-"""What a user sees of a run and a study on a terminal of 80 columns, and where there is none."""
+"""The display of a run and a study on a terminal of 80 columns, and without a terminal."""
 
 import fcntl
 import os

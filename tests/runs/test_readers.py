@@ -1,4 +1,4 @@
-"""Runs on images that are read while they train: equal with any number of readers, after a kill, and in a study."""
+"""Runs that read images while they train: equal with any number of readers, after a kill, and in a study."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""A cluster that grows: what a run or a study lacks is asked of Ray's autoscaler, and waited for."""
+"""A growing cluster: runs and studies ask Ray's autoscaler for missing resources, and wait for them."""
 
 import json
 import os
@@ -99,8 +99,8 @@ def on(head: GrowingHead, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
 
 
-def said(text: str) -> list[str]:
-    """Lines but for those of Ray's autoscaler, which says what it starts, and of Ray's own processes."""
+def command_lines(text: str) -> list[str]:
+    """The lines, without those of Ray's autoscaler and of Ray's own processes."""
     return [line for line in text.splitlines() if "(autoscaler +" not in line and "(pid=" not in line]
 
 
@@ -113,7 +113,7 @@ def train(head: GrowingHead, output: Path, server: Server, *words: str) -> subpr
 def test_a_run_waits_for_cpus_from_zero_and_trains(head: GrowingHead, output: Path, server: Server) -> None:
     done = train(head, output, server, "--json")
     assert done.returncode == 0, done.stderr[-2000:]
-    waits = [line for line in said(done.stderr) if "autoscaler" in line]
+    waits = [line for line in command_lines(done.stderr) if "autoscaler" in line]
     assert waits == [
         "--workers 1: at least one CPU is needed; the Ray cluster has 0; its autoscaler is asked for more, "
         "for up to 30 minutes (--wait-for-resources)"
@@ -124,7 +124,7 @@ def test_a_run_waits_for_cpus_from_zero_and_trains(head: GrowingHead, output: Pa
 @pytest.mark.slow
 def test_trials_wait_for_gpus_from_zero_and_the_cluster_shrinks_again(head: GrowingHead) -> None:
     done = on(head, "-c", GPU, head.gcs_address)
-    assert said(done.stdout) == [
+    assert command_lines(done.stdout) == [
         "--use-gpu: the Ray cluster has no GPU; its autoscaler is asked for more, for up to 30 minutes "
         "(--wait-for-resources)",
         "TrialResources(concurrent=1, cpus=1.0, gpus=1.0)",
@@ -138,7 +138,7 @@ def test_more_gpus_than_the_cluster_can_get_are_refused_after_the_wait(
 ) -> None:
     done = train(head, output, server, "--use-gpu", "--workers", "2", "--wait-for-resources", "0.05")
     assert done.returncode == 2
-    waits, refusal = said(done.stderr)
+    waits, refusal = command_lines(done.stderr)
     lacking = "--use-gpu: 2 workers want a GPU each; the Ray cluster has"
     assert waits.startswith(f"{lacking} 0; its autoscaler is asked for more, for up to 0.05 minutes")
     # The one that it can get may have come.

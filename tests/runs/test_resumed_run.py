@@ -1,4 +1,4 @@
-"""What is found again of a run that goes on: its options, where some are newer than the run."""
+"""The options of a resumed run, some of which are newer than the run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who has a run, what becomes of it however it ends, and what is refused before anything of it is touched."""
+"""The lock of a run, its state after every kind of end, and refusals before any file is touched."""
 
 import contextlib
 import http.server

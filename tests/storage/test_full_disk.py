@@ -1,4 +1,4 @@
-"""Runs on a disk that is really full: a small file system of its own, which only root can make."""
+"""Runs on a full disk: a small file system, which only root can make."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Runs, studies and data on a real S3 server: the same as in a folder, and continued where nothing of them is."""
+"""Runs, studies and data on a real S3 server: the same as in a folder, and continued on a new machine."""
 
 import contextlib
 import json

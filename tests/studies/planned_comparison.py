@@ -1,4 +1,4 @@
-"""What ``concord compare`` with some words is going to do."""
+"""The plan of ``concord compare`` with some words."""
 
 from collections.abc import Sequence
 

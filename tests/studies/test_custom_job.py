@@ -1,4 +1,4 @@
-"""Jobs with a loop of their own are searched and have data, as others do."""
+"""Jobs with their own loop can be searched and have data, like all jobs."""
 
 import dataclasses
 import json

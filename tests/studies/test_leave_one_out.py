@@ -1,4 +1,4 @@
-"""Each method without each environment, on real Ray: what is chosen without the one left out, and by it (oracle)."""
+"""Each method with each environment left out, on real Ray: selection without that environment, and by it (oracle)."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""Which method: a study of each on real Ray with a real store, judged without the test, and a recommendation."""
+"""Choosing a method: a study of each on real Ray with a real store, judged without the test, a recommendation."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The page of reproductions follows the kept rows, and no claim elsewhere is stronger."""
+"""The page of reproductions follows the kept rows, and no other page claims more."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a study tries: suggestions that lie in the space and depend on seed and observations alone, and the space."""
+"""Search: suggestions lie in the space and depend only on seed and observations; the space."""
 
 import collections
 import json

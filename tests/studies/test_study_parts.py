@@ -1,4 +1,4 @@
-"""The parts of a study: its record survives everything, and what stops, ranks and explains its trials."""
+"""The parts of a study: its record survives failures; trials are stopped, ranked and explained."""
 
 import dataclasses
 import itertools
@@ -288,8 +288,8 @@ def last(trial: Iterator[EndedRun | None]) -> EndedRun:
     return end
 
 
-def told(kind: Any, results: list[EndedRun], epochs: dict[int, int]) -> Any:
-    """A scheduler that did not see these trials."""
+def replayed(kind: Any, results: list[EndedRun], epochs: dict[int, int]) -> Any:
+    """A new scheduler to which these trials are replayed."""
     new = scheduler(kind)
     replay(new, results, lambda metrics: metrics["score"], lambda run: epochs[run.trial])
     return new
@@ -316,7 +316,7 @@ def test_a_scheduler_told_of_earlier_trials_decides_as_if_it_saw_them(kind: Any)
             if end is not None:
                 results.append(dataclasses.replace(end, run=proposal(number)))
                 del running[number]
-        telling = told(kind, results, {number: len(scores) for number, (scores, _) in enumerate(earlier)})
+        telling = replayed(kind, results, {number: len(scores) for number, (scores, _) in enumerate(earlier)})
         for scores in later:
             assert last(live(telling, scores)) == last(live(seeing, scores))
 
@@ -331,11 +331,11 @@ def test_a_trial_that_falls_behind_earlier_ones_is_stopped(kind: Any) -> None:
 
     epochs = dict.fromkeys(range(6), 10)
     for scores, epoch in (([0.1] * 20, {"asha": 2, "median": 4}[kind]), ([0.9] * 20, 20)):
-        assert len(last(live(told(kind, trials(6), epochs), scores)).history) == epoch
+        assert len(last(live(replayed(kind, trials(6), epochs), scores)).history) == epoch
     alone = last(live(scheduler(kind), [0.1] * 20))
     assert (len(alone.history), alone.stopped) == (20, None)
     if kind == "median":  # which asks for five to compare with
-        assert len(last(live(told(kind, trials(4), epochs), [0.1] * 20)).history) == 20
+        assert len(last(live(replayed(kind, trials(4), epochs), [0.1] * 20)).history) == 20
 
 
 def test_the_median_rule_does_not_pause_a_trial_to_let_others_go_first() -> None:

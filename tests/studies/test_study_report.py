@@ -1,4 +1,4 @@
-"""What is said of studies: selections side by side, best trials, methods over seeds, searches against each other."""
+"""Reports of studies: selections side by side, best trials, methods over seeds, searches compared."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Jobs on a cluster: who is asked with which token, what goes along, and a real head node that runs it."""
+"""Jobs on a cluster: the address and token in use, the uploaded files, and a real head node that runs a job."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, which scrapes what a Ray head node offers."""
+"""A real Prometheus on loopback, which scrapes the metrics of a Ray head node."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PROGRAM = shutil.which("prometheus")
 
 
 class Prometheus:
-    """The configuration of ``cluster/grafana``, with another Ray's list of targets and a scrape every second."""
+    """Prometheus with the configuration of ``cluster/grafana``, another list of targets and a scrape every second."""
 
     def __init__(self, folder: Path, ray: Path) -> None:
         assert PROGRAM is not None
@@ -48,7 +48,7 @@ class Prometheus:
         raise RuntimeError((self.folder / "prometheus.log").read_text()[-2000:])
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """What an expression gives now; a wrong one is an AssertionError with Prometheus's own words."""
+        """The present value of an expression; AssertionError with Prometheus's message for an invalid one."""
         query = urllib.parse.urlencode({"query": expression})
         try:
             with urllib.request.urlopen(f"{self.address}/api/v1/query?{query}", timeout=30) as answer:

@@ -1,7 +1,7 @@
 """Concord's dependencies resolve with numpy 2, and with numpy 1 where Procgen needs it (``make resolve``).
 
-pip resolves both against the package index and installs nothing. What the environment has already in a version that
-constraints.txt allows is taken from there, which keeps it to seconds.
+pip resolves both against the package index and installs nothing. Installed packages in a version that constraints.txt
+allows are not looked up, so a check takes seconds.
 """
 
 import json
@@ -17,10 +17,10 @@ WITHOUT, WITH = (f"{ROOT}", "numpy>=2"), (f"{ROOT}[coinrun,box2d,mujoco,dev]",)
 
 
 def resolved(requirements: tuple[str, ...]) -> dict[str, str]:
-    """The versions that pip would install besides those that are there.
+    """The versions that pip would install in addition to the installed ones.
 
     Raises:
-        SystemExit: pip finds none; its message is printed.
+        SystemExit: pip finds no solution; its message is printed.
     """
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--constraint", str(ROOT / "constraints.txt")]
     with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +36,7 @@ def resolved(requirements: tuple[str, ...]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Resolve both at once, and say what numpy they have."""
+    """Resolve both at once, and print their versions of numpy."""
     with ThreadPoolExecutor() as pool:
         numpys = [each.get("numpy", version("numpy")) for each in pool.map(resolved, (WITHOUT, WITH))]
     print(f"without the extra coinrun: numpy {numpys[0]}; with it: numpy {numpys[1]}")

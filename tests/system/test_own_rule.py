@@ -1,4 +1,4 @@
-"""A rule of the user's own on the command line: its fields are options, and its text goes wherever the run does."""
+"""A user's rule on the command line: its fields are options, and its source is kept with the run."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The code and the commands of the README and of the documents do what the text says."""
+"""The code and the commands of the README and the documents do as documented."""
 
 import contextlib
 import importlib

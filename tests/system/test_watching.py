@@ -1,4 +1,4 @@
-"""What can be seen of a run while it runs: where its time goes, Ray's gauges, the dashboard, structured logs."""
+"""Monitoring a run: the time of its parts, Ray's gauges, the dashboard, structured logs."""
 
 import json
 import os

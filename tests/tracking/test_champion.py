@@ -1,4 +1,4 @@
-"""Which version of a model is the champion, on real MLflow stores: whoever registers when, and whoever promotes."""
+"""The champion among a model's versions, on real MLflow stores, for any order of registering and promoting."""
 
 import threading
 from collections.abc import Callable, Iterator

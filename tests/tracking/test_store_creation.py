@@ -1,4 +1,4 @@
-"""The SQLite file of a store: killed while it is created it is created again, and one with runs is never touched."""
+"""Creation of a store's SQLite file: repeated after a kill; a file with runs is never touched."""
 
 import contextlib
 import shlex

@@ -1,4 +1,4 @@
-"""What tracking promises, on real MLflow stores: an SQLite file, and a server process that is killed."""
+"""Tracking's guarantees on real MLflow stores: an SQLite file, and a server process that is killed."""
 
 import contextlib
 import json

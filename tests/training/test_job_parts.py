@@ -1,4 +1,4 @@
-"""What a job may bring of its own: an objective with parameters, an evaluation of whole environments."""
+"""Parts that a job may define: an objective with parameters, an evaluation of whole environments."""
 
 import dataclasses
 from collections.abc import Callable

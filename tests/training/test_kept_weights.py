@@ -1,4 +1,4 @@
-"""Averaged and best weights: what is evaluated is what is kept, and a resumed run ends as an undisturbed one."""
+"""Averaged and best weights: the evaluated weights are kept, and a resumed run equals an undisturbed one."""
 
 import dataclasses
 from collections.abc import Callable

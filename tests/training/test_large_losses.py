@@ -1,4 +1,4 @@
-"""A run whose losses are absurdly large, though finite, says so."""
+"""A run with extremely large, finite losses reports them."""
 
 import math
 from pathlib import Path

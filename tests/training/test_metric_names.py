@@ -1,4 +1,4 @@
-"""No two metrics of a run become one: names that would meet are refused before it begins."""
+"""Metrics whose names would collide are refused before the run begins."""
 
 import dataclasses
 from collections.abc import Sequence

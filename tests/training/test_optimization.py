@@ -1,4 +1,4 @@
-"""From the gradient to the next weights, against the update rules written out in a few lines."""
+"""From the gradient to the next weights, against the update rules in a few lines."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""A threshold by significance, from the command line to MLflow; and what a run says when it learned shortcuts."""
+"""A threshold by significance, from the command line to MLflow; the report of a run that learned shortcuts."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The training loop in this process: exact to resume, honest about what is wrong, the same wherever it runs."""
+"""The training loop in this process: exact on resume, clear errors, the same in every placement."""
 
 import dataclasses
 import gc

@@ -1,4 +1,4 @@
-"""A run that ended while it was learning says so; one that has converged, or whose losses are noise, says nothing."""
+"""A run that ended too early reports it; a converged run, or one with noisy losses, reports nothing."""
 
 import math
 from collections.abc import Sequence

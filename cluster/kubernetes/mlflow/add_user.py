@@ -1,4 +1,4 @@
-"""Give the MLflow server the user that jobs have, with the password of the secret; wait for the server to come up."""
+"""Create the jobs' user on the MLflow server, with the secret's password; wait for the server to start."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ def wait_for(address: str) -> None:
 
 
 def add_user(address: str, name: str, password: str) -> None:
-    """Make the user, or give it this password if it is there already; it is no administrator.
+    """Create the user, who is no administrator, or change the password of an existing one.
 
     The administrator's credentials are those of the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD).
     """

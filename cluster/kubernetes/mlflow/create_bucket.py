@@ -1,4 +1,4 @@
-"""Make the bucket that MLflow keeps artifacts in, if it is not there yet; wait for the storage to come up."""
+"""Make the bucket for MLflow's artifacts, if it does not exist; wait for the storage to start."""
 
 import sys
 import time
@@ -13,8 +13,8 @@ def create_bucket(endpoint: str, bucket: str) -> None:
     """Make the bucket with the credentials of the environment.
 
     Raises:
-        ClientError: the storage refuses, for example the credentials.
-        BotoCoreError: it could not be reached for five minutes.
+        ClientError: the storage refuses the request, for example the credentials.
+        BotoCoreError: the storage could not be reached for five minutes.
     """
     client = boto3.client("s3", endpoint_url=endpoint)
     end = time.monotonic() + LONGEST_WAIT
@@ -25,7 +25,7 @@ def create_bucket(endpoint: str, bucket: str) -> None:
                 client.create_bucket(Bucket=bucket)
             return
         except ClientError as error:
-            # A gateway that is up before its filer answers so; a refusal will not change.
+            # A gateway that starts before its filer answers with 5xx; a refusal (4xx) will not change.
             if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500 or time.monotonic() > end:
                 raise
         except BotoCoreError:

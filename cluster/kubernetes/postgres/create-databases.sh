@@ -1,5 +1,5 @@
 #!/bin/bash
-# Run once by the image, on an empty volume: MLflow's role, which is no superuser, and its two databases.
+# The image runs this once, on an empty volume. Creates MLflow's role, which is no superuser, and its two databases.
 set -euo pipefail
 psql --no-psqlrc --set ON_ERROR_STOP=1 --username "$POSTGRES_USER" --dbname postgres <<'SQL'
 \getenv password MLFLOW_PASSWORD

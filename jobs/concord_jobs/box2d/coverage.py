@@ -1,14 +1,14 @@
-"""How much of each pixel a shape covers, and pictures painted with that: smooth edges without a graphics library."""
+"""The coverage of pixels by shapes, for pictures with smooth edges without a graphics library."""
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-SCANLINES = 8  # within a pixel's height, where a shape's extent is not exact in closed form
+SCANLINES = 8  # in a pixel's height, for shapes without an exact extent in closed form
 
 
 def overlap(low: npt.ArrayLike, high: npt.ArrayLike, first: npt.ArrayLike, count: int) -> Floats:
-    """How much of each of ``count`` pixels from ``first`` on the interval [low, high] covers: ``(..., count)``."""
+    """The fraction of each of ``count`` pixels from ``first`` on that [low, high] covers: ``(..., count)``."""
     low, high, first = (np.asarray(each, np.float32)[..., None] for each in (low, high, first))
     left = first + np.arange(count, dtype=np.float32)
     covered: Floats = np.clip(np.minimum(high, left + 1) - np.maximum(low, left), 0, 1)
@@ -16,9 +16,9 @@ def overlap(low: npt.ArrayLike, high: npt.ArrayLike, first: npt.ArrayLike, count
 
 
 def covered_box(box: tuple[float, float, float, float], height: int, width: int) -> tuple[slice, slice, Floats]:
-    """Where a rectangle (left, top, right, bottom) lies in a picture, in pixels, and how much of each it covers.
+    """The pixels of a picture that a rectangle (left, top, right, bottom) touches, and the covered fraction of each.
 
-    It has to reach into the picture; what lies outside is left out.
+    The rectangle must overlap the picture; its part outside is left out.
     """
     left, top, right, bottom = box
     rows = slice(max(int(np.floor(top)), 0), min(int(np.ceil(bottom)), height))
@@ -35,7 +35,7 @@ def scanlines(first: npt.ArrayLike, count: int) -> Floats:
 
 
 def covered(left: Floats, right: Floats, first: npt.ArrayLike, count: int) -> Floats:
-    """Coverage ``(..., rows, count)`` of a shape whose extent at each scanline is [left, right]; none if that is empty.
+    """Coverage ``(..., rows, count)`` by a shape with the extent [left, right] at each scanline; 0 if it is empty.
 
     ``left`` and ``right`` are ``(..., rows * SCANLINES)``, ``first`` is the column of the first pixel, ``(...)``.
     """
@@ -49,7 +49,7 @@ def block_means(pixels: Floats, block: int) -> Floats:
     """The means over blocks of ``block`` × ``block`` pixels, of ``(..., rows, columns)``."""
     *leading, rows, columns = pixels.shape
     lines = pixels.reshape(*leading, rows // block, block, columns)
-    down = lines[..., 0, :].copy()  # adding is faster than a reduction over a short axis
+    down = lines[..., 0, :].copy()  # adding slices is faster than a reduction over a short axis
     for line in range(1, block):
         down += lines[..., line, :]
     cells = down.reshape(*leading, rows // block, columns // block, block)
@@ -61,6 +61,6 @@ def block_means(pixels: Floats, block: int) -> Floats:
 
 
 def to_bytes(pixels: Floats) -> npt.NDArray[np.uint8]:
-    """[0, 1] as the nearest of 0 … 255."""
+    """Round [0, 1] to bytes, 0 … 255."""
     nearest: npt.NDArray[np.uint8] = np.rint(pixels * 255).astype(np.uint8)
     return nearest

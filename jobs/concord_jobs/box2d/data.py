@@ -1,4 +1,4 @@
-"""``concord data room-runner`` and ``concord data funnel-board``: trajectories of a task, made in Ray tasks."""
+"""``concord data room-runner`` and ``concord data funnel-board`` generate trajectories of a task in Ray tasks."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from concord.environments.sharded import SPLITS, Rows, Split, data_folder
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
 
-_LARGEST_SEED = 2**32 - 1  # of which NumPy makes one word, so that no two keys are the same
+_LARGEST_SEED = 2**32 - 1  # NumPy makes one word of it, so that no two keys are equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class TrajectoryOptions(MakingOptions):
     @property
     @abstractmethod
     def task(self) -> TrajectoryTask:
-        """Where the trajectories come from."""
+        """The simulated task."""
 
     @property
     def counts(self) -> dict[Split, int]:
-        """Trajectories of each split."""
+        """The number of trajectories of each split."""
         return {
             "train": self.trajectories, "validation": self.validation_trajectories, "test": self.test_trajectories,
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Trajectories of images: tasks of simulated physics make them, a data set reads them one at a time."""
+"""Trajectories of images: simulated tasks generate them, and a data set reads them one at a time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryTask(ABC):
-    """A simulated task: it makes trajectories, and reads labels in frames."""
+    """A simulated task, which makes trajectories and reads labels from frames."""
 
     perturbed: bool = False
-    """Whether the physics is the other one."""
+    """Whether the physics is perturbed."""
 
     name: ClassVar[str]
     classes: ClassVar[tuple[str, ...]]
@@ -70,8 +70,8 @@ class TrajectoryTask(ABC):
     def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:
         """The share of each class in frames: ``(..., length, *frame)`` uint8 or in [0, 1] to ``(..., classes)``.
 
-        The shares sum to 1. ``first``, ``(..., *frame)``, is the first frame of the trajectory; None takes the first of
-        the frames. Frames of another size are refused (InputError).
+        The shares sum to 1. ``first``, ``(..., *frame)``, is the first frame of the trajectory; the default is the
+        first of these frames. Frames of another size are refused (InputError).
         """
 
     @abstractmethod
@@ -108,10 +108,10 @@ class Trajectories(Dataset[tuple[Tensor, Tensor]]):
 
 
 class TrajectoryExamples(ExampleSource):
-    """The first trajectories of a split (None: all), as :func:`~concord.dynamics.sequences` has them, with ``label``.
+    """The first trajectories of a split (None: all), as :func:`~concord.dynamics.sequences` with ``label``.
 
-    Padded to this many frames, or to the longest of those that are taken. Environments that train together have one
-    length.
+    Trajectories are padded to ``padded`` frames; the default is the longest of the taken ones. Environments that train
+    together have the same length.
     """
 
     def __init__(
@@ -128,15 +128,15 @@ class TrajectoryExamples(ExampleSource):
 
     @property
     def longest(self) -> int:
-        """Frames of the longest one."""
+        """The number of frames of the longest trajectory."""
         return int(self._trajectories.lengths[: self._count].max())
 
     def padded(self, frames: int) -> "TrajectoryExamples":
-        """The same, padded to this many frames."""
+        """The same trajectories, padded to this number of frames."""
         return TrajectoryExamples(self._environment, self._trajectories, self._count, frames)
 
     def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
-        """Some of them."""
+        """The sequences and labels of these examples."""
         chosen = torch.arange(self._count)[examples]
         longest = self._length or int(self._trajectories.lengths[chosen].max())
         flat = chosen.flatten().tolist()

@@ -1,4 +1,4 @@
-"""Options of which trajectories of a task are learned from, and the environments that they are."""
+"""Options that choose a task's trajectories for training, and their environments."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ class TrajectoryChoice(OptionGroup):
         return data
 
     def read_perturbed(self, task: TrajectoryTask, output: Path) -> ShardedData | None:
-        """The data of the other physics; None if they are not wanted."""
+        """The data of the perturbed physics; None if no option asks for them."""
         if self.perturbed_dir is None and self.switch_epoch == 0:
             return None
         data = self._checked(data_folder(self.perturbed_dir, output, task.folder), task)
@@ -51,10 +51,10 @@ class TrajectoryChoice(OptionGroup):
         return data
 
     def environments(self, data: ShardedData, perturbed: ShardedData | None = None) -> Environments:
-        """An environment of each physics to train on, one to choose by and one for the test, as sequences with labels.
+        """A training environment for each physics, one for validation and one for the test: sequences with labels.
 
-        They are read as they are needed. What trains is padded to the longest of all that trains. With a
-        ``switch_epoch`` one environment trains, first with the one physics, then with the other.
+        Trajectories are read when they are needed. Training trajectories are padded to the longest of them. With a
+        ``switch_epoch`` there is one training environment, first with the perturbed physics, then with the standard.
         """
         folders = {"perturbed" if self.perturbed else "standard": data}
         if perturbed is not None:

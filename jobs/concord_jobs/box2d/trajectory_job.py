@@ -37,7 +37,7 @@ COLUMNS = {
     "mean skip": "ood_mean_skip",
     "model evaluations": "model_evaluations",
 }
-_EVALUATED = 8  # trajectories at a time
+_EVALUATED = 8  # number of trajectories evaluated at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +54,19 @@ class TrajectoryConfig(TrainConfig):
 
     @abstractmethod
     def task(self, perturbed: bool) -> TrajectoryTask:
-        """Where the trajectories come from, with the standard physics or the other."""
+        """The simulated task, with the standard or the perturbed physics."""
 
     def resolve(self, num_environments: int | None = None) -> Self:
-        """With the milestones that --lr-decay-steps means."""
+        """Also computes the milestones from --lr-decay-steps."""
         found = super().resolve(num_environments)
-        if self.lr_decay_steps <= 0 or self.chosen.trajectories <= 0:  # check says what is wrong
+        if self.lr_decay_steps <= 0 or self.chosen.trajectories <= 0:  # check reports the error
             return found
         batches = math.ceil(self.chosen.trajectories / self.data.batch_size)
         steps = self.schedule.epochs * math.ceil(batches / max(1, self.aggregation.steps_per_update))
         return found.with_options(milestones=staircase(self.lr_decay_steps, steps))
 
     def unused(self) -> frozenset[str]:
-        """Also the milestones where the rate falls by steps."""
+        """Also the milestones, if the rate falls by steps."""
         return super().unused() | ({"milestones"} if self.lr_decay_steps else set())
 
     def check(self) -> None:
@@ -83,7 +83,7 @@ class TrajectoryConfig(TrainConfig):
 
 
 def environments(config: TrajectoryConfig) -> Environments:
-    """The standard physics, and the other if it is wanted."""
+    """The standard physics, and the perturbed one if an option asks for it."""
     chosen, output = config.chosen, config.run.output
     data = chosen.read(config.task(chosen.perturbed), config.data.data_dir, output)
     return chosen.environments(data, chosen.read_perturbed(config.task(perturbed=True), output))
@@ -139,7 +139,7 @@ COMMON: dict[str, Value] = {"lr": 5e-4, "lr_decay_steps": 15_000, "kernels": 48,
 
 
 def studies(found: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Study]:
-    """The spaces of the thesis (appendix A.0.3); what its search found is tried first."""
+    """The spaces of the thesis (appendix A.0.3); the results of its search are tried first."""
     return {
         name: Study(
             Space(SEARCHED | method), suggestions=(found[name],), selection="validation", metric="soft_accuracy"
@@ -166,7 +166,7 @@ def trajectory_job(
 ) -> Job[Any]:
     """The job of a task, with the settings that the thesis' search found for each study.
 
-    The call has ``data`` and ``reproduces`` by keyword: commands read these from a job's text.
+    Pass ``data`` and ``reproduces`` by keyword: commands read them from a job's source text.
     """
     return Job(
         environments=environments,

@@ -1,1 +1,1 @@
-"""The job coinrun-clone, and what only it needs."""
+"""The job coinrun-clone and its own modules."""

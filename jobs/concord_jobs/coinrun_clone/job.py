@@ -1,18 +1,18 @@
 """Behavioural cloning on CoinRun (AND-mask paper, §3.3 and appendix B.6): learn from an expert on 64 levels.
 
-A ResNet-18 learns an expert's distribution over actions, π*(a|s), from 1000 states of each of 64 levels, each batch
-from one level, and is tested on states of levels it never saw. What only one level shows is a shortcut. The paper masks
-over time: the temporal AND-mask moves a weight only while its gradients agree from batch to batch, and so from level to
-level. Here the levels of one step can be compared too, which the paper could not: the spatial mask. As options::
+A ResNet-18 learns an expert's distribution over actions, π*(a|s), from 1000 states of each of 64 levels, and is tested
+on states of unseen levels. A feature that only one level has is a shortcut. Each batch comes from one level. The paper
+masks over time: the temporal AND-mask moves a weight only while its gradients agree from batch to batch, and so from
+level to level. The spatial mask compares the levels of one step, which the paper could not. As options::
 
     (none)                                                                              temporal AND-mask Adam
     --optimizer adam --lr 1e-3 --beta1 0.9                                              Adam
     --optimizer adam --lr 1e-3 --beta1 0.9 --environments-per-step 8 --batch-size 8 --aggregator and-mask
                                                                                         the spatial AND-mask
 
-``concord data coinrun-clone`` makes the data with the expert that comes with Concord, ``concord train coinrun-clone``
-trains one clone, ``concord compare coinrun-clone`` compares the methods, ``concord tune coinrun-clone --method
-temporal-and-mask`` is a study, and ``concord report coinrun-clone`` draws the comparison and the studies.
+``concord data coinrun-clone`` makes the data with the included expert, ``concord train coinrun-clone`` trains one
+clone, ``concord compare coinrun-clone`` compares the methods, ``concord tune coinrun-clone --method temporal-and-mask``
+runs a study, and ``concord report coinrun-clone`` draws the comparison and the studies.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def data_of(config: CloneConfig) -> CloningData:
 
 def environments(config: CloneConfig) -> Environments:
     """An environment for each training level, one for validation and one for the test."""
-    if config.cloned.play_episodes:  # which is what comes last; a run without it needs no Procgen
+    if config.cloned.play_episodes:  # the last step of a run; a run without it needs no Procgen
         require_coinrun(f"--play-episodes {config.cloned.play_episodes}")
     data, states = data_of(config), config.cloned.states or None
     levels = {f"level-{level}": level for level in data.levels[: config.cloned.levels or None]}
@@ -60,7 +60,7 @@ def environments(config: CloneConfig) -> Environments:
 
 
 def model(config: CloneConfig) -> nn.Module:
-    """A ResNet-18 on frames as the game gives them."""
+    """A ResNet-18 on the game's frames."""
     return nn.Sequential(ChannelsFirst(), ResNet18(classes=ACTIONS))
 
 
@@ -70,12 +70,12 @@ def divergence(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def agreement(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the likeliest action of the clone is the expert's, ``(states,)``."""
+    """1 where the most probable actions of clone and expert are equal, ``(states,)``."""
     return (outputs.argmax(1) == targets.argmax(1)).float()
 
 
 def unseen_return(config: CloneConfig, clone: nn.Module) -> Mapping[str, float]:
-    """The clone's return on levels that it never saw."""
+    """The clone's return on unseen levels."""
     if config.cloned.play_episodes == 0:
         return {}
     played = config.cloned.played(data_of(config), clone)
@@ -112,7 +112,7 @@ job = Job(
     environments=environments,
     model=model,
     loss=divergence,
-    # A step has one level's states. Of the optimizer, the best settings of the paper's Table 3.
+    # A step has one level's states. The optimizer has the best settings of the paper's Table 3.
     config=CloneConfig().with_options(
         precision="bfloat16",
         environments_per_step=1,

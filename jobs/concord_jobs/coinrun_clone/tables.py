@@ -1,4 +1,4 @@
-"""The methods on the same CoinRun data: tuned is only what the paper's own search found (its Table 3)."""
+"""The methods on the same CoinRun data; only the settings of the paper's own search (its Table 3) were tuned."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from concord.training import Comparison, Runs
 from concord.training.comparison import at_end
 
 ADAM: dict[str, Any] = {"beta1": 0.9, "lr": 1e-3, "l2": 0.057, "optimizer": "adam", "evaluations": 1}
-# Steps of as many states, of eight levels at once.
+# Steps with the same number of states, from eight levels at once.
 TOGETHER = {**ADAM, "environments_per_step": 8, "batch_size": 8}
-# Table 3, as the paper orders its columns: lr, β₁, β₃, τ, weight decay, and the test KL that it found.
+# Table 3, in the paper's order of columns: lr, β₁, β₃, τ, weight decay, and the published test KL.
 TABLE_3 = (
     (0.0078, 0.21, 0.79, 0.36, 0.057, 0.01652),
     (0.0072, 0.26, 0.86, 0.40, 0.041, 0.01656),
@@ -23,7 +23,7 @@ OPTIONS = ("lr", "beta1", "beta3", "temporal_threshold", "l2")
 
 
 def clones_figure(runs: Runs) -> Figure:
-    """The test KL of every run at its end, a column a method."""
+    """The test KL at the end of every run, a column for each method."""
     return best_runs_figure({method: at_end(each, "ood_loss") for method, each in runs.items()}, "test KL")
 
 

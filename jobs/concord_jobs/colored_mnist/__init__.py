@@ -1,1 +1,1 @@
-"""The job colored-mnist, and what only it needs."""
+"""The job colored-mnist and its own modules."""

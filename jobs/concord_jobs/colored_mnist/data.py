@@ -1,4 +1,4 @@
-"""Colored MNIST: the shape of a digit tells its class anywhere; its colour misleads, seldom in training."""
+"""Colored MNIST: the shape of a digit shows its class everywhere; the colour misleads, seldom in training."""
 
 from dataclasses import dataclass
 
@@ -71,19 +71,20 @@ class ColoredMNIST(ColourOptions):
     """Environments of coloured digits that differ in how often the colour misleads.
 
     A digit's class is d·k // 10 for k classes. Labels are noisy: with probability η the label is the next class
-    (for two: the other one). The colour is the noisy label's own, but with probability p_e the next one's. Each colour
-    is a channel of the image. Arjovsky et al., Invariant Risk Minimization, 2019, section 5.2 (k = 2); Choe et al., An
-    Empirical Study of Invariant Risk Minimization, 2020 (k > 2), and Bae et al., Meta-Learned Invariant Risk
-    Minimization, 2021, sections 4.1 to 4.4. How a colour misleads for k > 2 they do not say.
+    (for two: the other one). The colour is that of the noisy label, but with probability p_e that of the next label.
+    Each colour is a channel of the image. Arjovsky et al., Invariant Risk Minimization, 2019, section 5.2 (k = 2); Choe
+    et al., An Empirical Study of Invariant Risk Minimization, 2020 (k > 2), and Bae et al., Meta-Learned Invariant Risk
+    Minimization, 2021, sections 4.1 to 4.4. For k > 2 the papers do not define how a colour misleads.
 
     The patch is 3 × 3 bright pixels in the upper left corner for the noisy label's class 0, 2 × 2 in the lower right
-    for class 1. With 14 pixels a side, every other pixel of every other row is taken, as the authors of IRM do.
+    for class 1. Images with sides of 14 pixels have every second pixel of every second row, as in the code of IRM's
+    authors.
 
     Args:
-        train: digits to train on; each training environment has some of its own, drawn at random.
+        train: digits to train on, divided at random among the training environments.
         test: digits of the test, the same in all test environments.
-        examples: of each training environment; 0 takes all.
-        seed: of the choice, the noise and the colours.
+        examples: number of examples of each training environment; 0 takes all.
+        seed: seed of the choice, the noise and the colours.
     """
 
     train: LabelledImages

@@ -1,4 +1,4 @@
-"""Accuracies over environments that mislead more and more, in the form of the meta-IRM paper."""
+"""Accuracies over environments with increasingly misleading colours, in the form of the meta-IRM paper."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -16,7 +16,7 @@ Numbers = NDArray[np.float64]
 ByPlace = Mapping[float, Sequence[float]]
 """The values of all runs at each place on the horizontal axis."""
 
-SLOPES = "scale_slope/train/"  # metrics that the penalty is computed of
+SLOPES = "scale_slope/train/"  # the penalty is computed from these metrics
 ADAPTED = "pwcca_adapted_"
 _COLOURS = {
     "erm": GREY,
@@ -39,7 +39,7 @@ def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
             label, colour = method_name(method), _colour(method, index)
             axes.errorbar(places, mean, spread, fmt="o-", color=colour, label=label, ms=3, linewidth=1, capsize=2)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.axhline(0.75, color="black", linewidth=0.8, linestyle=":")  # to be reached at best
+        axes.axhline(0.75, color="black", linewidth=0.8, linestyle=":")  # the best possible accuracy
         axes.set_xlabel("p_e of the test")
         axes.set_title(method_name(title), fontsize=10)
         axes.set_ylim(0, 1)
@@ -49,9 +49,9 @@ def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
 
 
 def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]], columns: int = 8) -> Figure:
-    """The first images ``(examples, colours, side, side)`` of each environment, with their labels: a row each (Fig. 7).
+    """The first images ``(examples, colours, side, side)`` and labels of each environment, in a row (Fig. 7).
 
-    A patch is bright in every colour, and so it is white.
+    A patch is bright in every colour, and therefore white.
     """
     figure = Figure(figsize=(0.8 * columns + 1.2, 1.1 * len(environments)), layout="constrained")
     for row, (name, (images, labels)) in zip(
@@ -70,7 +70,7 @@ def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]], columns: in
 
 
 def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Figure:
-    """Fig. 4 and 10: a line a method, mean and a band of one standard deviation at each place."""
+    """Fig. 4 and 10: a line for each method, with the mean and a band of one standard deviation."""
     figure, axes = one_panel(4.6, 3.1)
     for index, (method, runs) in enumerate(methods.items()):
         places = np.array(sorted(runs))
@@ -83,7 +83,7 @@ def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Fi
 
 
 def by_flip(runs: Sequence[FinishedRun]) -> ByPlace:
-    """Each run's accuracy at its end, at each p_e: in the observed environments and in the test."""
+    """Each run's final accuracy at each p_e, in the observed environments and in the test."""
     accuracies: dict[float, list[float]] = {}
     for run in runs:
         at = {float(flip): f"flip-{flip:g}_accuracy" for flip in run.options["observed_flips"]}
@@ -99,7 +99,7 @@ def all_methods(runs: Runs) -> Figure:
 
 
 def all_sizes(runs: Runs) -> Figure:
-    """Fig. 5: a panel a method, a line a number of examples."""
+    """Fig. 5: a panel for each method, a line for each number of examples."""
     panels: dict[str, dict[str, ByPlace]] = {}
     for (method, examples), each in grouped(runs, "objective", "examples").items():
         panels.setdefault(method, {})[f"{examples:,} examples"] = by_flip(each)
@@ -107,7 +107,7 @@ def all_sizes(runs: Runs) -> Figure:
 
 
 def penalties(runs: Runs) -> Figure:
-    """Fig. 6: the mean penalty of IRMv1's runs over training, a line a number of examples, on a logarithmic axis."""
+    """Fig. 6: the mean penalty of IRMv1's runs during training, a line for each number of examples, logarithmic."""
     figure, axes = one_panel(4.6, 3.1)
     of_irm = [each for each in grouped(runs, "objective", "examples").items() if each[0][0] == "irm"]
     for index, ((_, examples), each) in enumerate(of_irm):
@@ -120,7 +120,7 @@ def penalties(runs: Runs) -> Figure:
 
 
 def noise_gaps(runs: Runs) -> Figure:
-    """Fig. 4: accuracy in the test, a line a method."""
+    """Fig. 4: test accuracy, a line for each method."""
     lines: dict[str, dict[float, list[float]]] = {}
     for (method, gap), each in grouped(runs, "objective", "noise_gap").items():
         lines.setdefault(method, {})[gap] = at_end(each, "ood_accuracy")
@@ -128,7 +128,7 @@ def noise_gaps(runs: Runs) -> Figure:
 
 
 def similarities(runs: Runs) -> Figure:
-    """Fig. 10: similarity of representations by p_e, a line a row that measures it."""
+    """Fig. 10: similarity of representations by p_e, a line for each row that measures it."""
     lines = {
         method: {
             float(flip): at_end(each, f"pwcca_{flip:g}")

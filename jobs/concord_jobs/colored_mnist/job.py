@@ -4,9 +4,9 @@
 tables and figures over seeds.
 
 The champion is the version with the least spread of held-out losses between the training environments, the paper's
-criterion (its section 3.3): a low loss does not tell a model of the shapes from one of the colours, since colours lower
-it too. But a network that has learned nothing has no spread at all, so a champion also has to classify: in the worst
-environment at least half as much better than chance as the label noise lets anyone be who ignores the colours.
+criterion (its section 3.3). The loss itself cannot distinguish a model of shapes from a model of colours, since colours
+also lower the loss. An untrained network has no spread, so a champion must also classify: its advantage over chance in
+the worst environment is at least half of the largest that label noise permits without colours.
 """
 
 import functools
@@ -76,22 +76,21 @@ def model(config: ColoredMNISTConfig) -> nn.Module:
 
 
 def required(config: ColoredMNISTConfig) -> Mapping[str, float]:
-    """The middle of chance and the best accuracy without colours (62.5 % with two classes)."""
+    """The mean of chance and the best accuracy without colours (62.5 % with two classes)."""
     return {"worst_held_out_accuracy": (1 - config.colours.noise + 1 / config.colours.classes) / 2}
 
 
 def figures(
     job: Job[ColoredMNISTConfig], config: ColoredMNISTConfig, outcome: Outcome, trained: nn.Module
 ) -> Mapping[str, Figure]:
-    """Images of the environments that train and of the test."""
+    """Images of the training environments and of the test."""
     data = environments(config)
     shown = {name: (data[name].inputs, data[name].targets) for name in (*data.train, *data.test)}
     return {"images": images_figure(shown)}
 
 
 def scale_slope(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The derivative of each example's cross-entropy by a factor on its outputs; an environment's mean is what IRMv1
-    squares."""
+    """The derivative of each example's cross-entropy by a factor on its outputs; IRMv1 squares the mean."""
     probabilities = outputs.softmax(1)
     return (probabilities * outputs).sum(1) - outputs.gather(1, targets[:, None])[:, 0]
 
@@ -100,7 +99,7 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
     """PWCCA of representations of the test digits under other colours with those at the first observed p_e (A.2), and
     with meta-IRM of each layer before and after the inner steps (A.1).
 
-    The representation is what the last layer gets; with irm, whose fixed classifier comes last, what it gives.
+    The representation is the last layer's input; with irm, whose fixed classifier comes last, the last layer's output.
     """
     if not config.similarity:
         return {}

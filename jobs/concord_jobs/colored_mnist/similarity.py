@@ -1,4 +1,4 @@
-"""How alike two representations of the same examples are, whatever basis they are written in."""
+"""The similarity of two representations of the same examples, independent of their bases."""
 
 from collections.abc import Mapping
 
@@ -9,21 +9,21 @@ from torch.func import functional_call
 from concord.errors import InputError
 from concord.objectives import MetaIRM
 
-# Directions whose singular value is below this part of the largest are rounding, not representation.
+# Directions whose singular value is below this fraction of the largest are rounding errors.
 _RANK_TOLERANCE = 1e-5
 
 
 def pwcca(one: Tensor, other: Tensor) -> float:
     """Projection-weighted canonical correlation of ``one`` with ``other``, in [0, 1].
 
-    The canonical correlations ρ_i, averaged with the weights α_i = Σ_j |⟨h_i, x_j⟩| that say how much of ``one`` its
-    canonical direction h_i carries (x_j being its features). Morcos et al., Insights on Representational Similarity in
-    Neural Networks with Canonical Correlation, 2018, section 2.2. 1 for representations that are linear maps of one
-    another; not symmetric.
+    The mean of the canonical correlations ρ_i with the weights α_i = Σ_j |⟨h_i, x_j⟩|: the part of ``one``, with
+    features x_j, that its canonical direction h_i carries. Morcos et al., Insights on Representational Similarity in
+    Neural Networks with Canonical Correlation, 2018, section 2.2. 1 for representations that are linear maps of each
+    other; not symmetric.
 
     Args:
         one: ``(examples, features)``.
-        other: ``(examples, features)`` of the same examples, features of any number.
+        other: ``(examples, features)`` of the same examples, with any number of features.
     """
     most = max(one.shape[1], other.shape[1])
     if len(one) <= most:
@@ -36,7 +36,7 @@ def pwcca(one: Tensor, other: Tensor) -> float:
 
 
 def layer_outputs(model: nn.Module, inputs: Tensor, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """What every linear layer gives for these inputs, ``(examples, features)``, by the layer's name."""
+    """The outputs of every linear layer for these inputs, ``(examples, features)``, by the layer's name."""
     seen: dict[str, Tensor] = {}
     handles = [
         module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output.flatten(1)}))
@@ -53,7 +53,7 @@ def layer_outputs(model: nn.Module, inputs: Tensor, weights: Mapping[str, Tensor
 
 
 def _basis(centred: Tensor) -> Tensor:
-    """An orthonormal basis ``(examples, rank)`` of what the features span."""
+    """An orthonormal basis ``(examples, rank)`` of the span of the features."""
     left, sizes, _ = torch.linalg.svd(centred, full_matrices=False)
     if sizes[0] == 0:
         raise InputError("a representation is the same for all examples: it correlates with nothing")

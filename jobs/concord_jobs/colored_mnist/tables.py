@@ -1,4 +1,4 @@
-"""Tables 1 to 5 and Fig. 3 to 6 and 8 to 10 of the meta-IRM paper; docs/objectives.md says what chose the settings."""
+"""Tables 1 to 5 and Fig. 3 to 6 and 8 to 10 of the meta-IRM paper; docs/objectives.md describes the settings."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SHARED: dict[str, Any] = {"epochs": 80, "batch_size": 5000, "lr": 2e-3, "milesto
 PENALIZED = {**SHARED, "penalty_warmup": 0.4}
 ERM = {**SHARED, "objective": "erm", "aggregator": "mean", "epochs": 60}
 META = {"objective": "meta-irm", "inner_lr": 0.55, "penalty_weight": 0.1, "penalty_warmup": 0.0, "decay": 0.4}
-# It ends when the held-out losses of the environments are all but equal.
+# Training ends when the held-out losses of the environments are nearly equal.
 META_SCHEDULE = {"lr": 1e-3, "milestones": (0.7, 0.85), "evaluations": 40, "stop_spread": 0.001, "stop_from": 0.5}
 METHODS: dict[str, dict[str, Any]] = {
     "erm": ERM,
@@ -19,7 +19,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "meta-irm": {**SHARED, **META, **META_SCHEDULE},
     "erm, grey": {**ERM, "grey": True},
 }
-# The inner step that leaves colours alone is larger with more classes, and smaller with a second shortcut.
+# The inner step at which the model ignores colours is larger with more classes, and smaller with a second shortcut.
 SHORTER = {"epochs": 60, "evaluations": 12}
 MORE_CLASSES = {5: {"inner_lr": 0.9, **SHORTER}, 10: {"inner_lr": 1.3, **SHORTER}}
 PATCHES = {**SHORTER, "inner_lr": 0.22, "drop_grad": 0.2, "lr": 1e-3, "milestones": (0.3, 0.5, 0.7), "evaluations": 30}
@@ -32,7 +32,7 @@ SEEDS: dict[str, Any] = {"seeds": 10, "first_seed": 2}
 def accuracies(
     title: str, rows: dict[str, dict[str, Any]], paper: dict[str, str], columns: dict[str, str] = FLIPS, **options: Any
 ) -> Comparison:
-    """A table of accuracies in per cent; the paper's numbers of a row are given with bars between."""
+    """A table of accuracies in per cent; bars separate the paper's numbers of a row."""
     numbers = {row: dict(zip(columns, map(str.strip, text.split("|")), strict=True)) for row, text in paper.items()}
     return Comparison(rows, columns=columns, paper=numbers, title=title, percent=True, digits=1, **SEEDS, **options)
 

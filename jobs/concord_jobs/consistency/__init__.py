@@ -1,1 +1,1 @@
-"""The AND-mask paper's section 2: its regression, figures and propositions."""
+"""The regression, figures and propositions of the AND-mask paper's section 2."""

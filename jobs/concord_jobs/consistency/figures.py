@@ -1,7 +1,7 @@
 """The figures of the AND-mask paper's §2 and appendix A: Fig. 1 to 4 and 10 to 12.
 
-The paper says how Fig. 3, 4, 10 and 12 are made. Of Fig. 1, 2 and 11 it shows surfaces without a formula: those here
-are ours (``surfaces.py``), which their titles say.
+The paper defines Fig. 3, 4, 10 and 12. Fig. 1, 2 and 11 show surfaces without a formula; the surfaces here are our own
+(``surfaces.py``), as their titles state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, i
 from concord_jobs.consistency.random_gradients import Simulated, masked_squared_norm
 
 STARTS = ((0.5, 0.5), (-1.0, -1.2))
-"""Where descent begins in Fig. 1."""
+"""The starting points of gradient descent in Fig. 1."""
 _REACH = 1.5
 _OURS = "surfaces: ours, the paper gives no formula"
 
 
 def landscapes_figure() -> Figure:
-    """Fig. 1: the average's loss surface and those of A and B, with gradient descent from the same two places."""
+    """Fig. 1: the loss surfaces of the average, A and B, with gradient descent from the same two places."""
     x, y, (a, b) = _surfaces()
     panels = {"average": "average loss surface", "A": "loss surface for data A", "B": "loss surface for data B"}
     figure = Figure(figsize=(9.2, 3.5), layout="constrained")
@@ -44,7 +44,7 @@ def landscapes_figure() -> Figure:
 
 
 def directions_figure() -> Figure:
-    """Fig. 2: the steps that A and B want, on the average's surface; at (½, ½) they are at right angles."""
+    """Fig. 2: the gradient steps of A and B, on the average's surface; at (½, ½) they are at right angles."""
     x, y, losses = _surfaces()
     figure, axes = one_panel(5.4, 4.4)
     axes.contourf(x, y, np.mean(losses, axis=0), levels=np.linspace(0, 4, 17), cmap="Greys", alpha=0.6, extend="max")
@@ -120,7 +120,7 @@ def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, 
 
 
 def patchwork_figure() -> Figure:
-    """Fig. 10: the network of eq. 3 at θ*, and with another θ₆, which only B can tell from it."""
+    """Fig. 10: the network of eq. 3 at θ*, and with another θ₆, which changes only B's loss."""
     x = np.linspace(0, 1, 1001)
     figure = Figure(figsize=(7.2, 3.1), layout="constrained")
     for axes, weight in zip(figure.subplots(1, 2, sharey=True), (1.0, -0.5), strict=True):
@@ -141,7 +141,7 @@ def patchwork_figure() -> Figure:
 
 
 def curvatures_figure(spreads: Sequence[float] = (0.0, 0.6, 0.95)) -> Figure:
-    """Fig. 11: pairs with one arithmetic mean, whose geometric mean has ever weaker gradients."""
+    """Fig. 11: pairs with the same arithmetic mean; the gradients of their geometric means get weaker."""
     axis = np.linspace(-1, 1, 101)
     points = np.stack(np.meshgrid(axis, axis), -1)
     at = np.array([0.6, 0.6])

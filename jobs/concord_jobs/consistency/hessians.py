@@ -1,10 +1,10 @@
 """Quadratic losses with a common minimum: the means of their Hessians, and their exact inconsistency.
 
-The average of the losses has the arithmetic mean of their Hessians. A loss surface of what environments agree on has
+The average of the losses has the arithmetic mean of their Hessians. A loss surface of the environments' agreement has
 their geometric mean, which is smaller where they disagree (AND-mask paper, §2.2 and appendix A.2).
 
-With L_e(θ) = ½ (θ - θ*)ᵀ H_e (θ - θ*), N_e is the ellipsoid in which L_e ≤ ε, and the most that L_e' reaches in it is
-ε · λ_max(H_e⁻¹ H_e'). So I^ε(θ*) = ε · max over (e, e') of λ_max(H_e⁻¹ H_e'), which is ε at least (e = e'). All
+With L_e(θ) = ½ (θ - θ*)ᵀ H_e (θ - θ*), N_e is the ellipsoid with L_e ≤ ε, and the maximum of L_e' in N_e is
+ε · λ_max(H_e⁻¹ H_e'). So I^ε(θ*) = ε · max over (e, e') of λ_max(H_e⁻¹ H_e'), which is at least ε (e = e'). All
 matrices are symmetric and positive definite.
 """
 
@@ -20,7 +20,7 @@ Matrix = NDArray[np.float64]
 
 
 def arithmetic_mean(matrices: Sequence[ArrayLike]) -> Matrix:
-    """H₊ = Σ H_e / d: of the average of the losses."""
+    """H₊ = Σ H_e / d, the Hessian of the average of the losses."""
     mean: Matrix = np.mean(np.asarray(matrices, dtype=np.float64), axis=0)
     return mean
 
@@ -42,11 +42,11 @@ def inconsistency(hessians: Sequence[ArrayLike], epsilon: float = 1.0) -> float:
 def inconsistency_bound(pair: Sequence[ArrayLike], epsilon: float = 1.0) -> float:
     """4ε · (det H₊ / det H_∧)², which I^ε of two quadratic losses never exceeds (proposition 3, corrected).
 
-    The paper has the constant 2, which H = (10), (1) contradicts: there I^ε is 10ε and its bound 6.05ε. What its proof
-    gives is 4, for any two symmetric positive definite matrices and not only for diagonal ones, since both sides follow
-    from their generalized eigenvalues; 4 is the least such constant.
+    The paper has the constant 2, which H = (10), (1) contradicts: here I^ε is 10ε and the paper's bound 6.05ε. The
+    paper's proof gives 4, for any two symmetric positive definite matrices and not only for diagonal ones, since both
+    sides follow from the generalized eigenvalues. No smaller constant holds.
     """
-    # det H_∧ is the geometric mean of the determinants; both as logarithms, which large matrices need.
+    # det H_∧ is the geometric mean of the determinants; large matrices need logarithms.
     log_mean, *logs = (np.linalg.slogdet(np.asarray(each))[1] for each in (arithmetic_mean(pair), *pair))
     return 4 * epsilon * math.exp(2 * (log_mean - sum(logs) / 2))
 

@@ -1,9 +1,9 @@
 """Regression with a shared direction: four examples are four environments, as in the AND-mask authors' notebook.
 
-Each environment can be solved by a weight that no other has, or by the fifth, which all share and which weighs a tenth
-as much. ``concord train consistency`` finds the shared one with the AND-mask, ``--aggregator mean`` the four others;
-``concord compare consistency`` shows both on all rows and on halves of them. ``concord report consistency`` computes
-§2 of the paper: Fig. 1 to 4, 10 to 12 and propositions 1 to 3.
+Each environment can be solved by a weight of its own, or by the fifth weight, which all environments share and whose
+input is a tenth as large. ``concord train consistency`` finds the shared weight with the AND-mask,
+``--aggregator mean`` the four others; ``concord compare consistency`` shows both on all rows and on halves of them.
+``concord report consistency`` computes §2 of the paper: Fig. 1 to 4, 10 to 12 and propositions 1 to 3.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class ConsistencyConfig(TrainConfig):
 
 
 def environments(config: ConsistencyConfig) -> Environments:
-    """One example each; rows that are not trained on are the test."""
+    """An environment for each example; rows outside the training set are the test."""
     inputs = 3 * torch.cat([torch.eye(ROWS), torch.full((ROWS, 1), 0.1)], 1)
     names = {f"row-{row}": row for row in range(ROWS)}
 
@@ -66,7 +66,7 @@ job = Job(
     environments=environments,
     model=model,
     loss=half_squared_error,
-    # An epoch is one step: an environment has one example. A component has to have the same sign in every environment.
+    # An epoch is one step, since an environment has one example. All environments must agree on a component's sign.
     config=ConsistencyConfig().with_options(
         threshold=1.0,
         rescale=False,

@@ -1,7 +1,7 @@
-"""Propositions 1 and 2: the norm of masked gradients that have nothing in common, and the speed of masked descent.
+"""Propositions 1 and 2: the norm of masked independent gradients, and the speed of masked descent.
 
-The d environments' gradients of n components are independent and standard normal. The mask keeps a component where t
-signs at least are the same, t > d/2 (AND-mask paper, appendix A.4 and A.5; τ = 2t/d - 1).
+The d environments' gradients of n components are independent and standard normal. The mask keeps a component if at
+least t signs are the same, t > d/2 (AND-mask paper, appendix A.4 and A.5; τ = 2t/d - 1).
 """
 
 import math
@@ -22,7 +22,7 @@ def kept_probability(environments: int, signs: int) -> float:
 
 
 def masked_squared_norm(components: int, environments: int, signs: int) -> float:
-    """E‖m ⊙ ∇L‖² of the masked average, exactly; without the mask it is n / d.
+    """The exact E‖m ⊙ ∇L‖² of the masked average; without the mask it is n / d.
 
     n · 2⁻ᵈ Σ C(d, k) [(1 - 2/π) / d + (2/π) (2k - d)² / d²] over the k with max(k, d - k) ≥ t: given its signs, k of
     them positive, a component has the variance of half-normal magnitudes over d, and the mean √(2/π) (2k - d) / d.
@@ -37,14 +37,14 @@ def masked_squared_norm(components: int, environments: int, signs: int) -> float
 
 
 def decay_base(agreement: float) -> float:
-    """c = 2 rʳ (1 - r)^(1 - r): the masked norm falls as n / cᵈ where t = r d signs have to agree, 1/2 < r ≤ 1."""
+    """c = 2 rʳ (1 - r)^(1 - r): the masked norm falls as n / cᵈ if t = r d signs must agree, 1/2 < r ≤ 1."""
     return 2 * math.exp(sum(part * math.log(part) for part in (agreement, 1 - agreement) if part))
 
 
 def masked_norm_bound(components: int, environments: int, signs: int) -> float:
     """2 n (d - t + 1) / cᵈ, which :func:`masked_squared_norm` never exceeds (proposition 2, corrected).
 
-    The paper's last line has the factor d - t, which is 0 where all signs have to agree; d - t + 1 outcomes are summed.
+    The paper's last line has the factor d - t, which is 0 if all signs must agree; d - t + 1 outcomes are summed.
     """
     return 2 * components * (environments - signs + 1) / decay_base(signs / environments) ** environments
 
@@ -71,13 +71,13 @@ def simulated_norms(components: int, environments: int, signs: int, draws: int, 
 def masked_descent(seed: int) -> tuple[float, float]:
     """Masked descent of a random problem, at the step where it is closest to breaking proposition 1.
 
-    L_e(θ) = ½ (θ - c_e)ᵀ H_e (θ - c_e) + Σ_j log cosh(a_ejᵀ θ - b_ej) is smooth, neither quadratic nor minimal at one
-    place, and nowhere negative. η = 1 / L, and L is the largest eigenvalue of the mean of H_e + Σ_j a_ej a_ejᵀ, since
-    log cosh curves by 1 at most.
+    L_e(θ) = ½ (θ - c_e)ᵀ H_e (θ - c_e) + Σ_j log cosh(a_ejᵀ θ - b_ej) is smooth and never negative; it is not
+    quadratic, and the environments' minima differ. η = 1 / L, and L is the largest eigenvalue of the mean of
+    H_e + Σ_j a_ej a_ejᵀ, since the second derivative of log cosh is at most 1.
 
     Returns:
-        the least of L(θᵢ) - η/2 ‖m ⊙ ∇L(θᵢ)‖² - L(θᵢ₊₁), which is not below 0, and the largest of
-        min_{i<k} ‖m ⊙ ∇L(θᵢ)‖² over 2 L(θ⁰) / (ηk), which is 1 at most.
+        the least of L(θᵢ) - η/2 ‖m ⊙ ∇L(θᵢ)‖² - L(θᵢ₊₁), which is at least 0, and the largest of
+        min_{i<k} ‖m ⊙ ∇L(θᵢ)‖² over 2 L(θ⁰) / (ηk), which is at most 1.
     """
     draw = np.random.default_rng(seed)
     roots = draw.standard_normal((_ENVIRONMENTS, _PARAMETERS, _PARAMETERS))

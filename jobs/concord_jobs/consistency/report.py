@@ -1,4 +1,4 @@
-"""§2 of the AND-mask paper, computed anew: known values of its figures and propositions beside the computed ones."""
+"""§2 of the AND-mask paper, recomputed: known values of its figures and propositions beside the computed ones."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from concord_jobs.consistency.surfaces import (
     two_minima_gradients,
 )
 
-# Of Fig. 4: n, t / d, and the exact masked norm by the number of environments d.
+# Fig. 4: n, t / d, and the exact masked norm by the number of environments d.
 COMPONENTS, AGREEMENT = 3000, 0.8
 MASKED_NORMS = {10: 99.96, 20: 9.538, 30: 1.1007, 40: 0.1366, 50: 0.0176, 100: 8e-7}
 ERRATA = {
@@ -72,7 +72,8 @@ class ConsistencyReport:
 class Quantity:
     """A number, or several, beside its known value or bound.
 
-    ``place`` is in the paper. The tolerance is absolute. ``source`` says who knows: the paper, or our derivation.
+    ``place`` is in the paper. The tolerance is absolute. ``source`` is the origin of the known value: the paper, or our
+    derivation.
     """
 
     place: str
@@ -97,14 +98,14 @@ class Quantity:
             "relation": self.relation,
             "known": np.asarray(self.known, dtype=np.float64).tolist(),
             "source": self.source,
-            "found": (np.asarray(self.found, dtype=np.float64) + 0.0).tolist(),  # and no -0
+            "found": (np.asarray(self.found, dtype=np.float64) + 0.0).tolist(),  # avoids -0
             "agrees": self.agrees,
         }
         return row | ({} if self.standard_error is None else {"standard_error": self.standard_error})
 
 
 def report_consistency(options: ConsistencyReport, info: Callable[[str], None]) -> Mapping[str, Any]:
-    """Compute all of it, draw the figures, and keep the table as ``table.md``."""
+    """Compute the report, draw its figures, and keep the table as ``table.md``."""
     for option, least in (("seed", 0), ("draws", 2), ("problems", 1)):
         if getattr(options, option) < least:
             raise ArgumentError(option, getattr(options, option), f"must be at least {least}")
@@ -234,7 +235,7 @@ def _descents(seed: int, problems: int) -> Iterator[Quantity]:
 def _random_gradients(simulated: Mapping[int, Sequence[Simulated]], draws: int) -> Iterator[Quantity]:
     """Fig. 4 and proposition 2: formulas, and the rule itself within four standard errors.
 
-    Where few components are kept in all draws, their standard error is not known well: at least it is that of a count.
+    If few components are kept in all draws, their standard error is uncertain: it is at least that of a count.
     """
     place = "Fig. 4"
     for count, (plain, masked) in simulated.items():
@@ -262,7 +263,7 @@ def _random_gradients(simulated: Mapping[int, Sequence[Simulated]], draws: int) 
 
 
 def _pairs(seed: int, pairs: int) -> Iterator[Quantity]:
-    """Proposition 3, on random pairs of Hessians, and what contradicts the constant that is printed."""
+    """Proposition 3, on random pairs of Hessians, and the counterexample to the printed constant."""
     place, pair = "Proposition 3", ([[10.0]], [[1.0]])
     bound = inconsistency_bound(pair)
     yield Quantity(place, "λ = (10, 1): I / ε", 10, inconsistency(pair), 1e-9)

@@ -1,6 +1,6 @@
 """The loss surfaces of the paper's figures: two environments each, whose losses are known in closed form.
 
-Fig. 3 and 12 are given in the paper. Fig. 1, 2 and 11 are not: those here are ours, with what the figures show.
+The paper defines Fig. 3 and 12, but not Fig. 1, 2 and 11: the surfaces of these are our own, with the shown properties.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from scipy.special import expit
 
 Array = NDArray[np.float64]
 
-# Two minima of both environments: one that they share, and one where each has a valley of its own.
+# Both environments have two minima: a shared one, and one where each has its own valley.
 SHARED_MINIMUM, SEPARATE_MINIMUM = (-0.5, -0.5), (1.0, 1.0)
 PATCHWORK_SOLUTION = (100.0, -45.0, 100.0, -75.0, 1.0, 1.0)
 _PLACES, _HEIGHTS = (0.0, 0.4, 0.5, 0.7, 0.8, 1.0), (0.0, 0.0, 1.0, 1.0, 2.0, 2.0)
@@ -21,8 +21,8 @@ _PLACES, _HEIGHTS = (0.0, 0.4, 0.5, 0.7, 0.8, 1.0), (0.0, 0.0, 1.0, 1.0, 2.0, 2.
 def two_minima(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array]:
     """The losses of A and B of Fig. 1 and 2 (ours): min(‖θ - m₀‖², (θ₁ - 1)²), and with θ₂ in place of θ₁.
 
-    At m₀ = (-½, -½) both have the same bowl. At (1, 1) A has a valley along θ₂, and B one along θ₁: their average has a
-    minimum there as good as m₀, which no environment alone would call one point.
+    At m₀ = (-½, -½) both have the same bowl. At (1, 1) A has a valley along θ₂, and B one along θ₁: their average has
+    a minimum there, as good as m₀, although neither environment alone has an isolated minimum there.
     """
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     bowl = (x - SHARED_MINIMUM[0]) ** 2 + (y - SHARED_MINIMUM[1]) ** 2
@@ -38,7 +38,7 @@ def two_minima_gradients(place: ArrayLike) -> list[Array]:
     return [np.where(here, valley, of_bowl) for here, valley in zip(lower, of_valleys, strict=True)]
 
 
-# What descent follows in the panels of Fig. 1.
+# The gradients that descent follows in the panels of Fig. 1.
 DESCENTS: dict[str, Callable[[Array], Array]] = {
     "average": lambda place: np.mean(two_minima_gradients(place), axis=0),
     "A": lambda place: two_minima_gradients(place)[0],
@@ -55,7 +55,7 @@ def descent_path(name: str, start: ArrayLike, learning_rate: float = 0.1, steps:
 
 
 def connected_region(losses: ArrayLike, start: tuple[int, int], epsilon: float) -> NDArray[np.bool_]:
-    """N_e on a grid: the points that rows and columns join to the start along which |L_e - L_e(start)| ≤ ε."""
+    """N_e on a grid: the points joined to the start by rows and columns with |L_e - L_e(start)| ≤ ε."""
     grid = np.asarray(losses, dtype=np.float64)
     parts, _ = scipy.ndimage.label(np.abs(grid - grid[start]) <= epsilon)
     region: NDArray[np.bool_] = parts == parts[start]
@@ -63,7 +63,7 @@ def connected_region(losses: ArrayLike, start: tuple[int, int], epsilon: float) 
 
 
 def grid_inconsistency(losses: Sequence[ArrayLike], start: tuple[int, int], epsilon: float) -> float:
-    """I^ε at a point of a grid (eq. 1) by flood fill: exact but for the grid, of any losses ``(rows, columns)``."""
+    """I^ε at a point of a grid (eq. 1) by flood fill, for any losses ``(rows, columns)``; exact up to the grid."""
     grids = [np.asarray(each, dtype=np.float64) for each in losses]
     regions = [(own[start], connected_region(own, start, epsilon)) for own in grids]
     return max(float(np.abs(other[region] - base).max()) for base, region in regions for other in grids)
@@ -95,7 +95,7 @@ def patchwork_target(x: Array) -> Array:
 def patchwork_losses(parameters: ArrayLike) -> tuple[float, float]:
     """The mean squared errors of A (x < ½) and B (x ≥ ½) of Fig. 10.
 
-    :data:`PATCHWORK_SOLUTION` fits both. A cannot tell θ₆ from anything else, since its σ is 0 there, and B needs it.
+    :data:`PATCHWORK_SOLUTION` fits both. A's loss does not depend on θ₆, since its σ is 0 there; B's loss does.
     """
     x = np.linspace(0.0, 1.0, 100_001)
     errors = (patchwork(parameters, x) - patchwork_target(x)) ** 2

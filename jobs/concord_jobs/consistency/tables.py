@@ -10,7 +10,7 @@ RULES = ("mean", "and-mask", "geometric-mean")
 
 
 def left_out_loss(run: FinishedRun) -> float:
-    """Of the rows that were not trained on; there is none where all were."""
+    """The loss on the rows outside the training set; NaN if there are none."""
     return run.metrics.get("ood_loss", math.nan)
 
 
@@ -19,9 +19,9 @@ columns |= {"training loss": "train_loss", "left-out loss": left_out_loss}
 
 
 def fixed_point(rule: str, rows: tuple[int, ...]) -> dict[str, str | float]:
-    """Where a rule ends, with decay .01; what 1000 steps leave of the start is not in it.
+    """The fixed point of a rule, with decay .01; 1000 steps leave a rest of the start, which is not included.
 
-    With the mean over k rows the residual r of each has 3r / k + .01 θ_row = 0 and .3 r + .01 θ_shared = 0.
+    With the mean over k rows the residual r of each row satisfies 3r / k + .01 θ_row = 0 and .3 r + .01 θ_shared = 0.
     """
     weights, training, left_out = [0.0, 0.0, 0.0, 0.0, 3.0], 0.005, 0.005
     if rule == "mean":

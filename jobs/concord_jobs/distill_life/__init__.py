@@ -1,1 +1,1 @@
-"""The job distill-life, and what only it needs."""
+"""The job distill-life and its own modules."""

@@ -1,4 +1,4 @@
-"""A teacher that points: for every map of a convolutional student a mixture of the frames of a trajectory."""
+"""A teacher whose target for each map of a convolutional student is a mixture of a trajectory's frames."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class FrameAttention(nn.Module):
     """Targets h*_kf = Σ_t softmax_t(φ)_tkf · x_t (thesis, equations 4.2 and 4.3), of T frames, N taught layers, F maps.
 
-    ``scale`` is the standard deviation of φ at first; with 0 all frames are alike.
+    ``scale`` is the initial standard deviation of φ; with 0 all frames have the same weight.
     """
 
     def __init__(self, frames: int, layers: int, maps: int, scale: float = 1.0) -> None:
@@ -27,7 +27,7 @@ class FrameAttention(nn.Module):
         return made
 
     def forward(self, privileged: Tensor) -> tuple[Tensor, ...] | Tensor:
-        """Of each layer h* ``(examples, maps, ...)`` from frames ``(examples, frames, ...)``; of one no tuple."""
+        """h* ``(examples, maps, ...)`` of each layer from frames ``(examples, frames, ...)``; one layer: no tuple."""
         attention = self.phi.softmax(0)
         targets = tuple(torch.einsum("bt...,tf->bf...", privileged, layer) for layer in attention.unbind(1))
         return targets if len(targets) > 1 else targets[0]

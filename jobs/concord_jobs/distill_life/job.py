@@ -1,8 +1,9 @@
 """The Game of Life three steps ahead; a teacher has to find out which frame is which layer's (thesis, 4.4.2).
 
-x is a random board, the label whether its middle cell lives after three steps, and x* the boards after each of them in
-an order that is the same for all examples, and wrong. The student has three convolutions for each step. A teacher says
-mixtures of frames to some of them; ``--teacher oracle`` the right frame to every third, ``fixed`` random mixtures.
+x is a random board, the label whether its middle cell lives after three steps, and x* the boards after each step, in a
+wrong order that is the same for all examples. The student has three convolutions for each step. The teacher's targets
+for some of them are mixtures of frames; with ``--teacher oracle`` the right frame for every third convolution, with
+``fixed`` random mixtures.
 """
 
 from collections.abc import Mapping
@@ -70,7 +71,7 @@ class LifeConfig(TrainConfig):
 
 
 def examples(config: LifeConfig, purpose: str) -> tuple[Tensor, Tensor]:
-    """Boards ``(examples, 1, 17, 17)``, and targets with x*; where nothing is trained x* is not known, and 0."""
+    """Boards ``(examples, 1, 17, 17)``, and targets with x*; outside training x* is unknown, and 0."""
     count = config.examples if purpose == "train" else {"validation": 2000, "test": 5000}[purpose]
     seed = 3 * config.run.seed + ("train", "validation", "test").index(purpose)
     states = torch.from_numpy(random_trajectories(count, seed, SIZE, STEPS)).float()
@@ -79,7 +80,7 @@ def examples(config: LifeConfig, purpose: str) -> tuple[Tensor, Tensor]:
 
 
 class LifeStudent(nn.Module):
-    """Nine convolutions 3 × 3 with ReLUs, as large as the board; the last layer's middle cell is read out."""
+    """Nine 3 × 3 convolutions with ReLUs, as large as the board; the output reads the last layer's middle cell."""
 
     def __init__(self, filters: int) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ def figures(job: Job[LifeConfig], config: LifeConfig, outcome: Outcome, trained:
     return {"boards": boards_figure(random_trajectories(2, 3 * config.run.seed, SIZE, STEPS))}
 
 
-# Of appendix C.3 the largest batch, number of maps and n are legible, and that most ranges are logarithmic; the other
+# In appendix C.3 the largest batch, number of maps and n are legible, and that most ranges are logarithmic; the other
 # bounds are ours. The thesis chose by the test, as --selection oracle does.
 SEARCHED: dict[str, Entry] = {"lr": LogUniform(1e-4, 1e-2), "batch_size": Integers(16, 128), "filters": Integers(4, 32)}
 SAID: dict[str, Entry] = {"teaching_weight": LogUniform(1.0, 1e3)}

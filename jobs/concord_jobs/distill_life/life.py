@@ -1,4 +1,4 @@
-"""Conway's Game of Life: random boards, and what becomes of them."""
+"""Conway's Game of Life: random boards and their next states."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ Boards = npt.NDArray[np.uint8]
 
 
 def following(boards: Boards) -> Boards:
-    """The next state. Beyond the border all is dead."""
+    """The next state; cells beyond the border are dead."""
     rows, columns = boards.shape[-2:]
     padded = np.pad(boards, [(0, 0)] * (boards.ndim - 2) + [(1, 1), (1, 1)])
     around = sum(
@@ -25,7 +25,7 @@ def following(boards: Boards) -> Boards:
 
 
 def random_trajectories(examples: int, seed: int, size: int = 17, steps: int = 3) -> Boards:
-    """Random boards, .4 of the cells alive, and their next states: ``(examples, 1 + steps, size, size)``."""
+    """Random boards, a cell alive with probability .4, and their next states: ``(examples, 1 + steps, size, size)``."""
     states = [(np.random.default_rng(seed).random((examples, size, size)) < ALIVE).astype(np.uint8)]
     for _ in range(steps):
         states.append(following(states[-1]))
@@ -33,7 +33,7 @@ def random_trajectories(examples: int, seed: int, size: int = 17, steps: int = 3
 
 
 def boards_figure(trajectories: Boards) -> Figure:
-    """Trajectories ``(examples, 1 + steps, rows, columns)``, one a row, with a frame around the label (Fig. 4.5)."""
+    """Trajectories ``(examples, 1 + steps, rows, columns)``, one in each row, the label's cell framed (Fig. 4.5)."""
     examples, states, rows, columns = trajectories.shape
     figure = Figure(figsize=(1.8 * states, 1.9 * examples), layout="constrained")
     for row, boards in zip(figure.subplots(examples, states, squeeze=False), trajectories, strict=True):

@@ -1,4 +1,4 @@
-"""The Game of Life, all teachers with one number of training examples."""
+"""The Game of Life with all teachers, for one number of training examples."""
 
 from concord.training import Comparison
 from concord.training.comparison import at_best

@@ -1,1 +1,1 @@
-"""The job distill-logits, and what only it needs."""
+"""The job distill-logits and its own modules."""

@@ -1,8 +1,8 @@
 """Task B of learning to distill trajectories: noisy labels, drawn from logits that x* shows in 32 mixed numbers.
 
-A student that fits the labels ends up sure of them, and wrong. x* = B h tells the logits h from which a label was
-drawn, but not that they are logits; a teacher has to find out. ``concord train distill-logits`` trains a student with
-such a teacher, ``--teacher none`` one without; ``fixed`` is a random teacher, ``oracle`` one that says h.
+A student that fits the labels becomes confident and wrong. x* = B h determines the logits h from which the label was
+drawn, but a teacher must learn this. ``concord train distill-logits`` trains a student with such a teacher,
+``--teacher none`` one without; ``fixed`` is a random teacher, ``oracle`` a teacher that returns h.
 """
 
 import math
@@ -47,7 +47,7 @@ class LogitsConfig(TrainConfig):
 
 
 def mixings(config: LogitsConfig) -> tuple[Tensor, Tensor]:
-    """A ``(classes, dimensions)``, times --logit-scale, and B ``(privileged, classes)``, by the seed alone."""
+    """A ``(classes, dimensions)``, times --logit-scale, and B ``(privileged, classes)``, drawn by the seed."""
     generator = torch.Generator().manual_seed(config.run.seed)
     hidden = 2 * torch.rand(CLASSES, DIMENSIONS, generator=generator) - 1
     shown = 2 * torch.rand(PRIVILEGED, CLASSES, generator=generator) - 1
@@ -57,7 +57,7 @@ def mixings(config: LogitsConfig) -> tuple[Tensor, Tensor]:
 def examples(config: LogitsConfig, purpose: str) -> tuple[Tensor, Tensor]:
     """Inputs, and targets ``(examples, 1 + classes + privileged)``: a label, the logits, x*.
 
-    The logits are for measuring alone. Where nothing is trained x* is not known, and 0.
+    The logits are only for measuring. Outside training x* is unknown, and 0.
     """
     hidden, shown = mixings(config)
     generator = torch.Generator()
@@ -77,13 +77,13 @@ def privileged_of(batch: Any) -> Tensor:
 
 
 def perceptron(inputs: int) -> nn.Sequential:
-    """Two hidden layers of 256, and logits: the student's form, and the teacher's."""
+    """Two hidden layers of 256, and logits: the architecture of student and teacher."""
     hidden = nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()
     return nn.Sequential(*hidden, nn.Linear(256, CLASSES))
 
 
 class LogitOracle(nn.Module):
-    """Knows B, and gives h = B⁺ x*."""
+    """A teacher that knows B, and returns h = B⁺ x*."""
 
     def __init__(self, shown: Tensor) -> None:
         super().__init__()
@@ -95,14 +95,14 @@ class LogitOracle(nn.Module):
 
 
 def loss(outputs: Tensor, targets: Tensor, entropy_weight: float = 0.0) -> Tensor:
-    """Cross-entropy of logits, less β times the mean entropy of the prediction."""
+    """Cross-entropy of logits, minus β times the mean entropy of the prediction."""
     label_loss = nn.functional.cross_entropy(outputs, targets[:, 0].long())
     predicted = outputs.log_softmax(1)
     return label_loss + entropy_weight * (predicted.exp() * predicted).sum(1).mean() if entropy_weight else label_loss
 
 
 def kl(outputs: Tensor, targets: Tensor) -> Tensor:
-    """KL(p_y ‖ ŷ) of each example: the student's error against the distribution that the label was drawn from."""
+    """KL(p_y ‖ ŷ) of each example: the student's error against the distribution of the label."""
     true, predicted = targets[:, 1 : 1 + CLASSES].log_softmax(1), outputs.log_softmax(1)
     return (true.exp() * (true - predicted)).sum(1)
 

@@ -1,4 +1,4 @@
-"""Figure 4.4 of learning to distill trajectories: how far a student is off the distribution of the labels."""
+"""Figure 4.4 of learning to distill trajectories: a student's distance from the distribution of the labels."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from concord.training.comparison import at_best
 
 
 def curves_figure(compared: Runs) -> Figure:
-    """The test's KL(p ‖ ŷ) by epoch, a line a row."""
+    """The test's KL(p ‖ ŷ) by epoch, a line for each row."""
     figure, axes = one_panel(7.6, 3.8, layout=None)
     colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
     for colour, (row, runs) in zip(colours, compared.items(), strict=False):
@@ -46,7 +46,7 @@ comparisons = {
         first_seed=1,
         columns={
             "epoch 16": "ood_kl",
-            "min. over training (oracle)": at_best("ood_kl", "ood_kl", "min"),  # which looks at the test
+            "min. over training (oracle)": at_best("ood_kl", "ood_kl", "min"),  # selected by the test
             "selected": at_best("ood_kl", "validation_kl", "min"),
         },
         paper={row: {"epoch 16": value} for row, value in PUBLISHED.items()},

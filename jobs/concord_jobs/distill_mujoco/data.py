@@ -1,4 +1,4 @@
-"""``concord data distill-mujoco``: returns of open-loop actions in MuJoCo, made in Ray tasks, and read."""
+"""``concord data distill-mujoco``: generating (in Ray tasks) and reading returns of open-loop actions in MuJoCo."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class ReturnOptions(MakingOptions):
 
     @property
     def counts(self) -> dict[Split, int]:
-        """Examples of each split."""
+        """The number of examples of each split."""
         return {"train": self.examples, "test": self.test_examples, "validation": self.validation_examples}
 
     def check(self) -> None:

@@ -1,9 +1,9 @@
 """Returns in MuJoCo from a state and 16 actions, with a teacher that sees the states in between (thesis, 4.4.3).
 
-x is a state and the actions that follow, the label in which of 32 bins their sum of rewards lies, and x* the 16 states
-and rewards. ``concord data distill-mujoco --simulator Hopper`` makes the data, ``concord train distill-mujoco`` trains
-a student with a teacher that learns what to say of its pre-activations, and which of them; ``--teacher none`` one
-without, and with ``--auxiliary-weight 4`` that one predicts x* beside the labels. ``concord compare distill-mujoco
+x is a state and the actions that follow, the label the bin, of 32, of the sum of rewards, and x* the 16 states and
+rewards. ``concord data distill-mujoco --simulator Hopper`` makes the data. ``concord train distill-mujoco`` trains a
+student with a teacher that learns targets for the student's pre-activations, and a gate for each of them. ``--teacher
+none`` trains one without; with ``--auxiliary-weight 4`` this student also predicts x*. ``concord compare distill-mujoco
 fig-4.9`` has the ablations: a random teacher, states in another order, noise, a split drawn anew.
 """
 
@@ -58,7 +58,7 @@ class ReturnTeacher(TeacherOptions):
         self.require("meta_beta1", 0 <= self.meta_beta1 < 1, "must lie in [0, 1)")
 
     def unused(self) -> frozenset[str]:
-        """Also how x* is disturbed, where nobody sees it."""
+        """Also the disturbance of x*, if nothing uses x*."""
         blind = self.teacher == "none" and self.auxiliary_weight == 0
         return super().unused() | ({"permute_time", "noise_frames"} if blind else set())
 
@@ -80,7 +80,7 @@ class ReturnConfig(TrainConfig):
 
 
 def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
-    """Inputs, and targets with x*; where nothing is trained x* is not known, and 0."""
+    """Inputs, and targets with x*; outside training x* is unknown, and 0."""
     data = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator)
     train, wanted = (made_returns.examples_of(data, split) for split in ("train", purpose))
     made = trajectories.standardized(train, wanted, BINS)
@@ -91,7 +91,7 @@ def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
 
 
 def environments(config: ReturnConfig) -> Environments:
-    """One environment, of the version of the returns."""
+    """One environment, with the version of the returns' data."""
     version = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator).version
     return student_environments(config, examples, version)
 
@@ -104,7 +104,7 @@ def student(config: ReturnConfig) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-# Of logits (examples, bins), and what the table reports: always saying the same gives .083.
+# A measure of logits (examples, bins), reported by the tables: a constant prediction has .083.
 loss = of_labels(lambda outputs, labels: nn.functional.cross_entropy(outputs, labels.long()))
 squared_error = of_labels(trajectories.squared_error_of_bins)
 
@@ -118,12 +118,12 @@ def objective(config: ReturnConfig) -> Objective:
     rule = distillation.SGD(options.unrolled_lr, momentum=0.75, weight_decay=1e-8)
     learning = options.learning(lambda: training_parts(config, examples).outer, adam, rule)
     shape = trajectories.HORIZON, frame, [UNITS] * LAYERS
-    made = partial(TrajectoryTeacher, *shape, autocast=torch.bfloat16)  # it is most of the work, and costs half so
+    made = partial(TrajectoryTeacher, *shape, autocast=torch.bfloat16)  # bfloat16 halves the teacher's large cost
     gated = GatedError(scale=10.0, offset=2.0)  # the mean over all units, since the weight is divided
     return Distillation(loss, made, Teaching(options.teaching_weight / LAYERS, gated, TAUGHT), learning)
 
 
-# Tables C.2 to C.4: grids, of which TPE draws; the base of the teaching weight's logarithm is taken to be 10.
+# Tables C.2 to C.4: grids, from which TPE draws; the base of the teaching weight's logarithm is taken to be 10.
 # The thesis chose by the test, as --selection oracle does.
 ALONE: dict[str, Entry] = {"lr": Choice(1e-3, 1e-2), "l2": Choice(0.0, 1e-5, 1e-4), "regularization": "coupled"}
 LEARNED: dict[str, Entry] = {

@@ -1,7 +1,7 @@
 """Returns of open-loop actions in a simulator: the states and rewards of a body after random actions.
 
-An example is a state s, which random actions led to, 16 further random actions, and what follows: 16 states and
-rewards. To predict the sum of rewards, a network sees s and the actions; the states in between are privileged.
+An example is a state s, reached by random actions, 16 further random actions, and the 16 following states and rewards.
+To predict the sum of rewards, a network sees s and the actions; the states in between are privileged.
 """
 
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ _WARM_UP = (10, 31)  # random steps before s
 
 @dataclass(frozen=True)
 class _Reward:
-    """Of Gymnasium's version 4: forward velocity, a constant for being alive, a cost of actions.
+    """The reward of Gymnasium's version 4: forward velocity, a constant for being alive, a cost of actions.
 
     Attributes:
-        control_cost: times the sum of squared actions.
-        alive: the constant. A body that fell earns it, too, in the versions that end an episode there.
-        skipped: leading positions that are not observed.
-        largest_velocity: what observed velocities are cut to.
+        control_cost: factor of the sum of squared actions.
+        alive: the constant. A fallen body also earns it, as in the versions that end an episode after a fall.
+        skipped: number of leading positions that are not observed.
+        largest_velocity: bound at which observed velocities are cut.
     """
 
     control_cost: float
@@ -52,7 +52,7 @@ _REWARDS: dict[str, _Reward] = {
 
 @dataclass(frozen=True)
 class MujocoTrajectories:
-    """Examples.
+    """Examples of returns.
 
     Attributes:
         state: s, ``(examples, observations)`` float32.
@@ -74,20 +74,20 @@ class MujocoTrajectories:
 
 
 def check_simulator(simulator: str) -> None:
-    """Refuse a simulator that is not known (InputError)."""
+    """Refuse an unknown simulator (InputError)."""
     known = get_args(Simulator)
     if simulator not in known:
         raise ArgumentError("simulator", simulator, f"must be one of {', '.join(known)}")
 
 
 def require_mujoco(what: str) -> None:
-    """Refuse ``what`` where MuJoCo is not installed (InputError, which says how to install it)."""
+    """Refuse ``what`` if MuJoCo is not installed (InputError, which shows how to install it)."""
     if find_spec("mujoco") is None:
         raise InputError(f"{what} needs MuJoCo: pip install 'concord[mujoco]'")
 
 
 def simulate(simulator: Simulator, split: Split, seed: int, first: int, count: int) -> MujocoTrajectories:
-    """Examples number ``first`` to ``first + count - 1`` of a split; each depends on seed, split and number alone.
+    """Examples number ``first`` to ``first + count - 1`` of a split; each depends only on seed, split and number.
 
     From an initial state of the environment's own distribution 10 to 30 random actions lead to s; a random action is
     -1, 0 or 1 in each dimension. After a fall the simulation goes on. Rewards are those of Gymnasium's version 4
@@ -145,20 +145,20 @@ def make_environment(simulator: str) -> tuple[Any, Any]:
     import gymnasium
     import mujoco
 
-    mujoco.set_mju_user_warning(lambda _: None)  # or it writes MUJOCO_LOG.TXT into the working directory
+    mujoco.set_mju_user_warning(lambda _: None)  # otherwise it writes MUJOCO_LOG.TXT into the working directory
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is a version 5
+        warnings.simplefilter("ignore")  # about the newer version 5
         environment = gymnasium.make(f"{simulator}-v4").unwrapped
     return environment, mujoco.mj_step
 
 
 @dataclass(frozen=True)
 class ReturnBins:
-    """Returns as classes: where they lie among the returns of the training data, in equal bins.
+    """Returns as classes: equal bins of their quantiles in the training data.
 
-    A return is mapped to [0, 1] by the empirical distribution of the training data, linearly in between, and cut where
-    it is smaller or larger than all of them; equal ones get the middle of their ranks. So each bin has as many training
-    examples as any other, but for one and for ties.
+    A return is mapped to [0, 1] by the empirical distribution of the training data, linear between training returns and
+    cut outside of their range; equal returns get the mean of their ranks. So the bins have the same number of training
+    examples, up to one and up to ties.
     """
 
     returns: npt.NDArray[np.float64]
@@ -171,14 +171,14 @@ class ReturnBins:
         object.__setattr__(self, "returns", given)
 
     def places(self, returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Where they lie in [0, 1]."""
+        """The quantiles of returns, in [0, 1]."""
         there, counts = np.unique(self.returns, return_counts=True)
-        middle = np.cumsum(counts) - (counts + 1) / 2  # the mean of the ranks 0, 1, … of equal ones
+        middle = np.cumsum(counts) - (counts + 1) / 2  # the mean of the ranks 0, 1, … of equal returns
         last = len(self.returns) - 1
         return np.interp(returns, there, middle / last if last else np.full(1, 0.5))
 
     def labels(self, returns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """The bin of each, from 0."""
+        """The bin of each return, from 0."""
         return np.minimum(self.places(returns) * self.bins, self.bins - 1).astype(np.int64)
 
 
@@ -195,14 +195,14 @@ def squared_error_of_bins(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Standardization:
-    """Means and standard deviations of training data ``(dimensions,)``; what never varies is only shifted."""
+    """Means and standard deviations of training data ``(dimensions,)``; constant dimensions are only shifted."""
 
     mean: npt.NDArray[np.float64]
     deviation: npt.NDArray[np.float64]
 
     @staticmethod
     def of(data: npt.NDArray[Any]) -> "Standardization":
-        """Those of data ``(examples, ..., dimensions)``; all but the last are averaged over."""
+        """The statistics of data ``(examples, ..., dimensions)``, over all but the last dimension."""
         rows = data.reshape(-1, data.shape[-1]).astype(np.float64)
         deviation = rows.std(0)
         return Standardization(rows.mean(0), np.where(deviation > 0, deviation, 1.0))
@@ -214,7 +214,7 @@ class Standardization:
 
 @dataclass(frozen=True)
 class ReturnExamples:
-    """What networks see of trajectories.
+    """The inputs and targets of networks.
 
     Attributes:
         inputs: s and the actions, ``(examples, observations + 16 · actions)`` float32.
@@ -228,7 +228,7 @@ class ReturnExamples:
 
 
 def standardized(train: MujocoTrajectories, wanted: MujocoTrajectories, bins: int = 32) -> ReturnExamples:
-    """Examples, standardized and binned by the training data; states in between like s."""
+    """Examples, standardized and binned by the training data; the states in between are standardized like s."""
 
     def flat(actions: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
         return actions.reshape(len(actions), -1)
@@ -247,7 +247,7 @@ def disturbed(
 ) -> npt.NDArray[np.float32]:
     """Frames ``(examples, frames, numbers)`` with less information, as in the thesis's ablations.
 
-    The last ``noise`` frames are N(0, 1); with ``permute`` each example's frames are shuffled in an order of its own.
+    The last ``noise`` frames are N(0, 1); with ``permute`` the frames of each example are shuffled in another order.
     """
     drawn = np.random.default_rng([seed, 1])
     changed = frames.copy()

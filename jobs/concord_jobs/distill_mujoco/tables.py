@@ -1,4 +1,4 @@
-"""Table C.7 of the thesis, Hopper's part of it, and figure 4.9's ablations: squared errors of predicted returns."""
+"""Table C.7 of the thesis, its part on Hopper, and the ablations of figure 4.9: squared errors of predicted returns."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ PUBLISHED = {  # Table C.7: without a teacher, predicting x*, with a teacher tha
     "Swimmer": (0.0169, 0.0146, 0.00964),
     "Walker2d": (0.0238, 0.0211, 0.0164),
 }
-SETTINGS: dict[str, dict[str, Any]] = {  # Table C.5; all others are alike
+SETTINGS: dict[str, dict[str, Any]] = {  # Table C.5; all other settings are equal
     "Swimmer": {"meta_beta1": 0.9},
     "Walker2d": {"meta_beta1": 0.9, "teaching_weight": 1000.0, "validation_fraction": 0.5},
     "Hopper": {},
@@ -19,16 +19,16 @@ SETTINGS: dict[str, dict[str, Any]] = {  # Table C.5; all others are alike
 }
 METHODS: dict[str, dict[str, Any]] = {
     "no teacher": {"teacher": "none"},
-    "predicting x*": {"teacher": "none", "auxiliary_weight": 4.0},  # of 1, 2 and 4, by seed 0 and Hopper's validation
+    "predicting x*": {"teacher": "none", "auxiliary_weight": 4.0},  # of 1, 2 and 4, by Hopper's validation with seed 0
     "LDT": {"teacher": "meta"},
 }
-ABLATIONS: dict[str, tuple[dict[str, Any], str]] = {  # of LDT, and what the thesis says of each
+ABLATIONS: dict[str, tuple[dict[str, Any], str]] = {  # of LDT, and the thesis' result for each
     "no teacher": ({"teacher": "none"}, ""),
     "LDT": ({}, ""),
     "FT: an untrained teacher": ({"teacher": "fixed"}, "fails to learn"),
     "PT: time permuted": ({"permute_time": True}, "slightly worse than LDT"),
     "RT-16: all frames noise": ({"noise_frames": 16}, "slightly worse than no teacher"),
-    # A batch of 24 does not divide 4000 examples, and 24 steps not the 160 of a pass.
+    # A batch of 24 does not divide 4000 examples, and 24 steps do not divide the 160 steps of a pass.
     "AR: split drawn anew": (
         {"resample_split": True, "batch_size": 25, "student_steps": 32},
         "slightly worse than no teacher",

@@ -13,16 +13,16 @@ class TrajectoryTeacher(nn.Module):
     """From frames x* to (h*, m) of several layers, for a :class:`~concord.distillation.GatedError`.
 
     Convolutions over time of width 3, one wide layer, and two numbers for each taught unit (thesis, C.2.2).
-    Batches are normalized by their own statistics and none are kept, so what a batch is told depends on that batch
-    alone, and a meta-gradient asks for all batches at once.
+    Batches are normalized by their own statistics, without running averages. So the targets of a batch depend only on
+    this batch, and one call computes the targets of all batches of a meta-gradient.
 
     Args:
-        frames: of x*.
-        numbers: of each frame; x* is ``(examples, frames · numbers)``, or ``(examples, frames, numbers)``.
-        units: the number in each taught layer.
-        channels: of each convolution.
-        wide: units of the wide layer.
-        autocast: what its layers compute in; None: as their parameters are.
+        frames: number of frames of x*.
+        numbers: numbers in each frame; x* is ``(examples, frames · numbers)``, or ``(examples, frames, numbers)``.
+        units: number of units of each taught layer.
+        channels: number of channels of each convolution.
+        wide: number of units of the wide layer.
+        autocast: dtype in which the layers compute. None disables autocast.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TrajectoryTeacher(nn.Module):
         self.head = nn.Linear(wide, 2 * sum(units))
 
     def forward(self, privileged: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Of each layer h* and the gates' logits m, ``(examples, units)``."""
+        """h* and the gates' logits m of each layer, ``(examples, units)``."""
         frames = privileged.reshape(-1, self.frames, self.numbers)
         with autocast_to(privileged.device, self.autocast):
             outputs = self.head(self.layers(frames.mT))

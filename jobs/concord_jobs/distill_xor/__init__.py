@@ -1,1 +1,1 @@
-"""The job distill-xor, and what only it needs."""
+"""The job distill-xor and its own modules."""

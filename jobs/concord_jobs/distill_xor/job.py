@@ -1,8 +1,8 @@
 """Task A of learning to distill trajectories: the exclusive or of two hidden signs; x* shows them behind random signs.
 
-x* = (s, s ⊙ h) tells the label, but nothing in x predicts it: its mean is 0 for every x. A teacher can learn to undo s,
-and to say h. ``concord train distill-xor`` trains a student with such a teacher, ``--teacher none`` one without,
-``fixed`` and ``oracle`` with one that does not learn: a random one, and one that says h.
+x* = (s, s ⊙ h) determines the label, but x does not predict x*: the mean of x* is 0 for every x. A teacher can learn to
+undo s and to return h. ``concord train distill-xor`` trains a student with such a teacher, ``--teacher none`` a student
+without. The teachers of ``fixed`` and ``oracle`` do not learn: one is random, the other returns h.
 """
 
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class XorConfig(TrainConfig):
 
 
 def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
-    """Inputs, and targets with x*; where nothing is trained x* is not known, and 0."""
+    """Inputs, and targets with x*; outside training x* is unknown, and 0."""
     generator = torch.Generator().manual_seed(config.run.seed)
     mixing = (2 * torch.rand(2, config.dimensions, generator=generator) - 1) / config.dimensions**0.5
     generator.manual_seed(2**32 + 3 * config.run.seed + ("train", "validation", "test").index(purpose))
@@ -55,17 +55,17 @@ def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
 
 
 def student(config: XorConfig) -> nn.Module:
-    """A bottleneck without an activation, which is taught, and a hidden layer."""
+    """A taught bottleneck without an activation, and a hidden layer."""
     return nn.Sequential(nn.Linear(config.dimensions, TAUGHT), nn.Linear(TAUGHT, 128), nn.ReLU(), nn.Linear(128, 1))
 
 
 def teacher() -> nn.Module:
-    """From x* to the student's first layer."""
+    """A network from x* to targets for the student's first layer."""
     return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, TAUGHT))
 
 
 class SignOracle(nn.Module):
-    """Knows how x* was made, and gives h: each number to one half of the units."""
+    """A teacher that undoes the signs of x* and returns h: each number to one half of the units."""
 
     def forward(self, privileged: Tensor) -> Tensor:
         """Targets ``(examples, units)``."""

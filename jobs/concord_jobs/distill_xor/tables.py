@@ -1,4 +1,4 @@
-"""Figure 4.3 of learning to distill trajectories, cells of it: accuracy by method, dimensions and training examples."""
+"""Cells of figure 4.3 of learning to distill trajectories: accuracy by method, dimensions and training examples."""
 
 from concord.training import Comparison
 from concord.training.comparison import at_best
@@ -22,13 +22,13 @@ BASELINES = {"random teacher": "fixed", "oracle teacher": "oracle"}
 
 
 def table(cells: list[tuple[int, int]], methods: dict[str, str], title: str) -> Comparison:
-    """The methods in the cells (dimensions, examples), with the paper's maximum where there is one."""
+    """The methods in the cells (dimensions, examples), with the paper's maximum if it is known."""
     rows = {
         f"{name}, D = {dimensions}, {examples}": {
             "teacher": kind,
             "dimensions": dimensions,
             "examples": examples,
-            # Of 256 examples one half trains and one judges.
+            # One half of 256 examples trains, the other judges.
             **({"student_steps": min(16, examples // 32)} if kind == "meta" else {}),
         }
         for dimensions, examples in cells

@@ -1,7 +1,7 @@
-"""What DomainBed's data sets of small images share: all of MNIST, dealt out, a network, settings and search spaces.
+"""Shared by DomainBed's data sets of small images: MNIST divided among environments, a network, settings and spaces.
 
-Appendix D of Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, 2021, and for the methods that came
-later the spaces that their authors added to DomainBed.
+Appendix D of Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, 2021; for later methods, the spaces that
+their authors added to DomainBed.
 """
 
 import functools
@@ -29,7 +29,7 @@ def _digits(data_dir: Path | None) -> tuple[Tensor, Tensor]:
 
 
 def dealt(data_dir: Path | None, seed: int, index: int, environments: int) -> tuple[Tensor, Tensor]:
-    """Every n-th of the 70,000 shuffled digits, n environments: images ``(rows, 28, 28)`` uint8, and labels."""
+    """An environment's share of the 70,000 shuffled digits, every n-th: images ``(rows, 28, 28)`` uint8, and labels."""
     images, labels = _digits(data_dir)
     own = torch.randperm(len(labels), generator=generator_for(seed, "domainbed"))[index::environments]
     return images[own], labels[own]
@@ -67,7 +67,7 @@ def _warmup(low: float, high: float) -> Any:
 
 
 def studies() -> dict[str, Study]:
-    """DomainBed's spaces of the methods that Concord shares with it; batches are powers of two."""
+    """DomainBed's spaces of the methods that Concord also has; batch sizes are powers of two."""
     penalty = {"penalty_weight": LogUniform(0.1, 1e5), "penalty_warmup": _warmup(1, 1e4)}
     moments = {"penalty_weight": LogUniform(0.1, 10.0)}
     return {
@@ -80,7 +80,7 @@ def studies() -> dict[str, Study]:
         "mmd": _objective("mmd", **moments),
         "sd": _objective("sd", penalty_weight=LogUniform(1e-5, 0.1)),
         "iga": _objective("iga", penalty_weight=LogUniform(10.0, 1e5)),
-        # DomainBed's λ, 10 to 10,000, is ours times the weights of the classifier, 258 or 1,290.
+        # DomainBed's λ, 10 to 10,000, is our weight times the classifier's number of weights, 258 or 1,290.
         "fishr": _objective(
             "fishr",
             penalty_weight=LogUniform(10 / 1290, 10_000 / 258),

@@ -18,7 +18,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def table(title: str, option: str, environments: Sequence[str], published: dict[str, str]) -> Comparison:
-    """A row for each method and environment that is left out; the published numbers are in the environments' order."""
+    """A row for each method and left-out environment; the published numbers are in the environments' order."""
     return Comparison(
         {
             f"{method}, {name}": {**options, option: name}

@@ -1,1 +1,1 @@
-"""The job funnel-board, and what only it needs."""
+"""The job funnel-board and its own modules."""

@@ -1,9 +1,9 @@
 """Funnel board (adaptive skip intervals, §2.3 of the thesis): on which of five platforms a ball lands.
 
-From the first frame alone a model predicts what comes; the answer is read from the frames that it predicts. In a
-funnel the ball bounces as nobody can foresee, and leaves at one place. ``concord data funnel-board`` makes the
-trajectories (``--perturbed`` others), ``concord train funnel-board`` trains with adaptive skips, and with ``--skip
-fixed`` without. Defaults are those of table A.2. A run of full length needs a GPU.
+A model predicts the following frames from the first frame alone; the answer is read from the predicted frames. In a
+funnel the ball bounces unpredictably, but it leaves at one place. ``concord data funnel-board`` makes the trajectories
+(``--perturbed``: with other physics). ``concord train funnel-board`` trains with adaptive skips, with ``--skip fixed``
+without. Defaults are those of table A.2. A run of full length needs a GPU.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class FunnelBoardOptions(TrajectoryOptions):
         return FunnelBoard(perturbed=self.perturbed)
 
 
-# The settings that the thesis' search found, by study.
+# The results of the thesis' search, by study.
 NARROW: dict[str, Value] = {**COMMON, "lr": 7.5e-4, "kernels": 32, "architecture": "strided"}
 TABLE_A2: Mapping[str, dict[str, Value]] = {
     "asi": {**COMMON, "horizon": 21, "exploration_steps": 15_000, "architecture": "dilated"},

@@ -1,8 +1,7 @@
 """Funnel board (thesis, §2.3.1): a ball falls past sliders and through funnels onto one of five platforms.
 
-A funnel catches the ball, which bounces in it for a while, and lets it out at one place: what happens in between does
-not matter for where it lands. The physics is Box2D's, an extra (``box2d``): of two surfaces that touch, the larger
-restitution counts.
+The ball bounces in a funnel for a while and leaves the funnel at one place, so the bounces do not change its platform.
+Box2D, an extra (``box2d``), simulates the physics; of two touching surfaces the larger restitution counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ _SCALE = 6  # pixels a unit
 _RIGHT, _TOP = 6.25, 10.0  # of the picture
 _EDGE, _END = 6.25, -10.5  # of the board
 
-_STEP, _STEPS, _FRAME = 1 / 30, 750, 3  # seconds; steps at most, and from frame to frame
+_STEP, _STEPS, _FRAME = 1 / 30, 750, 3  # seconds; largest number of steps, and steps from frame to frame
 _ITERATIONS = (6, 2)
 _GRAVITY = -10.0
 _RADIUS = 0.25
@@ -37,9 +36,9 @@ _FUNNEL_CHANCE, _FUNNEL_RESTITUTIONS, _PERTURBED_FUNNEL_RESTITUTION = 0.7, (0.02
 _PLATFORM = {"friction": 1.0, "restitution": 0.0}
 _PLATFORM_WIDTH, _PLATFORM_HEIGHT, _PLATFORM_TOP = 2.1, 0.2, _END - _RADIUS - 0.01
 _COLOURS = ((0, 1, 0), (1, 1, 0), (1, 0, 0), (1, 0, 1), (0, 0, 1))
-_MARGIN = 12  # pixels beyond the picture, so that nothing has to be cut while it is drawn
+_MARGIN = 12  # pixels beyond the picture, so that drawing needs no clipping
 _NEXT = np.array([1, 2, 3, 0])
-_BALL_PIXELS = 4  # that a ball of 3 pixels can touch, across and down
+_BALL_PIXELS = 4  # pixels that a ball of 3 pixels can touch, across and down
 
 _LOWEST = slice(114, 124)  # rows of the picture below the last funnels' middle and above the platforms
 _BUCKET = WIDTH // _COLUMNS
@@ -57,7 +56,7 @@ class Slider:
 
 @dataclass(frozen=True)
 class Funnel:
-    """Two curved walls around (x, y); ``gap`` is between them at the bottom."""
+    """Two curved walls around (x, y), with ``gap`` between them at the bottom."""
 
     x: float
     y: float
@@ -78,7 +77,7 @@ class Funnel:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """How far from the funnel's middle a wall's middle is, and how much less or more at its ends."""
+        """The mean distance of a wall from the funnel's middle, and the deviation from it at the wall's ends."""
         spread = (_FUNNEL_WIDTH - 2 * self.thickness - self.gap) / 2
         return (self.thickness + self.gap + spread) / 2, spread / 2
 
@@ -103,7 +102,7 @@ def sample_course(rng: np.random.Generator) -> Course:
             if row > 0:
                 angle = rng.uniform(np.pi / 24, np.pi / 5)
                 leans_left = rng.random() < 0.5
-                if columns == _COLUMNS and column in (0, _COLUMNS - 1):  # inwards, where the board ends
+                if columns == _COLUMNS and column in (0, _COLUMNS - 1):  # inwards at the board's sides
                     leans_left = column == _COLUMNS - 1
                 width = rng.uniform(0.6, 0.8) * (_COLUMN_WIDTH - 2 * _RADIUS)
                 sliders.append(Slider(x, (row - 3.5) * _ROW_HEIGHT, width, angle if leans_left else -angle))
@@ -191,7 +190,7 @@ def _rows(y: npt.ArrayLike) -> Floats:
 
 
 def draw_course(course: Course) -> tuple[Floats, Floats]:
-    """The obstacles: their colour where they are, ``(height, width, 3)``, and the visible part of the ground.
+    """The obstacles' colours, ``(height, width, 3)``, and the visible part of the ground.
 
     Both have :data:`_MARGIN` more pixels on each side.
     """
@@ -217,7 +216,7 @@ _Lines = tuple[npt.NDArray[np.int64], Floats, Floats, int, int]  # first row, le
 
 
 def _slider_lines(sliders: Sequence[Slider]) -> _Lines:
-    """Where each slider begins and ends at each scanline: its corners' edges are crossed twice."""
+    """The left and right end of each slider at each scanline, which crosses two of its edges."""
     x, y, width, angle = (
         np.array([getattr(each, name) for each in sliders])[:, None] for name in ("x", "y", "width", "angle")
     )
@@ -237,7 +236,7 @@ def _slider_lines(sliders: Sequence[Slider]) -> _Lines:
 
 
 def _wall_lines(funnels: Sequence[Funnel]) -> _Lines:
-    """The same of the left walls of all funnels, and then of the right ones."""
+    """The left and right ends of the left walls of all funnels, and then of the right walls."""
     x, y, height, thickness = (
         np.array([getattr(each, name) for each in funnels])[:, None] for name in ("x", "y", "height", "thickness")
     )
@@ -256,8 +255,8 @@ def _wall_lines(funnels: Sequence[Funnel]) -> _Lines:
 def draw(course: Course, path: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     """The frames, ``(frames, 3, 126, 75)``: the course once, the ball and its trace at each place of its path.
 
-    The trace is where the ball was at the frame before: red is less where the gray of the picture rose, green where it
-    fell.
+    The trace shows the ball's place in the previous frame: pixels have less red where the picture became brighter, and
+    less green where it became darker.
     """
     seen, through = draw_course(course)
     canvas = seen + through[..., None]  # the ground is white
@@ -284,7 +283,7 @@ def draw(course: Course, path: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]
     for number, (row, column) in enumerate(places):
         old_row, old_column = places[max(number - 1, 0)]
         top, left = min(row, old_row), min(column, old_column)
-        # Both places of the ball in a box: its gray before, its gray and colours now.
+        # A box with both places of the ball: the previous gray, the present gray and colours.
         box = (slice(top, max(row, old_row) + _BALL_PIXELS), slice(left, max(column, old_column) + _BALL_PIXELS))
         here, there = _ball_box(row - top, column - left), _ball_box(old_row - top, old_column - left)
         now, before, pixels = gray[box].copy(), gray[box].copy(), background[box].astype(np.int16)
@@ -302,7 +301,7 @@ def _ball_box(row: int, column: int) -> tuple[slice, slice]:
 
 
 def _put(frame: npt.NDArray[np.uint8], top: int, left: int, pixels: npt.NDArray[np.int16]) -> None:
-    """Put ``(rows, columns, 3)`` into ``(3, height, width)``; what lies outside is left out."""
+    """Put ``(rows, columns, 3)`` into ``(3, height, width)``; pixels outside are left out."""
     inside = pixels[max(-top, 0) : HEIGHT - top, max(-left, 0) : WIDTH - left]
     top, left = max(top, 0), max(left, 0)
     frame[:, top : top + len(inside), left : left + inside.shape[1]] = inside.transpose(2, 0, 1)
@@ -310,7 +309,7 @@ def _put(frame: npt.NDArray[np.uint8], top: int, left: int, pixels: npt.NDArray[
 
 @dataclass(frozen=True, kw_only=True)
 class FunnelBoard(TrajectoryTask):
-    """The task; perturbed, ball and funnels hardly bounce. A label is a platform, counted from the left."""
+    """The task. If perturbed, ball and funnels hardly bounce. A label is a platform, counted from the left."""
 
     name = "funnel-board"
     classes = ("1", "2", "3", "4", "5")

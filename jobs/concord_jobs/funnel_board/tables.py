@@ -1,4 +1,4 @@
-"""Funnel board as found by the thesis' search (table A.2). The text prints no accuracies."""
+"""Funnel board with the settings of the thesis' search (table A.2). The thesis prints no accuracies."""
 
 from concord_jobs.box2d.trajectory_job import methods_of, table
 from concord_jobs.funnel_board.job import TABLE_A2

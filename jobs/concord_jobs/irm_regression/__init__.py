@@ -1,1 +1,1 @@
-"""The job irm-regression, and what only it needs."""
+"""The job irm-regression and its own modules."""

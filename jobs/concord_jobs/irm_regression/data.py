@@ -1,4 +1,4 @@
-"""Example 1 of the IRM paper: a cause, an effect of the target that looks like one, and noise that differs."""
+"""Example 1 of the IRM paper: a cause and an effect of the target, with noise that differs between environments."""
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ def linear_example(
 ) -> Environments:
     """Environments with noise of standard deviation σ each (Arjovsky et al., Invariant Risk Minimization, 2019).
 
-    X ~ N(0, σ²), Y = X + N(0, σ²), Z = Y + N(0, 1), of ``dimensions`` numbers each; the inputs are X and Z, the target
-    is the sum of Y's numbers. Only X causes it: the least error that holds everywhere, 2σ² in 2 dimensions, is that of
-    the weights 1 on X and 0 on Z. The tests, and the training data once more, are observed.
+    X ~ N(0, σ²), Y = X + N(0, σ²), Z = Y + N(0, 1), each with ``dimensions`` numbers. The inputs are X and Z, the
+    target is the sum of Y's numbers. Only X causes the target: the least error that holds in all environments, 2σ² in
+    2 dimensions, is that of the weights 1 on X and 0 on Z. The observed environments are the tests and, a second time,
+    the training data.
     """
     for option, value in (("examples", examples), ("dimensions", dimensions)):
         if value < 1:

@@ -1,4 +1,4 @@
-"""Regression over environments: how their inputs and targets are distributed."""
+"""Regression over environments: histograms of inputs and targets."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ _BINS = 50
 
 
 def histograms(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
-    """A row of histograms for each environment, one of each input and of each target, all on one scale.
+    """A row of histograms for each environment, one for each input and each target, all on one scale.
 
     An input's title has its correlation with the (first) target, ρ. Inputs are ``(examples, features)``, targets
     ``(examples, targets)``.
@@ -36,6 +36,6 @@ def histograms(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
             axes.spines[["top", "right", "left"]].set_visible(False)
             axes.set_title(title, fontsize=8)
         axes_row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    # Narrow distributions would flatten all others.
+    # Clip the axis: narrow distributions would flatten all others.
     grid[0][0].set_ylim(0, max(len(each) for each in (row[0][2] for row in columns.values())) / 8)
     return figure

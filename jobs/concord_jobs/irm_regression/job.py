@@ -1,7 +1,8 @@
 """Example 1 of the IRM paper: regression on a cause and on an effect of the target, as in the IRM tutorial.
 
-``concord train irm-regression`` is the tutorial's run with the penalty, ``--objective erm`` the one without;
-``concord compare irm-regression`` both over seeds: the weights, and the errors beside the best possible.
+``concord train irm-regression`` is the tutorial's run with the penalty, ``--objective erm`` the one without.
+``concord compare irm-regression`` runs both over seeds, and reports the weights, and the errors beside the best
+possible ones.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ class RegressionConfig(TrainConfig):
 
 
 def environments(config: RegressionConfig) -> Environments:
-    """The training environments; the tests, and the training data again, are observed."""
+    """The training environments; observed are the tests and, a second time, the training data."""
     return linear_example(config.train_sigmas, config.test_sigmas, config.examples, config.dimensions, config.run.seed)
 
 
@@ -43,7 +44,7 @@ def model(config: RegressionConfig) -> nn.Module:
 
 
 def weights(config: TrainConfig, trained: nn.Module) -> Mapping[str, float]:
-    """The learned weights, by their places."""
+    """The learned weights by index."""
     assert isinstance(trained, nn.Linear)
     return {f"weight_{place}": value for place, value in enumerate(trained.weight[0].tolist())}
 
@@ -52,7 +53,7 @@ job = Job(
     environments=environments,
     model=model,
     loss=nn.functional.mse_loss,
-    # The tutorial weighs the error with 1e-5 instead, and adds up its two environments, with a learning rate of 1e-3.
+    # The tutorial instead multiplies the error by 1e-5, sums its two environments, and has a learning rate of 1e-3.
     # An epoch is one step: every batch is the whole data, in another order.
     config=RegressionConfig().with_options(
         objective="irm",

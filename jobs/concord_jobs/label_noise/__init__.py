@@ -1,1 +1,1 @@
-"""The job label-noise, and what only it needs."""
+"""The job label-noise and its own modules."""

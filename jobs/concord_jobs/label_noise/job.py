@@ -1,8 +1,8 @@
 """Label noise (AND-mask paper, §3.2): a quarter of the training labels is shuffled, every example is an environment.
 
-The network that averages gradients first learns the images, then memorizes the wrong labels, and its test accuracy
-falls after its peak; where examples have to agree it keeps to what holds for all. ``concord compare label-noise fig-9``
-makes Fig. 9, ``concord compare label-noise mnist`` a version of it for a laptop.
+With averaged gradients the network first learns the images, then memorizes the wrong labels, and its test accuracy
+falls after a peak. If the examples' gradients must agree, it learns only what holds for all examples.
+``concord compare label-noise fig-9`` makes Fig. 9, ``concord compare label-noise mnist`` a version of it for a laptop.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class LabelNoiseConfig(TrainConfig):
 
 
 def environments(config: LabelNoiseConfig) -> Environments:
-    """The training images, those with wrong and those with right labels by themselves, and the test images."""
+    """The training images, the parts of them with wrong and with right labels, and the test images."""
     data = config.images.images(config.data.data_dir)
     labels, wrong = shuffle_labels(data.train.labels, config.label_noise, config.run.seed)
     parts = {"train": torch.ones_like(wrong), WRONG: wrong, RIGHT: ~wrong}

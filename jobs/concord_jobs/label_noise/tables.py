@@ -1,4 +1,4 @@
-"""Fig. 9 of the AND-mask paper, at its size and at a laptop's."""
+"""Fig. 9 of the AND-mask paper, at the paper's size and for a laptop."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""The job memorization, and what only it needs."""
+"""The job memorization and its own modules."""

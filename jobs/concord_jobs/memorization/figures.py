@@ -31,7 +31,7 @@ def memorization_figure(compared: Runs) -> Figure:
 
 
 def thresholds_figure(compared: Runs) -> Figure:
-    """Fig. 16: training (solid) and test (dashed) accuracy at the end of the same runs, by threshold, a dot a run."""
+    """Fig. 16: final training (solid) and test (dashed) accuracy of the same runs by threshold, a dot for each run."""
     curves = _by_threshold(compared)
     figure, axes = one_panel(4.6, 3.4, layout=None)
     thresholds = sorted({threshold for by_threshold in curves.values() for threshold in by_threshold})
@@ -77,7 +77,7 @@ def label_noise_figure(compared: Runs) -> Figure:
 
 
 def _by_threshold(runs: Runs) -> dict[str, dict[float, Histories]]:
-    """A panel for each kind of labels, and for each definition of an example's gradient where there are several."""
+    """A panel for each kind of labels and, if there are several, for each definition of an example's gradient."""
     found = grouped(runs, "labels", "example_gradient", "threshold")
     several = len({gradient for _, gradient, _ in found}) > 1
     curves: dict[str, dict[float, Histories]] = {}

@@ -1,8 +1,8 @@
 """Memorization of random labels (AND-mask paper, §3.2): every example is an environment of its own.
 
-A network that averages gradients memorizes labels that were drawn at random. Where the gradients of a batch's examples
-have to agree in sign, it cannot; with the true labels it learns nearly as well. ``concord train memorization`` is one
-run, ``concord compare memorization fig-8`` makes Fig. 8 and 16, ``… mnist`` a version of them for a laptop.
+With averaged gradients a network memorizes random labels. If the gradients of a batch's examples must agree in sign, it
+cannot memorize them, but it learns the true labels nearly as well. ``concord train memorization`` is one run,
+``concord compare memorization fig-8`` makes Fig. 8 and 16, ``… mnist`` a version of them for a laptop.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class MemorizationConfig(TrainConfig):
 
 
 def model(config: Any) -> nn.Module:
-    """The network for the images of a configuration with ``images`` and ``network``."""
+    """The network of a configuration with ``images`` and ``network``."""
     data = config.images.images(config.data.data_dir)
     channels, height, width = data.train.images.shape[1:]
     network: nn.Module = config.network.network(channels, height, width, data.classes)
@@ -57,7 +57,7 @@ job = Job(
     config=MemorizationConfig().with_options(**SETTINGS, lr=5e-4),
     reproduces="AND-mask paper §3.2 (memorization of random labels): Fig. 8, 16",
     comparisons="tables.py",
-    # The thresholds of Fig. 8, of which 0 averages.
+    # The thresholds of Fig. 8; 0 averages.
     studies={
         "thresholds": Study(
             Space({"labels": Choice("random", "true"), "threshold": Choice(0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)})

@@ -1,4 +1,4 @@
-"""Fig. 8 and 16 of the AND-mask paper, at its size and at a laptop's."""
+"""Fig. 8 and 16 of the AND-mask paper, at the paper's size and for a laptop."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ CIFAR = {"train_images": 1000, "test_images": 1000, "epochs": 20, "evaluations":
 
 
 def by_threshold(thresholds: tuple[float, ...], shared: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A row for each kind of labels and threshold, of which 0 averages."""
+    """A row for each kind of labels and threshold; threshold 0 averages."""
     return {
         f"{labels} labels, τ {threshold:g}": {**shared, "labels": labels, "threshold": threshold}
         for labels in ("random", "true")

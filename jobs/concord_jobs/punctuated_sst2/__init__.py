@@ -1,1 +1,1 @@
-"""The job punctuated-sst2, and what only it needs."""
+"""The job punctuated-sst2 and its own modules."""

@@ -1,4 +1,4 @@
-"""PunctuatedSST-2: the words of a sentence tell its sentiment anywhere; the mark at its end misleads."""
+"""PunctuatedSST-2: the words of a sentence show its sentiment everywhere; the mark at its end misleads."""
 
 import re
 from collections import Counter
@@ -40,7 +40,7 @@ class SST2:
 
     @staticmethod
     def read(data_dir: Path | None) -> "SST2":
-        """From the three files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1."""
+        """Read the three files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1."""
         if data_dir is None:
             raise ArgumentError(
                 "data_dir",
@@ -73,7 +73,7 @@ def _read(path: Path) -> Sentences:
 
 
 def vocabulary(sentences: Sequence[Sentences], least: int = 1) -> dict[str, int]:
-    """A number for each word that occurs so often, from 2 (0 pads, 1 is any other), and for the two marks."""
+    """A number from 2 on for each sufficiently frequent word (0 pads, 1 is any other word), and for the two marks."""
     counts = Counter(word for part in sentences for words in part.words for word in words)
     known = sorted({word for word, count in counts.items() if count >= least} - set(_MARKS))
     return {word: number for number, word in enumerate([*_MARKS, *known], UNKNOWN + 1)}
@@ -109,8 +109,8 @@ class PunctuatedSST2(PunctuationOptions):
 
     Args:
         data: the sentences; those to train on are divided at random among the training environments.
-        numbers: of the words, see :func:`vocabulary`.
-        seed: of the choice, the noise and the marks.
+        numbers: the words' numbers, see :func:`vocabulary`.
+        seed: seed of the choice, the noise and the marks.
     """
 
     data: SST2
@@ -136,7 +136,7 @@ class PunctuatedSST2(PunctuationOptions):
     def _punctuated(self, name: str, part: Sentences, chosen: Tensor, flip: float) -> tuple[Tensor, Tensor]:
         labels = misled(part.labels[chosen], 2, self.noise, self.seed, name, "noise")
         marks = misled(labels, 2, flip, self.seed, name, "marks")
-        # The longest sentence of all parts, so that environments are alike.
+        # The longest sentence of all parts, so that all environments have the same length.
         most = 1 + max(len(words) for each in (self.data.train, self.data.test) for words in each.words)
         inputs = torch.full((len(chosen), most), PADDING)
         for row, (index, mark) in enumerate(zip(chosen.tolist(), marks.tolist(), strict=True)):

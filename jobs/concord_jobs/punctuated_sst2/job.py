@@ -1,7 +1,7 @@
 """PunctuatedSST-2: a mark at a sentence's end that misleads in the test (Bae et al., Meta-Learned IRM, appendix B).
 
-The paper embeds words with GloVe vectors: give their file with ``--glove``. Without one they are learned with the
-rest, which is another model. ``--no-punctuate`` leaves the marks out, the paper's "grayscale".
+The paper embeds words with GloVe vectors: give their file with ``--glove``. Without a file the vectors are learned with
+the rest, which is another model. ``--no-punctuate`` leaves out the marks, the paper's "grayscale".
 
 ``concord compare punctuated-sst2`` makes the paper's table over seeds.
 """
@@ -42,14 +42,14 @@ class PunctuatedSST2Config(TrainConfig):
 
 @functools.lru_cache(maxsize=1)
 def sentences(data_dir: Path | None) -> tuple[SST2, dict[str, int]]:
-    """SST-2 and the numbers of its training words, read once a process."""
+    """SST-2 and the numbers of its training words, read once in each process."""
     data = SST2.read(data_dir)
     return data, vocabulary([data.train])
 
 
 @functools.lru_cache(maxsize=1)
 def vectors(glove: Path, data_dir: Path | None, size: int | None) -> torch.Tensor:
-    """The words' vectors from the file; words that it does not have, and the padding, are 0."""
+    """The words' vectors from the file; padding and words that the file lacks are 0."""
     _, numbers = sentences(data_dir)
     found, size = read_glove(glove, list(numbers), size)
     table = torch.zeros(2 + len(numbers), size)

@@ -1,4 +1,4 @@
-"""Table 6 of the meta-IRM paper; docs/objectives.md says what chose the settings."""
+"""Table 6 of the meta-IRM paper; docs/objectives.md describes the choice of the settings."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ comparisons = {
             for noise in PAPER[method]
         },
         seeds=10,
-        first_seed=2,  # the settings were chosen with seed 0
+        first_seed=2,  # seed 0 chose the settings
         columns={"train": "train_accuracy", "held out": "held_out_accuracy", "p_e = .9": "ood_accuracy"},
         paper={
             f"{method}, η = {noise:g}": {"p_e = .9": text} for method, by in PAPER.items() for noise, text in by.items()

@@ -9,8 +9,8 @@ from concord.models import MLP
 class WordAverage(nn.Module):
     """Word vectors, averaged over the words of a sentence, and an MLP with ReLU.
 
-    Word 0 is padding, which the average leaves out. Given ``vectors`` ``(words, size)`` stay as they are; others are
-    learned. Input ``(batch, places)`` int64, output ``(batch, outputs)``.
+    Word 0 is padding, which the average leaves out. Given ``vectors`` ``(words, size)`` are fixed; without them the
+    vectors are learned. Input ``(batch, places)`` int64, output ``(batch, outputs)``.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The job room-runner, and what only it needs."""
+"""The job room-runner and its own modules."""

@@ -1,9 +1,9 @@
 """Room runner (adaptive skip intervals, §2.3 of the thesis): whether an agent ends up in the red room or in the blue.
 
-From the first frame alone a model predicts what comes; the answer is read from the frames that it predicts. How long
-the agent takes through a room is up to chance, so what predicts every frame has to be vague. ``concord data
-room-runner`` makes the trajectories (``--size 32`` smaller ones, ``--perturbed`` others), ``concord train room-runner``
-trains with adaptive skips, ``--skip fixed --stride 1`` without. Defaults are those of table A.1.
+A model predicts the following frames from the first frame alone; the answer is read from the predicted frames. The
+agent's time in a room is random, so a model that predicts every frame must be vague. ``concord data room-runner`` makes
+the trajectories (``--size 32``: smaller frames, ``--perturbed``: other physics). ``concord train room-runner`` trains
+with adaptive skips, ``--skip fixed --stride 1`` without. Defaults are those of table A.1.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class RoomRunnerOptions(TrajectoryOptions):
         self.require("size", self.size in SIZES, f"must be one of {', '.join(map(str, SIZES))}")
 
 
-# The settings that the thesis' search found, by study; it had none for a stride of 3.
+# The results of the thesis' search, by study; it had no study with a stride of 3.
 TABLE_A1: Mapping[str, dict[str, Value]] = {
     "asi": {**COMMON, "horizon": 21, "exploration_steps": 7500, "architecture": "strided"},
     "asi-no-exploration": {**COMMON, "horizon": 18},

@@ -41,11 +41,11 @@ class Room:
     """A rectangle of cells; y counts upwards.
 
     Attributes:
-        y, x: its lowest cell and its leftmost.
+        y, x: its lowest row and leftmost column.
         height, width: in cells.
         children: the rooms that grew from it.
-        child: the one of them that its door leads to.
-        door: that door: a cell of this room, and the direction (dy, dx) from there.
+        child: the child to which its door leads.
+        door: the door to this child: a cell of this room, and the direction (dy, dx) from the cell.
     """
 
     y: int
@@ -58,11 +58,11 @@ class Room:
 
     @property
     def dead_end(self) -> "Room":
-        """Where the doors lead from here."""
+        """The dead end to which the doors lead from this room."""
         return self if self.child is None else self.child.dead_end
 
     def cells(self) -> tuple[slice, slice]:
-        """Rows and columns of the map."""
+        """The room's rows and columns on the map."""
         return slice(self.y, self.y + self.height), slice(self.x, self.x + self.width)
 
     def border(self, other: "Room") -> list[tuple[int, int, int, int]]:
@@ -97,7 +97,7 @@ class Building:
 
 
 def sample_building(rng: np.random.Generator) -> Building:
-    """A map: of every 8th room, the first included, two rooms may grow, of the others one."""
+    """A random map: from every 8th room, the first included, two rooms may grow, from all others one."""
     at = np.full((CELLS, CELLS), -1)
     rooms: list[Room] = []
 
@@ -127,7 +127,7 @@ def sample_building(rng: np.random.Generator) -> Building:
 
 
 def _beside(room: Room, height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Where a room of this size shares a wall with this one."""
+    """The places at which a room of this size shares a wall with this one."""
     for x in range(room.x - width + 1, room.x + room.width):
         yield from ((room.y + room.height, x), (room.y - height, x))
     for y in range(room.y - height + 1, room.y + room.height):
@@ -188,7 +188,7 @@ def _sign(value: float) -> float:
 
 
 def _target(room: Room, y: float, x: float) -> tuple[float, float]:
-    """Where the agent steers: to the room's centre from afar, then to the door, and through it once it is before it."""
+    """The agent's target: from afar the room's centre, then the door, and just before the door, behind it."""
     centre_y, centre_x = room.y + room.height / 2 - 0.5, room.x + room.width / 2 - 0.5
     if room.door is None:
         return centre_y, centre_x
@@ -234,10 +234,10 @@ def _floor(building: Building) -> Floats:
 
 
 def _walls_and_doors(building: Building) -> tuple[Floats, Floats]:
-    """What walls and doors leave to see of the floor, and how much is door, ``(256, 256)`` both."""
+    """The visible fraction of the floor, and the fraction covered by doors, ``(256, 256)`` each."""
     side = CELLS * _DRAWN
     seen, door = np.ones((side, side), np.float32), np.zeros((side, side), np.float32)
-    upwards = seen[::-1]  # as y counts
+    upwards = seen[::-1]  # y counts upwards
     for room in building.rooms:
         rows, columns = (slice(each.start * _DRAWN, each.stop * _DRAWN) for each in room.cells())
         for edge in (rows.start, rows.stop):
@@ -259,9 +259,9 @@ def _walls_and_doors(building: Building) -> tuple[Floats, Floats]:
 
 
 def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.uint8]:
-    """The frames, ``(frames, 3, size, size)``: the map once, and the agent at each place of its path.
+    """The frames, ``(frames, 3, size, size)``: the map, drawn once, with the agent at each place of its path.
 
-    A pixel is the mean of 4 × 4 drawn ones for a size of 64, of 8 × 8 for 32.
+    A pixel is the mean of 4 × 4 drawn pixels for a size of 64, of 8 × 8 for 32.
     """
     block = CELLS * _DRAWN // size
     seen, door = _walls_and_doors(building)
@@ -297,7 +297,7 @@ def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.ND
 
 @dataclass(frozen=True, kw_only=True)
 class RoomRunner(TrajectoryTask):
-    """The task; perturbed, the agent's forces are large in every room. Label 1 is blue."""
+    """The task. If perturbed, the agent's forces are large in every room. Label 1 is blue."""
 
     size: int = 64
     """Pixels of height and width: 64 or 32."""
@@ -332,7 +332,7 @@ class RoomRunner(TrajectoryTask):
         return None if path is None else Trajectory(draw(building, path, self.size), building.label)
 
     def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:
-        """The share of the agent in the red room and in the blue one, and just before them; half each if in neither.
+        """The shares of the agent in, or just before, the red and the blue room; half each if it is in neither.
 
         The rooms are found in ``first``.
         """
@@ -340,7 +340,7 @@ class RoomRunner(TrajectoryTask):
         frames = as_float(frames)
         first = frames[..., 0, :, :, :] if first is None else as_float(first)
         red, green, blue = frames.unbind(-3)
-        # Of the smaller agent, no pixel is quite covered; no gray reaches 0.15.
+        # The smaller agent covers no whole pixel; no gray reaches 0.15.
         agent = (1 - red) * green * (1 - blue) > (0.25 if self.size == SIZES[0] else 0.15)
         seen = torch.stack([(agent * room[..., None, :, :]).sum((-3, -2, -1)) for room in self._rooms(first)], -1)
         share: Tensor = (seen + 1e-4) / (seen.sum(-1, keepdim=True) + 2e-4)
@@ -350,12 +350,12 @@ class RoomRunner(TrajectoryTask):
         """Whether the agent is visible."""
         red, green, blue = as_float(frames).unbind(-3)
         like = (1 - red) * (1 - 1.5 * (green - 0.8) ** 2) * (1 - blue)
-        # A wall between white pixels is gray, which is as like the smaller agent as it is to itself.
+        # A wall between white pixels is gray; ``like`` does not distinguish it from the smaller agent.
         green_only = (green - torch.maximum(red, blue)) > 0.1
         return ((like > 0.25) & green_only).flatten(-2).any(-1)
 
     def _rooms(self, first: Tensor) -> list[Tensor]:
-        """Where the red room is and the blue, each grown into the white around it: ``(..., size, size)``."""
+        """Masks of the red and the blue room, each grown into the white around it: ``(..., size, size)``."""
         red, green, blue = first.unbind(-3)
         white = first.mean(-3) > 0.9
         rooms = (red * (1 - green) * (1 - blue) > 0.15, (1 - red) * (1 - green) * blue > 0.15)

@@ -1,4 +1,4 @@
-"""Room runner as found by the thesis' search (table A.1). The text prints no accuracies."""
+"""Room runner with the settings of the thesis' search (table A.1). The thesis prints no accuracies."""
 
 from concord_jobs.box2d.figures import accuracy_figure
 from concord_jobs.box2d.trajectory_job import COLUMNS, methods_of, table
@@ -19,7 +19,7 @@ comparisons = {
         seeds=3,
         columns={**COLUMNS, "frames seen": "ood_frames_seen"},
     ),
-    # Which the thesis says does not matter much near 20; it has no figure of it.
+    # The horizon matters little near 20, says the thesis, without a figure.
     "horizons": table(
         {f"H = {horizon}": {"horizon": horizon} for horizon in (5, 10, 15, 21, 30)},
         "ASI by its horizon",

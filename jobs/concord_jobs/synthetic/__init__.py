@@ -1,1 +1,1 @@
-"""The job synthetic, and what only it needs."""
+"""The job synthetic and its own modules."""

@@ -1,4 +1,4 @@
-"""Fig. 7 of the AND-mask paper: the signals in masked gradients of untrained networks, measured anew each time."""
+"""Fig. 7 of the AND-mask paper: the signals in masked gradients of untrained networks, computed in each call."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ def report_correlations(options: CorrelationReport, info: Callable[[str], None])
 
 
 def _cell(correlations: Sequence[Correlation], mask: str, threshold: float, signal: str) -> str:
-    """A table's cell: ρ, and the networks and components that it rests on."""
+    """A table's cell: ρ, and its numbers of networks and components."""
     found = summarize(c for c in correlations if (c.mask, c.threshold, c.signal) == (mask, threshold, signal))
     least, most = found.components[0], found.components[-1]
     mean = "too few" if math.isnan(found.mean) else f"{found.mean:.2f} ± {found.deviation:.2f}"

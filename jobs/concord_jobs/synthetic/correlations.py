@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from concord.aggregation import AndMask, XorMask, aggregate
 
-# A strict mask leaves a handful of components of some networks, and a correlation over a handful says nothing.
+# A strict mask keeps few components of some networks, and a correlation over few components is meaningless.
 FEWEST_COMPONENTS = 30
 
 
@@ -40,11 +40,11 @@ class Correlation(NamedTuple):
     """A correlation between the masked and a reference gradient of one network.
 
     Attributes:
-        seed: of the network's weights and of the permutations.
+        seed: seed of the network's weights and of the permutations.
         mask: ``and-mask`` or ``xor-mask``.
         threshold: τ.
         signal: ``mechanism`` (shortcuts permuted away) or ``shortcuts`` (mechanism permuted away).
-        moments: over the components that the mask left other than zero.
+        moments: moments over the components that the mask kept.
     """
 
     seed: int
@@ -55,26 +55,25 @@ class Correlation(NamedTuple):
 
     @property
     def rho(self) -> float:
-        """Pearson's correlation over the components that are left."""
+        """Pearson's correlation over the kept components."""
         return self.moments.rho
 
     @property
     def components(self) -> int:
-        """How many components are left."""
+        """The number of kept components."""
         return self.moments.components
 
 
 class Summary(NamedTuple):
-    """The correlations of several networks together, and on how much they rest.
+    """The correlations of several networks, and the numbers of networks and components.
 
     Attributes:
-        networks: networks with at least :data:`FEWEST_COMPONENTS` components left.
-        of: all networks.
-        components: the components left in each network, in order of size.
-        mean, deviation: of ρ over ``networks``, the deviation the sample's; NaN where these are fewer than two, or
-            fewer than half of all.
-        pooled: ρ over the components of all networks together; NaN where these are fewer than
-            :data:`FEWEST_COMPONENTS`.
+        networks: number of networks with at least :data:`FEWEST_COMPONENTS` kept components.
+        of: number of all networks.
+        components: sorted numbers of kept components of all networks.
+        mean, deviation: mean and sample deviation of ρ over ``networks``; NaN with fewer than two networks, or fewer
+            than half of all.
+        pooled: ρ over the components of all networks together; NaN with fewer than :data:`FEWEST_COMPONENTS`.
     """
 
     networks: int
@@ -99,7 +98,7 @@ def summarize(correlations: Iterable[Correlation]) -> Summary:
 
 
 def write_correlations(correlations: Iterable[Correlation], path: Path) -> None:
-    """Write one line a correlation."""
+    """Write one line for each correlation."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         lines = csv.writer(file)
@@ -118,16 +117,17 @@ def gradient_correlations(
 ) -> list[Correlation]:
     """Correlate the masked average gradient of an untrained network with the gradients of one signal alone.
 
-    (i) The masked gradient, from the data as they are. (ii) The shortcut gradient: the average after the mechanism's
-    dimensions were permuted over all examples. (iii) The mechanism gradient: the average after the shortcuts' were.
-    Inputs are ``(environments, batch, features)``, the mechanism's first. The seed draws weights and permutations.
+    (i) The masked gradient, from the original data. (ii) The shortcut gradient: the average after the mechanism's
+    dimensions were permuted over all examples. (iii) The mechanism gradient: the average after the shortcuts'
+    dimensions were permuted. Inputs are ``(environments, batch, features)``, the mechanism first. The seed draws
+    weights and permutations.
     """
     torch.manual_seed(seed)
     model = network()
     parameters = list(model.parameters())
 
     def gradients(features: Tensor) -> Tensor:
-        """``(environments, components)``. All masks are of the same gradients, which are therefore kept."""
+        """``(environments, components)``. All masks have the same gradients, which are therefore kept."""
         of_environments = []
         for batch, labels in zip(features, targets, strict=True):
             risk = nn.functional.cross_entropy(model(batch), labels)
@@ -156,6 +156,6 @@ def _moments(x: Tensor, y: Tensor) -> Moments:
 
 
 def _permuted(features: Tensor) -> Tensor:
-    """The features of all examples in another order, over all environments."""
+    """The features, permuted over the examples of all environments."""
     flat = features.flatten(0, 1)
     return flat[torch.randperm(len(flat))].view_as(features)

@@ -30,7 +30,7 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
     for column, (name, (inputs, targets)) in enumerate(columns.items()):
         for row, dimensions in enumerate(((0, 1), (2, 3))):
             panel = axes[row, column]
-            # An environment's shortcuts are two points; those of the test are as many as its examples.
+            # An environment's shortcuts are two points; in the test each example has its own point.
             size = 4 if row == 0 or name == "test o.o.d." else 40
             for label, colour in ((0, BLUE), (1, ORANGE)):
                 chosen = inputs[targets == label]
@@ -49,7 +49,7 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
 
 @torch.no_grad()
 def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
-    """The model's decisions on the spiral's plane with all shortcuts at zero, with test examples over them."""
+    """The model's decisions on the spiral's plane with all shortcuts at zero, and test examples."""
     inputs, targets = test
     reach = float(inputs[:, :2].abs().max()) * 1.05
     line = torch.linspace(-reach, reach, 300)
@@ -69,10 +69,10 @@ def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
 
 
 def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
-    """Fig. 7: ρ against τ, and what it rests on; XOR-mask on the left, AND-mask on the right.
+    """Fig. 7: ρ against τ, and the kept components; XOR-mask on the left, AND-mask on the right.
 
-    Above, the mean and standard deviation over networks, where at least half of them have enough components left, and
-    crosses for the components of all networks pooled. Below, the components left in each network.
+    Above, the mean and standard deviation over networks, if at least half of them have enough components left, and
+    crosses for the pooled components of all networks. Below, the number of kept components of each network.
     """
     figure = Figure(figsize=(7.5, 5.2), layout="constrained")
     panels = figure.subplots(2, 2, sharex="col", sharey="row", height_ratios=(3, 2))
@@ -114,7 +114,7 @@ def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
 
 
 def curves_figure(runs: Runs) -> Figure:
-    """Fig. 14: accuracy in training above and in the test below by epoch, a column a method, a line a run."""
+    """Fig. 14: accuracy by epoch in training (above) and test (below), a column for each method, a line a run."""
     figure = Figure(figsize=(1.9 * len(runs), 3.6), layout="constrained")
     panels = figure.subplots(2, len(runs), sharex=True, sharey=True, squeeze=False)
     for column, (method, each) in zip(panels.T, runs.items(), strict=True):
@@ -137,14 +137,14 @@ def curves_figure(runs: Runs) -> Figure:
 
 
 def box_figure(runs: Runs) -> Figure:
-    """Fig. 6: accuracy in training and in the test at the end of the runs, a box a method."""
+    """Fig. 6: final accuracy in training and in the test, a box for each method."""
     splits = ("train", "ood")
     values = {name: {split: at_end(each, f"{split}_accuracy") for split in splits} for name, each in runs.items()}
     return methods_figure(values, "accuracy")
 
 
 def environments_of_runs(runs: Runs) -> Figure:
-    """Fig. 15 of runs with ``aggregator`` and ``environments`` among their options."""
+    """Fig. 15 from runs with the options ``aggregator`` and ``environments``."""
     accuracies: dict[str, dict[int, list[float]]] = {}
     for (method, count), each in grouped(runs, "aggregator", "environments").items():
         accuracies.setdefault(method, {})[count] = at_end(each, "ood_accuracy")
@@ -196,7 +196,7 @@ def robustness_figure(runs: Runs) -> Figure:
 
 
 def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
-    """Fig. 15: o.o.d. accuracy against the number of training environments; every run a point, the best a line."""
+    """Fig. 15: o.o.d. accuracy by number of training environments; a point for each run, a line for the best runs."""
     figure, axes = one_panel(5, 3.2, layout=None)
     for (method, by_count), colour in zip(accuracies.items(), (BLUE, ORANGE), strict=False):
         counts = sorted(by_count)

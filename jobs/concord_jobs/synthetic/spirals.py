@@ -66,11 +66,11 @@ class Spirals(SpiralOptions):
 
     An example of class y ∈ {0, 1} begins with its place on spiral y: radius r ~ U(0.08, 1), angle 2πnr, turned by π
     for class 0, and then U(-0.02, 0.02) is added to the radius. The two coordinates are divided by their standard
-    deviation over the distribution, as the paper's code scales them. Then come the shortcuts: one vector an
-    environment, drawn from N(0, σ²), for class 1, and its negative for class 0. In the test environment each example
-    draws shortcuts of its own.
+    deviation over the distribution, as in the paper's code. The shortcuts follow: each environment draws one vector
+    from N(0, σ²) for class 1, and has its negative for class 0. In the test environment each example draws its own
+    shortcuts.
 
-    With a standard deviation σ of the shortcuts of 0.316 their variance is the printed 0.1.
+    A standard deviation σ of 0.316 has the paper's printed variance 0.1.
     """
 
     seed: int = 0
@@ -84,7 +84,7 @@ class Spirals(SpiralOptions):
         return Spirals(**option_values(options) | {"examples": round(options.examples / (1 - held_out)), "seed": seed})
 
     def as_environments(self) -> Environments:
-        """The environments ``train-000 …``, ``validation-000 …`` and ``ood``, each made where it is loaded."""
+        """The environments ``train-000 …``, ``validation-000 …`` and ``ood``, each generated when it is loaded."""
         return Environments(
             self.load,
             train=[f"train-{index:03d}" for index in range(self.environments)],

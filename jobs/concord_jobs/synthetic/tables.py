@@ -13,8 +13,8 @@ columns = {"o.o.d.": "ood_accuracy", "training": "train_accuracy", "held out": "
 AVERAGE = {"aggregator": "mean", "l1": 0.0}
 PAPER = {"o.o.d.": "about 1.0"}
 CHANCE = {"o.o.d.": "chance"}
-# Every method has the job's settings (the paper's network, batches and learning rate among them) and what makes it the
-# method, out of the middle of the ranges of Tables 1 and 2.
+# Every method has the job's settings (which include the paper's network, batches and learning rate) and its own
+# options, from the middle of the ranges of Tables 1 and 2.
 METHODS = {
     "and-mask": {},
     "plain": AVERAGE,
@@ -29,11 +29,11 @@ COUNTS = (2, 8, 32, 128, 512, 1024)
 ROBUSTNESS = {"o.o.d.": "ood_accuracy", "validation": "validation_accuracy", "held out": "held_out_accuracy"}
 DIFFICULTIES = ((0.1, 1.0), (1.0, 2.0, 3.0))  # variances of the shortcuts, and revolutions
 ENVIRONMENTS = (4, 7, 10, 20, 32, 50, 100)
-Methods = Mapping[str, Mapping[str, Any]]  # what is given; all else is the job's defaults
+Methods = Mapping[str, Mapping[str, Any]]  # given options; all others have the job's defaults
 DEFAULTS: Methods = {"defaults": {}}
 AND_MASK: Methods = {"and-mask": {"aggregator": "and-mask"}}
 MEAN: Methods = {"mean": {"aggregator": "mean"}}
-# What gives environments more votes, or asks more of them.
+# Methods that give environments more votes, or require more agreement.
 VOTES: Methods = {
     "all agree": {"aggregator": "and-mask", "threshold": 1.0},
     "momentum by environment": {"aggregator": "and-mask", "environment_momentum": 0.9},
@@ -42,7 +42,7 @@ VOTES: Methods = {
     "sand-mask": {"aggregator": "sand-mask"},
     "t-mask": {"aggregator": "t-mask", "environment_momentum": 0.9},
 }
-# By validation environments of seeds 211 to 215, which no table has.
+# Chosen by validation environments of seeds 211 to 215, which no table has.
 CHOSEN: Methods = {**AND_MASK, "t-mask": {**VOTES["t-mask"], "significance": 1e-5, "lr": 5e-3}}
 LONGER: Methods = {f"{method}, twice the epochs": {**given, "epochs": 188} for method, given in CHOSEN.items()}
 # "L2 regularization gave the most robust results overall", "we often found it helpful to rescale" (sections 3.1, B.3).

@@ -1,1 +1,1 @@
-"""Agents: Procgen's games as a vector environment, policies trained by RLlib, and the data they leave for cloning."""
+"""Agents: Procgen's games as a vector environment, policies trained by RLlib, and their data for cloning."""

@@ -13,7 +13,7 @@ class ActorCritic(nn.Module):
         actions: number of actions.
         size: height and width of the frames, pixels.
 
-    Input frames ``(frames, size, size, 3)``, uint8, as environments give them; output logits
+    Input frames ``(frames, size, size, 3)``, uint8, in the form of the environments; output logits
     ``(frames, actions)`` and values ``(frames,)``, both float32.
     """
 
@@ -23,21 +23,21 @@ class ActorCritic(nn.Module):
         width = self.encoder.hidden.out_features
         self.policy = nn.Linear(width, actions)
         self.value = nn.Linear(width, 1)
-        # The first policy is all but uniform, so that no action is preferred before anything was learned.
+        # The first policy is nearly uniform, so that an untrained network prefers no action.
         for head, scale in ((self.policy, 0.01), (self.value, 1.0)):
             nn.init.orthogonal_(head.weight, scale)
             nn.init.zeros_(head.bias)
 
     def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and values."""
-        # Height, width, channels in memory is what PyTorch calls channels-last: nothing is copied.
+        # The frames are channels-last in memory, so nothing is copied.
         features = self.encoder(frames.permute(0, 3, 1, 2)).float()
         with torch.autocast(features.device.type, enabled=False):
             return self.policy(features), self.value(features).squeeze(1)
 
 
 class Policy(nn.Module):
-    """The policy of an actor-critic network: frames to logits. It is played by others, and registered."""
+    """The policy of an actor-critic network, from frames to logits: for playing, and for the registry."""
 
     def __init__(self, network: ActorCritic) -> None:
         super().__init__()

@@ -90,23 +90,23 @@ class AgentConfig(RunConfig):
 
     @property
     def placement(self) -> frozenset[str]:
-        """Also where learners and runners are."""
+        """Also the options that place learners and runners."""
         own = {"overlap", "learners", "gpus_per_learner", "gpus_per_runner", "threads", "compile"}
         return super().placement | own
 
     def unused(self) -> frozenset[str]:
-        """The options of runners where there are none."""
+        """Also the options of runners if there are no runners."""
         of_runners = frozenset({"overlap", "gpus_per_runner"})
         return super().unused() | (of_runners if self.runners == 0 else frozenset())
 
     def gpu_request(self) -> tuple[float, str]:
-        """Of all learners and runners."""
+        """The GPUs of all learners and runners, and their options."""
         wanted = max(self.learners, 1) * self.gpus_per_learner + self.runners * self.gpus_per_runner
         of_each = f"--gpus-per-learner {self.gpus_per_learner:g} --gpus-per-runner {self.gpus_per_runner:g}"
         return wanted, f"{of_each}: {wanted:g} GPUs in all"
 
     def cpu_request(self) -> tuple[float, str]:
-        """One for each runner and learner."""
+        """One CPU for each runner and learner."""
         wanted = self.runners + self.learners
         return wanted, f"--runners {self.runners} --learners {self.learners}: they want a CPU each, {wanted} in all"
 

@@ -1,4 +1,4 @@
-"""The loop of ``concord train coinrun-expert``: an agent, trained by RLlib and evaluated on levels it never plays."""
+"""The loop of ``concord train coinrun-expert``: RLlib trains an agent, which is evaluated on unseen levels."""
 
 import contextlib
 import dataclasses
@@ -37,15 +37,15 @@ _LATE_EPISODES = 200
 
 @dataclass
 class AgentProgress:
-    """How far an agent is.
+    """The progress of an agent's training.
 
     Attributes:
-        steps: of its environments.
-        seconds: of its training.
+        steps: number of environment steps.
+        seconds: duration of the training.
         returns: steps and mean return of the latest episodes, after each batch.
-        late: the returns of those episodes.
+        late: the returns of the latest episodes.
         history: the evaluations so far.
-        written: when it was written down, in seconds since 1970.
+        written: time of the checkpoint, in seconds since 1970.
     """
 
     steps: int = 0
@@ -57,9 +57,9 @@ class AgentProgress:
 
 
 def train_agent(config: AgentConfig, context: RunContext) -> Iterator[Evaluation]:
-    """Train an agent from nothing, from an expert, or from a checkpoint, with new episodes.
+    """Train an agent from random weights, from an expert, or from a checkpoint, with new episodes.
 
-    What is evaluated is what is kept: weights rounded as a file of an expert has them.
+    Evaluations use the weights that are kept: rounded as in an expert's file.
     """
     from concord.reinforcement.policy_optimization import build_algorithm  # RLlib takes seconds to import
 
@@ -95,7 +95,7 @@ def train_agent(config: AgentConfig, context: RunContext) -> Iterator[Evaluation
 
 
 def _learn(algorithm: Any, progress: AgentProgress) -> dict[str, float]:
-    """Sample a batch and learn from it; gives its metrics."""
+    """Sample a batch and learn from it; return its metrics."""
     from ray.exceptions import RayTaskError
 
     began = time.perf_counter()
@@ -117,20 +117,20 @@ def _learn(algorithm: Any, progress: AgentProgress) -> dict[str, float]:
 
 
 def _passed(before: int, now: int, whole: int, times: int) -> bool:
-    """Whether one of ``times`` evenly spaced marks lies in (before, now]; the end is one."""
+    """Whether one of ``times`` evenly spaced marks lies in (before, now]; the last mark is the end."""
     return now >= whole or now * times // whole > before * times // whole
 
 
 def _epochs(config: AgentConfig, steps: int) -> float:
-    """How far a run is, counted in its evaluations."""
+    """The progress of a run in epochs, which are its evaluations."""
     return min(config.evaluations * steps / config.steps, float(config.evaluations))
 
 
 def _policy(algorithm: Any) -> Policy:
-    """The policy as it is now, on the CPU, its weights rounded as a file of an expert has them."""
+    """The present policy on the CPU, with weights rounded as in an expert's file."""
     with torch.random.fork_rng(
         devices=[]
-    ):  # its first weights are not used; a checkpoint must not change what is drawn
+    ):  # its first weights are replaced; a checkpoint must not change later random numbers
         network = ActorCritic()
     network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in algorithm.weights().items()})
     return Policy(network.half().float()).eval()
@@ -158,7 +158,7 @@ def _evaluate(policy: Policy, config: AgentConfig, progress: AgentProgress, epis
 
 
 def write_training_state(folder: Path, algorithm: Any, progress: AgentProgress) -> None:
-    """What training continues from, and the weights of the registered model."""
+    """Write the state of the training, and the weights of the registered model."""
     write_state(folder, algorithm.training_state())
     progress.written = time.time()
     weights = _policy(algorithm).state_dict()
@@ -182,7 +182,7 @@ def initial_expert(config: AgentConfig) -> Expert | None:
 
 
 def _provenance(config: AgentConfig, progress: AgentProgress, initial: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The game of an expert, how and on which machine it was trained, and its returns."""
+    """The provenance of an expert: its game, training, machine and returns."""
     command = shlex.join(["concord", *redact_words(sys.argv[1:])]) if Path(sys.argv[0]).name == "concord" else None
     final = progress.history[-1].metrics
     return {
@@ -230,7 +230,7 @@ def _check_trial(config: AgentConfig) -> None:
         config.require(option, own, "a trial samples and learns in its own process, on CPUs; give 0")
 
 
-# An evaluation is an epoch. The scores are returns on levels that training never plays.
+# An evaluation counts as an epoch. The scores are returns on levels that training never plays.
 AGENT_LOOP = Loop(
     train_agent,
     epochs=lambda config: config.evaluations,

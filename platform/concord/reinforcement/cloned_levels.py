@@ -1,4 +1,4 @@
-"""Options of which states of which levels are cloned."""
+"""Options that choose the levels and states to clone."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class ClonedLevels(OptionGroup):
         return data
 
     def played(self, data: CloningData, clone: nn.Module) -> Played:
-        """Returns of a clone on levels that are not in these data."""
+        """Returns of a clone on levels outside these data."""
         device = next(clone.parameters()).device
         first, levels = data.manifest["unseen_levels"]
         environment = ProcgenVectorEnv(

@@ -1,6 +1,6 @@
-"""The actions of an expert: the data that behavioural cloning learns from, made, kept and read.
+"""Generating and reading the data of behavioural cloning: states of an expert, with its actions.
 
-A file has the states of a training level. It depends on the seed, its levels and the expert alone.
+A file has the states of a training level. It depends only on the seed, its levels and the expert.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,9 +29,9 @@ from concord.reinforcement.procgen_environment import (
 from concord.runs.sharded_data import Info, MakingOptions, make_sharded
 
 _DATA = "coinrun-clone"
-_TOGETHER = 16  # environments of a level that are stepped together
-_SHARD = 125  # levels of one state each in a file
-_ROOM = 1_000_000  # levels to draw those of such a file from
+_TOGETHER = 16  # environments of a level, stepped together
+_SHARD = 125  # levels in a file of validation or test, one state each
+_ROOM = 1_000_000  # size of the range from which such a file draws its levels
 _FIRST_EPISODES = 32
 
 
@@ -64,7 +64,7 @@ class CloningOptions(MakingOptions):
 
     @property
     def unseen_levels(self) -> int:
-        """How many levels, from the first test level on, are for test and validation."""
+        """The number of levels, from the first test level on, for test and validation."""
         return _ROOM * (-(-self.test_states // _SHARD) + -(-self.validation_states // _SHARD))
 
     def check(self) -> None:
@@ -85,15 +85,15 @@ class CloningOptions(MakingOptions):
 
 
 def cloning_folder(data_dir: Path | None, output: Path, game: str, difficulty: str) -> Path:
-    """Where the data of a game are, unless another folder is given."""
+    """The default folder of a game's data."""
     return data_folder(data_dir, output, f"{game}-{difficulty}")
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """What one file holds: ``states`` of one level, or one state of each of that many levels.
+    """The content of one file: ``states`` states of one level, or one state from each of ``states`` levels.
 
-    ``first`` and ``count`` are the levels to play, or to draw from.
+    ``first`` and ``count`` are the range of levels to play, or to draw from.
     """
 
     file: str
@@ -159,7 +159,7 @@ class States:
         frame: ``(states, 64, 64, 3)`` uint8.
         policy: ``(states, actions)`` float32; each row sums to 1.
         level: ``(states,)`` int64, the level's seed.
-        episode, step: ``(states,)`` int64, which episode of the file, and which step of it.
+        episode, step: ``(states,)`` int64, the number of the file's episode, and of the episode's step.
     """
 
     frame: npt.NDArray[np.uint8]
@@ -181,9 +181,9 @@ def states_of(
 ) -> States:
     """States from an expert's own episodes.
 
-    For training: ``states`` of one level, drawn without replacement from all states of at least 32 episodes; as
-    many more are played as are needed. For validation and test: one state drawn from one episode of each of ``states``
-    levels, which are drawn from the ``count`` levels from ``first`` on. The seed draws episodes and states.
+    For training: ``states`` of one level, drawn without replacement from all states of at least 32 episodes; more
+    episodes are played if their states are too few. For validation and test: one state from one episode of each of
+    ``states`` levels, which are drawn from the ``count`` levels from ``first`` on. The seed draws episodes and states.
     """
     key = np.random.SeedSequence([seed, first, count])
     drawn = np.random.default_rng(key)
@@ -210,7 +210,7 @@ def states_of(
 
 
 def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
-    """A number of all states, without replacement; None if there are fewer."""
+    """Draw this number of states without replacement; None if there are fewer."""
     seen = list(played)
     number = np.concatenate([step.episodes for step in seen])
     if len(number) < states:
@@ -231,8 +231,8 @@ def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator
 def one_a_level(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
     """One state of the first episode of each of the first levels; None if there are fewer levels.
 
-    A state takes the place of the one kept of its episode with probability 1 / (states of the episode so far): then
-    each is as likely in the end, and one an episode is all that is held.
+    A state replaces its episode's kept state with probability 1 / (states of the episode so far). So all states are
+    equally likely, and only one state of each episode is in memory.
     """
     kept: dict[int, tuple[Any, ...]] = {}
     lengths: dict[int, int] = {}
@@ -255,7 +255,7 @@ def one_a_level(played: Iterable[Step], states: int, drawn: np.random.Generator)
 
 
 def _distribution(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """In double precision, so that rows sum to 1 as nearly as single precision can say."""
+    """Softmax in double precision, so that rows sum to 1 up to the rounding of single precision."""
     policy: npt.NDArray[np.float32] = torch.from_numpy(logits).double().softmax(1).float().numpy()
     return policy
 

@@ -1,4 +1,4 @@
-"""Whole episodes of a policy: its returns, and the frames that it saw."""
+"""Whole episodes of a policy: their returns and frames."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ _NOTHING = 4  # the action that presses no key
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the environments that are in an episode that counts.
+    """One step of the environments whose episode counts.
 
     Attributes:
         frames: ``(rows, 64, 64, 3)`` uint8, before the action.
         logits: ``(rows, actions)`` float32.
-        episodes: ``(rows,)``, the number of each row's episode, in the order they began.
+        episodes: ``(rows,)``, the number of each row's episode, in the order of their beginnings.
         levels: ``(rows,)``, the levels' seeds.
         ended: ``(rows,)``, whether the episode ended with this step.
         returns, lengths: ``(rows,)``, of the episodes that ended; 0 elsewhere.
@@ -43,8 +43,8 @@ class Step:
 def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generator: torch.Generator) -> Iterator[Step]:
     """Play until the first ``episodes`` to begin have ended, drawing actions from the policy.
 
-    The first to begin, not the first to end: those would be the short ones. Environments whose episode does not count
-    press no key until the others have finished; the policy is not asked about them. Frames come as CPU tensors.
+    The first episodes to end would be the short ones. Environments whose episode does not count press no key until the
+    others have finished, and are not passed to the policy. Frames are CPU tensors.
     """
     frames, info = environment.reset()
     number = np.arange(environment.num_envs)
@@ -73,7 +73,7 @@ def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generato
 
 @dataclass(frozen=True)
 class Played:
-    """Returns and lengths of a policy's episodes, ``(episodes,)``, in the order in which they began."""
+    """Returns and lengths of a policy's episodes, ``(episodes,)``, in the order of their beginnings."""
 
     returns: npt.NDArray[np.float32]
     lengths: npt.NDArray[np.int64]
@@ -85,7 +85,7 @@ class Played:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean return."""
+        """The standard error of the mean return."""
         return float(self.returns.std() / np.sqrt(len(self.returns)))
 
 

@@ -1,4 +1,4 @@
-"""A trained policy as a file: weights without pickle, and where they came from."""
+"""A trained policy as a file: weights without pickle, and their provenance."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ _PROVENANCE = "provenance"
 
 @dataclass(frozen=True)
 class Expert:
-    """A policy that others may learn from.
+    """A policy to learn from.
 
     Attributes:
         network: the agent's, in evaluation mode.
-        provenance: how it was trained: ``game``, ``difficulty``, ``steps``, the command, hardware, returns.
+        provenance: ``game``, ``difficulty``, ``steps``, the command, hardware and returns of its training.
         version: the first letters of the file's SHA-256.
     """
 
@@ -35,7 +35,7 @@ class Expert:
 
 
 def shipped_expert(game: str, difficulty: str) -> Path:
-    """Where the expert of this game that comes with Concord is, if one does."""
+    """The path of the included expert of this game; None if there is none."""
     return SHIPPED / f"{game}-{difficulty}.safetensors"
 
 
@@ -48,7 +48,7 @@ def save_expert(path: Path, network: nn.Module, provenance: Mapping[str, Any]) -
 
 
 def load_expert(path: Path, game: str | None = None, difficulty: str | None = None, option: str = "expert") -> Expert:
-    """Read an expert, made for this game and difficulty if they are given; ``option`` is the one that named it."""
+    """Read an expert, and check its game and difficulty if they are given; ``option`` names the expert in errors."""
     option = f"--{option} {path}"
     if not path.is_file():
         raise InputError(f"{option}: there is no such file; concord train coinrun-expert trains an expert")

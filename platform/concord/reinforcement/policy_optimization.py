@@ -1,7 +1,7 @@
 """Proximal policy optimization by RLlib: its runner, advantages, learner and loss, on a native vector environment.
 
-What is added: the agent's network, rewards scaled as Procgen's authors do, sampling of the next batch while the
-learner learns, and weights, optimizer and scale as arrays, which a checkpoint holds without pickle.
+Added to RLlib: the agent's network, the reward scale of Procgen's authors, sampling of the next batch while the learner
+learns, and weights, optimizer and scale as arrays, which a checkpoint stores without pickle.
 """
 
 import logging
@@ -37,8 +37,8 @@ from concord.training.process import own_cores, tune_process
 _SCALE = "reward_scale"
 _SAMPLES = "samples"
 _WEIGHTS = "weights"
-_MOST_EMPTY_ROUNDS = 5  # of asking all runners in vain
-_NETWORK = "network."  # how the module calls it
+_MOST_EMPTY_ROUNDS = 5  # rounds without an answer of any runner
+_NETWORK = "network."  # prefix of the network's parameters in the module
 
 
 def _quiet() -> None:
@@ -48,9 +48,9 @@ def _quiet() -> None:
 
 
 class PolicyModule(TorchRLModule, ValueFunctionAPI):
-    """The agent's network as RLlib's learner sees it; one pass gives logits and values.
+    """The agent's network as a module of RLlib; one pass returns logits and values.
 
-    ``model_config``: ``precision``, what the network computes in (``bfloat16`` or ``float32``), and ``compile``.
+    ``model_config``: ``precision`` of the network's computation (``bfloat16`` or ``float32``), and ``compile``.
     """
 
     def setup(self) -> None:
@@ -67,20 +67,20 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         return {Columns.ACTION_DIST_INPUTS: logits, Columns.EMBEDDINGS: values}
 
     def compute_values(self, batch: Mapping[str, Tensor], embeddings: Tensor | None = None) -> Tensor:
-        """The values; they came with the logits, of the learner (``embeddings``) or of the runner (``batch``)."""
+        """The values, computed with the logits by the learner (``embeddings``) or by the runner (``batch``)."""
         if embeddings is not None:
             return embeddings
         values, last = batch[Columns.EMBEDDINGS].clone(), ~batch[Columns.LOSS_MASK]
-        with torch.no_grad():  # the states that no action was chosen in, one for each part of an episode
+        with torch.no_grad():  # the last states, without an action, one for each part of an episode
             values[last] = self._forward({Columns.OBS: batch[Columns.OBS][last]})[Columns.EMBEDDINGS]
         return values
 
 
 class WithoutLastStates(ConnectorV2):
-    """Drops the row that RLlib adds to each part of an episode: the loss ignores it, the network would compute it."""
+    """Drops the row that RLlib adds to each part of an episode: the loss ignores it, but the network computes it."""
 
     def __call__(self, *, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """The batch without these rows, when advantages are known."""
+        """The batch without these rows; runs after the advantages are computed."""
         for module, columns in batch.items():
             kept = columns.pop(Columns.LOSS_MASK)
             batch[module] = {name: column[kept] for name, column in columns.items()}
@@ -115,13 +115,13 @@ class ProcgenRunner(SingleAgentEnvRunner):
         remote = self.config.num_env_runners > 0
         tune_process(1 if remote else None)
         if not remote and self.config.num_learners == 0 and self.config.num_gpus_per_learner > 0:
-            self._device = torch.device("cuda")  # the learner's; RLlib samples on the CPU where the learner is
+            self._device = torch.device("cuda")  # the learner's; RLlib would sample on the CPU
         super().make_env()
 
     def sample(self, **options: Any) -> list[SingleAgentEpisode]:
         """The next steps of all environments."""
         episodes: list[SingleAgentEpisode] = super().sample(**options)
-        self.get_metrics()  # or it keeps the episodes for them
+        self.get_metrics()  # otherwise the runner keeps the episodes
         return episodes
 
     def get_state(
@@ -138,7 +138,7 @@ class ProcgenRunner(SingleAgentEnvRunner):
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take RLlib's state, and a scale of rewards, where they are given."""
+        """Set RLlib's state and the scale of rewards, if they are given."""
         super().set_state(state)
         if _SCALE in state:
             vars(self._returns).update(zip(vars(self._returns), state[_SCALE], strict=True))
@@ -149,29 +149,29 @@ class ProcgenRunner(SingleAgentEnvRunner):
 
 
 def _scale(runner: ProcgenRunner) -> tuple[int, list[float]]:
-    """The runner's number (0 samples where the learner is), and its scale of rewards."""
+    """The runner's number (0: in the learner's process), and its scale of rewards."""
     return runner.worker_index or 0, runner.get_state(_SCALE)[_SCALE]
 
 
 def _environment(context: Mapping[str, Any]) -> ScaledRewards:
-    """RLlib resets it with a seed of each runner's own, so that all play other levels."""
+    """Make an environment; RLlib resets it with the runner's own seed, so that each runner plays other levels."""
     settings = dict(context)
     return ScaledRewards(ProcgenVectorEnv(settings.pop("num_envs"), **settings))
 
 
 class PolicyOptimization(PPO):
-    """PPO. ``learner_config_dict``: ``overlap``, whether the next batch is sampled while this is learned.
+    """PPO. ``learner_config_dict``: ``overlap``, whether the next batch is sampled while the present one is learned.
 
-    With ``overlap`` the samples are of the weights before the last update; the ratio in PPO's loss is to the policy
-    that sampled, so they are used rightly.
+    With ``overlap`` the weights before the last update sample the batch. This is correct, since the ratio in PPO's loss
+    refers to the sampling policy.
 
     Attributes:
-        returns: of the episodes that ended in the last batch, not scaled.
-        batch_steps: environment steps of the last batch.
+        returns: unscaled returns of the episodes that ended in the last batch.
+        batch_steps: number of environment steps of the last batch.
     """
 
     def step_batch(self, steps: int) -> dict[str, float]:
-        """Sample and learn from one batch, after ``steps`` environment steps; gives the learner's numbers."""
+        """Sample and learn from one batch, after ``steps`` environment steps; return the learner's metrics."""
         self._steps = steps
         results = self.train()[LEARNER_RESULTS][DEFAULT_MODULE_ID]
         return {name: float(value) for name, value in results.items() if isinstance(value, int | float)}
@@ -187,7 +187,7 @@ class PolicyOptimization(PPO):
                 self._begin_sampling()
         episodes = [episode for each in sampled for episode in each]
         self.returns = [float(each.get_infos(-1)["episode"]["r"]) for each in episodes if each.is_done]
-        # As many as were asked for, so that a resumed run counts as before; RLlib samples more where episodes end.
+        # The requested number, so that a resumed run counts equally; RLlib samples more steps at episodes' ends.
         self.batch_steps = len(sampled) * self.config.num_envs_per_env_runner * self.config.rollout_fragment_length
         results = self.learner_group.update(
             episodes=episodes,
@@ -197,11 +197,11 @@ class PolicyOptimization(PPO):
             shuffle_batch_per_epoch=True,
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        # Runners take them when they have sampled what they are at; RLlib's own way drops weights that come meanwhile.
+        # Runners take the weights after their present batch; RLlib's own method drops weights that arrive earlier.
         self._tell_runners(wait=not overlap)
 
     def _tell_runners(self, wait: bool = True) -> None:
-        """Send the learner's weights to all runners; without waiting until they have taken them, if that is wanted."""
+        """Send the learner's weights to all runners; with ``wait``, return after they have taken them."""
         state = {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: {_NETWORK + k: v for k, v in self.weights().items()}}}
         group = self.env_runner_group
         if group.local_env_runner is not None:
@@ -214,7 +214,7 @@ class PolicyOptimization(PPO):
         group.foreach_env_runner_async("set_state", tag=_WEIGHTS, kwargs={"state": state})
 
     def weights(self) -> dict[str, npt.NDArray[Any]]:
-        """The network's, by the names of its parameters."""
+        """The network's weights by parameter name."""
         state = self.learner_group.get_state(components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}")
         module = state[COMPONENT_LEARNER][COMPONENT_RL_MODULE][DEFAULT_MODULE_ID]
         return {name.removeprefix(_NETWORK): value for name, value in module.items()}
@@ -226,17 +226,17 @@ class PolicyOptimization(PPO):
         self._tell_runners()
 
     def training_state(self) -> dict[str, Any]:
-        """What training continues from: weights and optimizer as RLlib gives them, and scales of rewards."""
+        """The state of the training: weights and optimizer in RLlib's form, and scales of rewards."""
         parts = [f"{COMPONENT_LEARNER}/{each}" for each in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)]
         learner = self.learner_group.get_state(components=parts)[COMPONENT_LEARNER]
-        # Of the runners that live: by number, since one that has died says nothing, and comes again.
+        # Scales of the living runners, by number: a dead runner does not answer, and is restarted.
         return {
             COMPONENT_LEARNER: {part: learner[part] for part in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)},
             _SCALE: dict(self.env_runner_group.foreach_env_runner(_scale)),
         }
 
     def set_training_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`training_state` gave."""
+        """Continue from a state of :meth:`training_state`."""
         self.learner_group.set_state({COMPONENT_LEARNER: state[COMPONENT_LEARNER]})
         self._tell_runners()
         if scales := dict(state[_SCALE]):  # empty if no runner lived
@@ -249,7 +249,7 @@ class PolicyOptimization(PPO):
         self.env_runner_group.foreach_env_runner_async("sample", tag=_SAMPLES)
 
     def _next_episodes(self) -> list[list[SingleAgentEpisode]]:
-        """Those of each runner."""
+        """The sampled episodes of each runner."""
         group = self.env_runner_group
         if group.num_in_flight_async_reqs(_SAMPLES) == 0:
             self._begin_sampling()
@@ -257,7 +257,7 @@ class PolicyOptimization(PPO):
         empty = 0
         while not found or group.num_in_flight_async_reqs(_SAMPLES) > 0:
             found += [episodes for _, episodes in group.fetch_ready_async_reqs(tags=_SAMPLES, timeout_seconds=1.0)]
-            if not found and group.num_in_flight_async_reqs(_SAMPLES) == 0:  # all runners died, and come again
+            if not found and group.num_in_flight_async_reqs(_SAMPLES) == 0:  # all runners died and restart
                 empty += 1
                 if empty > _MOST_EMPTY_ROUNDS:
                     raise RunFailedError(f"sampling failed {empty} times in all runners; their logs say why")
@@ -270,7 +270,7 @@ class PolicyOptimization(PPO):
 def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
     """The :class:`PolicyOptimization` of these options; a resumed run plays other levels than its beginning."""
     rows = agent.batch // max(1, agent.learners)
-    # RLlib samples up to one step more; without room for it the learner would take one step more in each pass.
+    # RLlib samples up to one step more; with a smaller limit the learner would take one more step in each pass.
     most = rows + math.ceil(rows / agent.rollout)
     threads = agent.threads
     if threads is None and agent.runners + agent.learners > 0:
@@ -324,5 +324,5 @@ def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
     )
     config.fault_tolerance(restart_failed_env_runners=True)
     seed = int(np.random.SeedSequence([agent.run.seed, begins_at]).generate_state(1)[0])
-    config.debugging(seed=seed % 2**30, log_level="ERROR")  # RLlib hands it, and numbers above, to 32-bit generators
+    config.debugging(seed=seed % 2**30, log_level="ERROR")  # RLlib passes this and larger numbers to 32-bit generators
     return config.build_algo()

@@ -37,24 +37,24 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
     Episodes restart within the step that ends them (gymnasium's ``AutoresetMode.SAME_STEP``): the frame of that step
     is the first of the next episode. ``info`` then holds, with gymnasium's masks (``_final_obs`` and so on):
 
-    - ``final_obs``: the last frame of the episode that was drawn, which its last action was chosen from. Procgen draws
-      none between the last action and the next episode.
+    - ``final_obs``: the last drawn frame of the episode, from which its last action was chosen. Procgen draws no frame
+      between the last action and the next episode.
     - ``final_info``: ``level_seed`` and ``level_complete`` of the episode that ended.
     - ``episode``: ``r`` (sum of rewards), ``l`` (steps) and ``t`` (seconds), as gymnasium's RecordEpisodeStatistics.
 
-    and at every step ``level_seed``, the level that each environment is in. Procgen does not say why an episode ended,
-    so running out of the game's time counts as ``terminated``, as in the published results; ``truncated`` is false.
+    At every step ``info`` has ``level_seed``, the level of each environment. Procgen does not report why an episode
+    ended, so a timeout counts as ``terminated``, as in the published results; ``truncated`` is always false.
 
     Args:
-        num_envs: how many copies.
+        num_envs: number of copies.
         game: one of :data:`GAMES`.
-        levels: how many levels there are to draw from; 0 stands for all.
-        first_level: the seed of the first of them.
+        levels: number of levels to draw from; 0 stands for all.
+        first_level: the seed of the first of these levels.
         difficulty: the distribution of levels.
-        seed: decides which level comes when, and where a game is random, what happens in it.
-        threads: of Procgen; 0 steps in the calling thread.
-        options: further options of Procgen's own, such as ``use_backgrounds``.
-        render_mode: ``rgb_array`` gives frames of 512 × 512 pixels from :meth:`render`; it is slow.
+        seed: decides the order of levels and the random events of a game.
+        threads: number of Procgen's threads; 0 steps in the calling thread.
+        options: further options of Procgen, such as ``use_backgrounds``.
+        render_mode: with ``rgb_array`` :meth:`render` returns frames of 512 × 512 pixels; it is slow.
 
     Observations are ``(num_envs, 64, 64, 3)`` uint8 and belong to the caller; actions ``(num_envs,)`` integers below
     15; rewards ``(num_envs,)`` float32.
@@ -79,7 +79,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         options: Mapping[str, Any] | None = None,
         render_mode: Literal["rgb_array"] | None = None,
     ) -> None:
-        self._games: Any = None  # gymnasium closes what was never made, too
+        self._games: Any = None  # gymnasium also closes an environment without games
         if num_envs < 1:
             raise InputError(f"environments {num_envs}: must be at least 1")
         check_game(game, difficulty)
@@ -164,7 +164,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         return self._frames, rewards, ended, np.zeros(self.num_envs, bool), info
 
     def render(self) -> Any:
-        """The frames as a person would see them, ``(512, 512, 3)`` each; None unless made to render."""
+        """The frames in high resolution, ``(512, 512, 3)`` each; None without a ``render_mode``."""
         if self.render_mode is None:
             return None
         self._games.observe()
@@ -181,7 +181,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         return levels
 
     def _seen(self) -> dict[str, npt.NDArray[Any]]:
-        # What get_info() gives, as arrays: that makes a dictionary an environment, in a loop.
+        # The content of get_info() as arrays; get_info() makes a dictionary for each environment, in a loop.
         seen: dict[str, npt.NDArray[Any]] = self._games._info
         return seen
 
@@ -216,7 +216,7 @@ def _check_seed(seed: int) -> None:
 
 
 def _procgen() -> Any:
-    """Procgen's class, without the notice that its old dependency gym prints when it is first imported."""
+    """Procgen's class, without the notice that its old dependency gym prints at its first import."""
     require_coinrun("an environment of Procgen")
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")

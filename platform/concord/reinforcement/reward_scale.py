@@ -1,4 +1,4 @@
-"""Rewards divided by the deviation of the returns so far, as Procgen's authors train."""
+"""Rewards divided by the standard deviation of the returns so far, as in the training of Procgen's authors."""
 
 from typing import Any
 
@@ -13,10 +13,9 @@ Floats = npt.NDArray[np.float32]
 class ScaledRewards(VectorWrapper):
     """Divides rewards by the standard deviation of the discounted return so far, as OpenAI's baselines do.
 
-    Gymnasium's NormalizeReward carries the last reward of an episode into the next one, where episodes restart within
-    a step; that changes the scale of a game that is rewarded at its end. The discount of the running return is .99
-    whatever the agent's is; scaled rewards are cut to ``limit``. ``returns`` has mean and variance of the running
-    returns.
+    Gymnasium's NormalizeReward carries the last reward of an episode into the next one if episodes restart within a
+    step; this changes the scale of a game that is rewarded at its end. The discount of the running return is always
+    .99, not the agent's; scaled rewards are cut to ``limit``. ``returns`` has mean and variance of the running returns.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], discount: float = 0.99, limit: float = 10.0) -> None:

@@ -1,7 +1,7 @@
 """RLlib's state in a checkpoint, without pickle: arrays as safetensors, everything else as JSON.
 
-RLlib's own files are pickles, also those of its MessagePack form where an array has objects; a checkpoint may come
-from somebody else. So RLlib gives and takes its state (``get_state``, ``set_state``), and the files are these.
+RLlib's own files are pickles; its MessagePack files contain pickles if an array has objects. Since a checkpoint may
+come from somebody else, RLlib's state (``get_state``, ``set_state``) is written to these files instead.
 """
 
 import json
@@ -15,7 +15,7 @@ _ARRAYS, _TREE = "training.safetensors", "training.json"
 
 
 def write_state(folder: Path, state: Any) -> None:
-    """Write a tree of mappings, sequences, arrays and what JSON has."""
+    """Write a tree of mappings, sequences, arrays and JSON's values."""
     arrays: dict[str, Any] = {}
 
     def tree(value: Any) -> Any:
@@ -25,7 +25,7 @@ def write_state(folder: Path, state: Any) -> None:
             return [tree(each) for each in value]
         if isinstance(value, np.ndarray | np.generic):
             name = str(len(arrays))
-            # Of an array that is not contiguous, such as weights with channels last, safetensors would write others.
+            # Safetensors writes wrong values of an array that is not contiguous, such as weights with channels last.
             arrays[name] = np.asarray(value, order="C")
             return {"array": name}
         return value
@@ -35,7 +35,7 @@ def write_state(folder: Path, state: Any) -> None:
 
 
 def read_state(folder: Path) -> Any:
-    """What :func:`write_state` wrote; tuples are lists."""
+    """Read a tree that :func:`write_state` wrote; tuples become lists."""
     arrays = load_file(folder / _ARRAYS)
 
     def value(tree: Any) -> Any:

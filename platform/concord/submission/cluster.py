@@ -1,4 +1,4 @@
-"""A Ray cluster's jobs: submit, follow, list, stop, by Ray's client. Errors of the network and of Ray are one line."""
+"""A Ray cluster's jobs: submit, follow, list and stop by Ray's client. Errors of network and Ray become one line."""
 
 import asyncio
 import contextlib
@@ -187,14 +187,14 @@ class Cluster:
         raise InputError(f"{identity}: there is no such submission at {self.address}; concord submissions lists them")
 
     def logs(self, identity: str) -> str:
-        """Its log so far."""
+        """The submission's log so far."""
         self.find(identity)
         with self._one_line():
             text: str = self._client.get_job_logs(identity)
         return text
 
     def follow(self, identity: str, show: Callable[[str], None]) -> Submission:
-        """Show its log until it ends."""
+        """Show the submission's log until it ends."""
         self.find(identity)
         broken = RunFailedError(
             f"{self.address}: the connection to the log broke; the job may continue there, "
@@ -214,7 +214,7 @@ class Cluster:
             show(text)
 
     def stop(self, identity: str, seconds: float) -> Submission:
-        """Stop it, and wait up to this number of seconds for its end."""
+        """Stop the submission, and wait up to this number of seconds for its end."""
         found = self.find(identity)
         if found.status.upper() in _ENDED:
             raise InputError(f"{identity}: has ended already ({found.status})")

@@ -14,7 +14,7 @@ from concord.errors import InputError
 from concord.job_files import jobs_folder
 from concord.redaction import is_secret_file
 
-# Useless on the cluster or private; hidden files are left out as well.
+# Names of files that are useless on the cluster or private; hidden files are left out as well.
 _LEFT_OUT_FOLDERS = {
     "venv", "node_modules", "__pycache__", "concord-runs", "mlruns", "mlartifacts",
 }  # fmt: skip
@@ -41,10 +41,10 @@ def packed(
 ) -> Iterator[Package]:
     """Copy the files to send into a temporary folder, while the body runs.
 
-    Files of the working directory are sent if git would take them (tracked, or not ignored), or all without git; except
-    hidden files, files outside, environments, caches, results and files named like secrets. A link is sent as the file
-    that it leads to, if that is sent. The files ``needed``, relative to the folder, must be among them; ``texts`` are
-    further files by path. ``limit`` is in MiB.
+    With git, tracked files and files that are not ignored are sent; without git, all files of the working directory.
+    Hidden files, files outside, environments, caches, results and files named like secrets are left out. A link is sent
+    as its target if the target is sent. The files ``needed``, relative to the folder, must be among the sent files;
+    ``texts`` are further files by path. ``limit`` is in MiB.
     """
     files: dict[Path, Path] = {}
     if working_dir is not None:
@@ -100,7 +100,7 @@ def inside(file: Path, working_dir: Path) -> Path:
 
 
 def _files(folder: Path, found: list[Path] | None = None) -> list[Path]:
-    """The files to send, of these or of the whole folder; relative to it, in order."""
+    """The files to send, of these or of the whole folder; sorted paths relative to the folder."""
     if found is None:
         found = []
         for place, folders, names in os.walk(folder):
@@ -121,7 +121,7 @@ def _goes_along(path: Path) -> bool:
 
 
 def _leads_to_one(path: Path, root: Path) -> bool:
-    """Whether a link leads, after all links, to a file of the folder that is sent."""
+    """Whether the final target of a path is a sent file of the folder."""
     target = path.resolve()
     return target.is_file() and target.is_relative_to(root) and _goes_along(target.relative_to(root))
 

@@ -19,10 +19,10 @@ class Profile:
     """A cluster, and the settings of a submission.
 
     Attributes:
-        address: of the Ray dashboard, with its scheme; None means the Ray on this machine.
-        token: of the cluster; None if none was found.
+        address: address of the Ray dashboard, with its scheme; None means the Ray on this machine.
+        token: the cluster's token; None if none was found.
         token_source: the origin of the token, in words.
-        tracking_uri: of the MLflow server, from the cluster's view; None leaves it to the cluster.
+        tracking_uri: URI of the MLflow server, from the cluster's view; None leaves it to the cluster.
         output: folder for runs on the cluster's nodes; None leaves it to the cluster.
         data_dir: folder of datasets on the nodes.
     """
@@ -62,7 +62,7 @@ class Profile:
             or (ray_address if ray_address.startswith(("http://", "https://")) else None)
         )
         if name is None and elsewhere is not None:
-            profile = {}  # its settings, above all credentials, are for its own cluster
+            profile = {}  # a profile's settings, above all credentials, are only for its own cluster
         address = elsewhere or profile.get("address")
         token, source = _token(token_file, profile.get("token-file"))
         tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or profile.get("tracking-uri")

@@ -20,7 +20,7 @@ class TrivialConfig(TrainConfig):
 
 
 def environments(config: TrivialConfig) -> Environments:
-    """Linearly separable, alike but for the draw."""
+    """Linearly separable data, drawn anew for each environment."""
     generator = torch.Generator().manual_seed(0)
     data = {}
     for name in ("a", "b", "test"):

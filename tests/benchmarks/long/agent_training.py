@@ -1,7 +1,7 @@
-"""An agent's training by RLlib against proximal policy optimization written out by hand, in environment steps a second.
+"""An agent's training by RLlib against a hand-written proximal policy optimization, in environment steps a second.
 
-Both have the same network, environments and settings, the published ones but for a batch of 64 steps, so that one
-measurement takes seconds; they take turns, a batch each, in one process.
+Both have the same network, environments and settings: the published settings, except for a batch of 64 steps, so that
+one measurement takes seconds. They take turns in one process, one batch each.
 """
 
 import logging

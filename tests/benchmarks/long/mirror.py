@@ -1,4 +1,4 @@
-"""What a record of 50,000 events costs: to be sent to MLflow on SQLite, and to be read where its run goes on."""
+"""The cost of a record of 50,000 events: sending it to MLflow on SQLite, and reading it when its run resumes."""
 
 import tempfile
 import time
@@ -15,7 +15,7 @@ _METRICS = {"step/loss": 0.5, "step/worst_loss": 0.7, "step/kept_fraction": 0.1,
 
 
 def rows() -> Iterator[Row]:
-    """Sent to an empty store, against appending them; and read again, against sending what is left of them."""
+    """Sending events to an empty store against appending them; reading them again against sending the rest."""
     with tempfile.TemporaryDirectory() as name:
         folder = Folder(Path(name) / "run")
         folder.make()

@@ -1,7 +1,7 @@
-"""An AND-mask step in which every example is an environment, against a plain step and against others' gradients.
+"""An AND-mask step with every example as an environment, against a plain step and other per-example gradients.
 
-Time is taken in turn in one process; memory is the peak of a process that does nothing else, above what it held before
-it made the model. Opacus (``pip install opacus``) is compared where it is installed.
+The alternatives are timed in turn in one process. Memory is the peak of a separate process, minus the memory before the
+model was made. Opacus (``pip install opacus``) is compared if it is installed.
 """
 
 import importlib.util
@@ -47,7 +47,7 @@ class Setting:
 
 
 def with_group_norm() -> nn.Module:
-    """FastResNet with group norm for batch norm: Opacus and vmap refuse that."""
+    """FastResNet with group norm in place of batch norm, which Opacus and vmap refuse."""
     model = FastResNet()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -64,7 +64,7 @@ SETTINGS = {
 
 
 def step(kind: str, setting: Setting) -> Callable[[], None]:
-    """One training step of this kind, to be called again and again."""
+    """A function that takes one training step of this kind."""
     inputs, targets = setting.batch()
     model = setting.network().to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
@@ -117,7 +117,7 @@ def step(kind: str, setting: Setting) -> Callable[[], None]:
 
         for module in model.modules():
             if isinstance(module, nn.ReLU):
-                module.inplace = False  # which Opacus' hooks cannot take
+                module.inplace = False  # Opacus' hooks refuse inplace operations
         wrapped = GradSampleModule(model)
 
         def by_opacus() -> None:
@@ -138,7 +138,7 @@ def step(kind: str, setting: Setting) -> Callable[[], None]:
 
 
 def rows() -> Iterator[Row]:
-    """Ours against a plain step, a backward pass an example, vmap and Opacus, in time and memory."""
+    """Concord against a plain step, one backward pass for each example, vmap and Opacus, in time and memory."""
     tune_process()
     comparisons = [
         ("resnet", "plain", "≤ 1.6, memory ≤ 1.5" if DEVICE.type == "cpu" else "≤ 1.5"),
@@ -182,7 +182,7 @@ def _peak() -> float:
     if DEVICE.type == "cuda":
         return float(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")
-    if status.exists():  # what getrusage says on Linux includes the process that started this one
+    if status.exists():  # Linux' getrusage includes the parent process
         return 1024.0 * int(re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0])
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 

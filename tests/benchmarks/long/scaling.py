@@ -1,9 +1,9 @@
 """A step's exchange by 1, 2, 4 and 8 local gloo workers against the cost model, fitted to part of the measurements.
 
-Only the exchange is timed, no backward pass. The fit sees 1, 2 and 8 workers and three of the four sizes; the rows are
-what it has not seen: 4 workers, and the other size. The fitted cost is in the rows' reference, as ``COST`` in
-``weak_scaling/tables.py`` has it. More workers than cores take turns on them: the model says that they take as many
-times longer.
+Only the exchange is timed, no backward pass. The fit sees 1, 2 and 8 workers and three of the four sizes; the rows have
+the rest: 4 workers, and the fourth size. The rows' reference has the fitted cost, in the form of ``COST`` in
+``weak_scaling/tables.py``. Workers that share a core take turns: in the model their time is multiplied by the number of
+workers for each core.
 
 ``python tests/benchmarks/long/scaling.py docs`` measures nothing: it writes the tables and the figure of
 docs/scaling.md, which the model computes.
@@ -67,7 +67,7 @@ def _measure(rank: int, workers: int, port: int, result: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=workers)
     steps = [_step(case) for case in CASES]
     seconds: list[list[float]] = [[] for _ in CASES]
-    # In turn, so that what else the machine does meets all of them alike.
+    # In turn, so that other load on the machine affects all cases equally.
     for _ in range(WARMUP + REPEATS):
         for step, times in zip(steps, seconds, strict=True):
             dist.barrier()
@@ -102,7 +102,7 @@ def _traffic(case: Case, workers: int) -> Traffic:
 def rows() -> list[Row]:
     """A row for each measurement that the fit did not see."""
     times: dict[tuple[Case, int], list[float]] = {(case, workers): [] for workers in WORKERS for case in CASES}
-    for _ in range(ROUNDS):  # what else the machine does comes and goes within minutes
+    for _ in range(ROUNDS):  # other load on the machine changes within minutes
         for workers in WORKERS:
             for case, seconds_of_round in _times(workers).items():
                 times[case, workers] += seconds_of_round

@@ -1,4 +1,4 @@
-"""What comes before the first training step: seconds, and CPU seconds of all processes, from the command to there."""
+"""The time from the command to the first training step: seconds, and CPU seconds of all processes."""
 
 import os
 import statistics
@@ -19,7 +19,7 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Start(NamedTuple):
-    """What a run took.
+    """The time that a run took.
 
     Attributes:
         seconds, cpu: from the command to the first step.
@@ -33,7 +33,7 @@ class Start(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """Workers on Ray Train against one worker in the command's own process, in turn."""
+    """Workers on Ray Train against one worker in the command's own process, measured in turn."""
     for workers in WORKERS:
         pairs = [(measured(workers), measured(1)) for _ in range(REPEATS)]
         for field, what in (("seconds", "seconds"), ("cpu", "CPU seconds")):
@@ -44,7 +44,7 @@ def rows() -> Iterator[Row]:
 
 
 def measured(workers: int, *options: str) -> Start:
-    """Run the synthetic task for two epochs, in a process of its own, and watch it."""
+    """Run the synthetic task for two epochs in a separate process, and measure it."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", "synthetic", "--workers", str(workers), "--epochs", "2", "--name", "run", *options]
         words += ["--output", folder, "--json"]
@@ -71,7 +71,7 @@ def measured(workers: int, *options: str) -> Start:
 
 
 def _first_step(file: Path) -> float:
-    """When it was done, in seconds since 1970: steps are logged at the end of their epoch, with how fast they were."""
+    """End of the first step, in seconds since 1970. Steps are logged at the end of their epoch, with their speed."""
     steps = 0
     for event in read_events(file):
         metrics: dict[str, float] = event.fields.get("metrics", {})
@@ -84,9 +84,9 @@ def _first_step(file: Path) -> float:
 
 
 class _Usage:
-    """CPU seconds of a process and all that come of it, over time; Linux only.
+    """CPU seconds of a process and all its descendants, over time; Linux only.
 
-    Each process is counted by itself, up to the last look at it.
+    Each process is counted by itself, up to the last measurement of it.
     """
 
     def __init__(self, root: int) -> None:
@@ -95,7 +95,7 @@ class _Usage:
         self._looks: list[tuple[float, float]] = []
 
     def look(self) -> None:
-        """Count now."""
+        """Measure now."""
         running: dict[int, tuple[int, str, float]] = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -120,6 +120,6 @@ class _Usage:
         return max((seconds for at, seconds in self._looks if at <= moment), default=0.0)
 
 
-if __name__ == "__main__":  # with numbers of workers, and what else is to be given to the command
+if __name__ == "__main__":  # arguments: numbers of workers, and further words for the command
     for count in sys.argv[1].split(","):
         print(count, *(f"{value:.1f}" for value in measured(int(count), *sys.argv[2:])), flush=True)

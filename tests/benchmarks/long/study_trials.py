@@ -1,7 +1,7 @@
-"""What a study costs besides its trials, as whole commands: 1024 trivial trials, and 64 short ones of `synthetic`.
+"""The cost of a study besides its trials, as whole commands: 1024 trivial trials, and 64 short ones of `synthetic`.
 
-CPU time is that of the command and of every process below it, read from ``/proc`` (Linux) four times a second: Ray's
-processes are not waited for by the command that started them, so the system's own sum leaves them out.
+CPU time is that of the command and of all its descendants, read from ``/proc`` (Linux) four times a second. The
+system's own sum omits Ray's processes, since the command that started them does not wait for them.
 """
 
 import contextlib
@@ -58,14 +58,14 @@ SHORT = [
 
 
 class Cost(NamedTuple):
-    """Seconds that a command took, and that it kept processors busy."""
+    """Wall seconds and CPU seconds of a command."""
 
     wall: float
     cpu: float
 
 
 def rows() -> Iterator[Row]:
-    """Overhead a trial, whether it grows, and wall and CPU time against a plain loop over the same trials."""
+    """Overhead of a trial, its growth, and wall and CPU time against a plain loop over the same trials."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder)
         tune(output, "trivial", str(TRIVIAL), "--trials", str(TRIALS))
@@ -82,8 +82,8 @@ def rows() -> Iterator[Row]:
 def short_trials(output: Path) -> Iterator[Row]:
     """A study against loops over its trials: one with a thread for each core, one with one thread, and two at once.
 
-    Two plain loops at once, each over half of the trials, are what the machine can do: beside each other they are
-    slower than one alone, where they share caches, memory or a core.
+    Two plain loops at once, each over half of the trials, show the machine's limit: each is slower than one loop alone
+    if the two share caches, memory or a core.
     """
     study = tune(output, "short", "synthetic", "--trials", str(SHORT_TRIALS), *SHORT)
     name = f"{SHORT_TRIALS} short trials of synthetic, two at a time"
@@ -99,18 +99,18 @@ def short_trials(output: Path) -> Iterator[Row]:
 
 
 def tune(output: Path, name: str, job: str, *words: str) -> Cost:
-    """What a whole ``concord tune`` costs, Ray's start and end included."""
+    """The cost of a whole ``concord tune``, Ray's start and end included."""
     given = ["tune", job, "--output", str(output), "--name", name, *ONLY_SEARCH, *words]
     return measured(["-c", "from concord.cli import entry; entry()", *given])
 
 
 def loops_over(folder: Path, loops: int, threads: int) -> Cost:
-    """What processes cost that train a study's trials one after the other, each its part of them."""
+    """The cost of processes that each train their part of a study's trials, one after the other."""
     return measured(*([__file__, str(folder), str(threads), str(part), str(loops)] for part in range(loops)))
 
 
 def measured(*commands: list[str]) -> Cost:
-    """What Python with these words costs; several at once."""
+    """The cost of Python with these words; several processes run at once."""
     started = time.perf_counter()
     quiet = subprocess.DEVNULL
     processes = [subprocess.Popen([sys.executable, *words], stdout=quiet, stderr=quiet) for words in commands]
@@ -129,11 +129,11 @@ def measured(*commands: list[str]) -> Cost:
 
 
 def processor_seconds() -> dict[int, tuple[int, float]]:
-    """The parent of every process, and the seconds that it has kept processors busy."""
+    """The parent of every process, and its CPU seconds."""
     found = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended in between
-            # The name, which may hold anything, ends at the last bracket.
+        with contextlib.suppress(OSError):  # the process may have ended
+            # The name may contain any character, and ends at the last bracket.
             words = status.read_text().rpartition(")")[2].split()
             ticks = int(words[11]) + int(words[12])
             found[int(status.parent.name)] = (int(words[1]), ticks / os.sysconf("SC_CLK_TCK"))
@@ -146,7 +146,7 @@ def trials(folder: Folder) -> list[EndedRun]:
 
 
 def _loop(folder: Path, threads: int, part: int, parts: int) -> None:
-    """The trials of a study whose place divided by ``parts`` leaves ``part``, one after the other."""
+    """Train every ``parts``-th trial of a study from trial ``part`` on, one after the other."""
     tune_process(threads)
     record = require_record(Folder(folder), "study")
     job: Job[Any] = load_job(str(TRIVIAL) if record["job"] == "trivial" else record["job"]).job

@@ -1,4 +1,4 @@
-"""What a step sends, and how long that takes, against the number of workers."""
+"""Bytes, messages and seconds of a step against the number of workers."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ class ScalingCurve:
     """One network with one number of environments a worker.
 
     Attributes:
-        network: its name.
-        environments: of each worker.
-        workers: at which numbers of workers the others are known.
+        network: the network's name.
+        environments: number of environments of each worker.
+        workers: numbers of workers, one for each value of the following.
         wire: mean bytes that a worker gives to TCP in a step.
-        plain_wire: the same of plain DDP.
-        messages: that a worker sends in a step, on average.
-        seconds: of a step's exchange, modelled.
+        plain_wire: the same for plain DDP.
+        messages: mean number of messages that a worker sends in a step.
+        seconds: modelled time of a step's exchange.
     """
 
     network: str
@@ -49,9 +49,9 @@ def scaling_figure(curves: Sequence[ScalingCurve], rule: str) -> Figure:
         look: dict[str, Any] = {
             "color": _COLOURS[networks.index(curve.network) % len(_COLOURS)],
             "linestyle": _STYLES[counts.index(curve.environments) % len(_STYLES)],
-            "linewidth": 1.2 + 0.9 * (len(networks) - 1 - networks.index(curve.network)),  # where lines coincide
+            "linewidth": 1.2 + 0.9 * (len(networks) - 1 - networks.index(curve.network)),  # for coinciding lines
         }
-        # With one worker nothing is sent, which a logarithmic axis cannot show.
+        # One worker sends nothing, and a logarithmic axis cannot show 0.
         several = [place for place, workers in enumerate(curve.workers) if workers > 1]
         workers = [curve.workers[place] for place in several]
         bytes_axes.plot(workers, [curve.wire[place] / 1e6 for place in several], **look)

@@ -17,7 +17,7 @@ from concord.models import MLP, FastResNet, ResNet18
 RULE: AggregatorName = "and-mask"
 WORKERS = tuple(2**power for power in range(11))
 ENVIRONMENTS = (1, 4, 32)
-# Seconds of a call, a message, a byte and a number, as `concord bench --only scaling` found them.
+# Seconds of a call, a message, a byte and a number, fitted by `concord bench --only scaling`.
 COST = StepCost(2.15e-4, 2.11e-4, 1.86e-9, 2.20e-9)
 _TABLES = re.compile(r"(?<=<!-- tables -->\n).*?(?=<!-- end of tables -->)", re.DOTALL)
 _COLUMNS = (
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the tables: the sizes of its parameter tensors, and the digits after the point of its megabytes."""
+    """A network of the tables: the sizes of its parameter tensors, and the number of decimals of its megabytes."""
 
     name: str
     layer_sizes: list[int]
@@ -62,7 +62,7 @@ def write(docs: Path) -> None:
 
 
 def with_tables(page: str) -> str:
-    """The page with its tables computed anew."""
+    """The page with recomputed tables."""
     return _TABLES.sub(lambda _: "\n" + "\n".join(map(_table, networks())) + "\n", page)
 
 

@@ -1,11 +1,11 @@
-"""What a step's exchange sends, for any number of workers, computed without sending anything.
+"""A model of the traffic of a step's exchange, for any number of workers.
 
-The calls are those of :mod:`concord.gradients.exchange`, with its slices and its dtypes; what becomes of a call on the
-wire is gloo's: a message to each other worker in an all-to-all and where slices of the update are shared, a ring in an
-all-reduce (each worker's chunk in segments of at most 1 MiB, at least two). ``tests/gradients/wire_checks.py`` compares
-all of it with what real processes send.
+The calls, slices and dtypes are those of :mod:`concord.gradients.exchange`. The messages of a call are gloo's: in an
+all-to-all, and when slices of the update are shared, a message to each other worker; in an all-reduce a ring (each
+worker's chunk in segments of at most 1 MiB, at least two). ``tests/gradients/wire_checks.py`` compares the model with
+the traffic of real processes.
 
-Everything here is per step; a worker is a process of the group.
+All numbers are per step; a worker is a process of the group.
 """
 
 import math
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from concord.aggregation import Aggregator
 from concord.gradients.exchange import owned_slices, sent_dtypes
 
-# Gloo's TCP transport announces each message, from both sides, and puts a header before it: 48 bytes each time.
+# Gloo's TCP transport announces each message from both sides and puts a header before it: 48 bytes each.
 CONTROL_BYTES = 3 * 48
-# The most that one message of gloo's all-reduce carries.
+# Largest message of gloo's all-reduce, bytes.
 _SEGMENT = 1 << 20
-# DDP closes a bucket when it holds this much: the first of a pass, and every other one.
+# DDP closes a bucket at this size: the first of a pass, and all others.
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20
 
 Counts = NDArray[np.int64]
@@ -32,14 +32,14 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the collectives of a step send.
+    """The traffic of a step's collectives.
 
     Attributes:
-        calls: collectives that every worker issues.
-        payload: ``(workers,)`` bytes that each hands to them: the sizes of the tensors it contributes.
-        sent: ``(workers,)`` bytes of tensors that each sends to others.
-        messages: ``(workers,)`` messages in which it sends them.
-        worked_on: numbers that a worker adds or maps, in its own memory.
+        calls: number of collectives that every worker issues.
+        payload: ``(workers,)`` bytes of the tensors that each worker contributes to the collectives.
+        sent: ``(workers,)`` bytes of tensors that each worker sends to others.
+        messages: ``(workers,)`` number of messages that each worker sends.
+        worked_on: number of numbers that a worker adds or maps, in its own memory.
     """
 
     calls: int
@@ -53,15 +53,15 @@ class Traffic:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """The number of workers."""
         return len(self.payload)
 
     @property
     def wire(self) -> Counts:
-        """``(workers,)`` bytes that reach TCP: tensors, and what gloo says about them. Without TCP's and IP's headers.
+        """``(workers,)`` bytes given to TCP: tensors and gloo's announcements, without the headers of TCP and IP.
 
-        Of the announcements a message needs, the receiver sends one; every worker receives, in all, about as many
-        messages as it sends, so that only the sum over workers is exact.
+        The receiver sends one of a message's announcements. A worker receives about as many messages as it sends, so
+        only the sum over workers is exact.
         """
         return self.sent + CONTROL_BYTES * self.messages
 
@@ -69,16 +69,17 @@ class Traffic:
 def step_traffic(
     rule: Aggregator, layer_sizes: Sequence[int], workers: int, environments: int, *, dtype: torch.dtype = torch.float32
 ) -> Traffic:
-    """A step of ``environments`` environments a worker.
+    """The traffic of a step with ``environments`` environments for each worker.
 
-    With one it is the hook's (the gradient, bucket by bucket), with several the two-level form's (the sums, at once).
+    With one environment the hook exchanges the gradient, bucket by bucket; with several environments the two-level form
+    exchanges all sums at once.
 
     Args:
         rule: the aggregator.
-        layer_sizes: components of each parameter tensor, in the model's order.
-        workers: how many.
-        environments: of each worker.
-        dtype: of the gradients; sums are of it too, and at least float32.
+        layer_sizes: number of components of each parameter tensor, in the model's order.
+        workers: number of workers.
+        environments: number of environments of each worker.
+        dtype: dtype of the gradients. Sums have the same dtype, but at least float32.
     """
     single = environments == 1
     sums = torch.promote_types(dtype, torch.float32)
@@ -99,23 +100,23 @@ def exchange_traffic(
     *,
     sends_statistics: bool,
 ) -> Traffic:
-    """One :class:`~concord.gradients.exchange.SliceExchange` of workers with so many environments each."""
+    """One :class:`~concord.gradients.exchange.SliceExchange` of workers with this number of environments each."""
     components = sum(layer_sizes)
     owned = np.array([part.stop - part.start for part in owned_slices(components, workers)])
     dtypes = sent_dtypes(rule, dtype, environments, sends_statistics=sends_statistics).values()
     parts = [_all_to_all(owned * each.itemsize) for each in dtypes]
     parts.append(_to_each_other(owned * dtype.itemsize))
-    # The sums of every worker for the slice that one owns are as many numbers as the model has components.
+    # A worker receives all workers' sums for its slice: as many numbers as the model has components.
     return sum(parts, _nothing(workers, worked_on=len(rule.statistics) * components))
 
 
 def report_traffic(runs: Sequence[Sequence[int]], workers: int, environments: int) -> Traffic:
-    """What workers tell each other once a step: who takes part, and what was kept of each layer of these runs."""
+    """The traffic of a step's report: the participating workers, and the kept fraction of each layer of these runs."""
     return _to_each_other(np.full(workers, 4 * (environments + sum(map(len, runs)))))
 
 
 def all_reduce_traffic(layer_sizes: Sequence[int], workers: int, *, dtype: torch.dtype = torch.float32) -> Traffic:
-    """A step of plain DDP: an all-reduce of every bucket."""
+    """The traffic of a step of plain DDP: an all-reduce of every bucket."""
     total = _nothing(workers)
     for bucket in buckets(layer_sizes, dtype):
         total += _all_reduce(sum(bucket), dtype.itemsize, workers)
@@ -123,7 +124,7 @@ def all_reduce_traffic(layer_sizes: Sequence[int], workers: int, *, dtype: torch
 
 
 def buckets(layer_sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[list[int]]:
-    """The layers as DDP puts them into buckets from the second pass on, last layers first."""
+    """DDP's buckets of layers from the second pass on, last layers first."""
     result: list[list[int]] = [[]]
     for size in reversed(layer_sizes):
         limit = _FIRST_BUCKET if len(result) == 1 else _BUCKET
@@ -134,18 +135,18 @@ def buckets(layer_sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> l
 
 
 def ring_bytes(payload: int, workers: int) -> float:
-    """What a worker sends in the textbook's ring all-reduce of ``payload`` bytes, in 2 (workers - 1) messages."""
+    """The bytes that a worker sends in a ring all-reduce of ``payload`` bytes, in 2 (workers - 1) messages."""
     return 2 * (workers - 1) / workers * payload
 
 
 class StepCost(NamedTuple):
-    """Seconds of a step: a sum over what its busiest worker does, times the workers that share a core.
+    """Seconds of a step: the sum of the busiest worker's costs, times the number of workers that share a core.
 
     Attributes:
-        call: seconds for each collective that is issued.
-        message: α, for each message that is sent (and, as all do the same, one received).
-        byte: β, for each byte of tensors that is sent.
-        number: γ, for each number that is mapped or added.
+        call: seconds for each issued collective.
+        message: α, seconds for each sent message (with one received message, since all workers do the same).
+        byte: β, seconds for each sent byte of tensors.
+        number: γ, seconds for each mapped or added number.
     """
 
     call: float
@@ -154,24 +155,24 @@ class StepCost(NamedTuple):
     number: float
 
     def seconds(self, traffic: Traffic, cores: int | None = None) -> float:
-        """A step's time.
+        """The time of a step.
 
         Args:
-            traffic: what the step sends.
-            cores: of the machine that all its workers share; None: each has a core of its own.
+            traffic: the step's traffic.
+            cores: number of cores that all workers share. None: each worker has its own core.
         """
         return float(np.dot(_done(traffic, cores), self))
 
 
 def fitted_cost(steps: Sequence[Traffic], seconds: Sequence[float], cores: int) -> StepCost:
-    """The cost whose relative errors are least (in squares) on these measured steps, none of its parts negative.
+    """Fit the non-negative cost with the least squared relative errors on these measured steps.
 
     Args:
-        steps: what was sent.
-        seconds: how long each took.
-        cores: of the machine that all workers shared.
+        steps: traffic of each step.
+        seconds: time of each step.
+        cores: number of cores that all workers shared.
     """
-    from sklearn.linear_model import LinearRegression  # takes a second, and only a fit needs it
+    from sklearn.linear_model import LinearRegression  # the import takes a second; only a fit needs it
 
     rows = np.array([_done(traffic, cores) for traffic in steps]) / np.array(seconds)[:, None]
     scale = rows.max(0)  # calls and bytes differ by many powers of ten
@@ -191,14 +192,14 @@ def _nothing(workers: int, worked_on: int = 0) -> Traffic:
 
 
 def _all_to_all(parts: Counts) -> Traffic:
-    """``parts``: bytes that everybody sends to each worker."""
+    """``parts``: bytes that every worker sends to each worker."""
     workers = len(parts)
     total = int(parts.sum())
     return Traffic(1, np.full(workers, total), total - parts, np.full(workers, workers - 1), 0)
 
 
 def _to_each_other(parts: Counts) -> Traffic:
-    """``parts``: bytes that each worker sends to every other one, in a message of its own; nothing is not sent."""
+    """``parts``: bytes that each worker sends to every other one, one message each; 0 bytes make no message."""
     others = len(parts) - 1
     messages = others * (parts > 0)
     return Traffic(others, others * parts, others * parts, messages, 0)
