@@ -58,8 +58,8 @@ LONG = (
     "test_hook", "test_synthetic", "test_weightings", "test_store_creation", "test_dynamics", "test_objectives",
     "test_readers", "test_trajectory_jobs", "test_watching", "test_image_jobs", "test_contributing", "test_resources",
 )  # fmt: skip
-# The tests that use the fixture `ray_cluster`.
-RAY = "ray"
+# Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
+GROUPS = {"ray_cluster": "ray", "process_groups": "processes"}
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -73,19 +73,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files; a file's tests stay together and in their order. Tests on Ray form one group."""
+    """Order the files; a file's tests stay together and in their order, but for those of a group."""
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
     for item in items:
-        if "ray_cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(RAY))
+        for group in {GROUPS[name] for name in GROUPS.keys() & set(getattr(item, "fixturenames", ()))}:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 class Scheduling(LoadFileScheduling):
-    """Give a worker one file after the other; all tests on Ray go to one worker, which alone starts a Ray."""
+    """Give a process of the suite one file after the other, or a group, whose name xdist adds to a test's name."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return RAY if nodeid.endswith(f"@{RAY}") else super()._split_scope(nodeid)
+        _, at, group = nodeid.rpartition("@")
+        return group if at and group in GROUPS.values() else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
