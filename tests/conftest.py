@@ -1,6 +1,7 @@
 """Shared by several test files: one Ray for the whole session, and quiet libraries."""
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -60,6 +61,7 @@ LONG = (
 )  # fmt: skip
 # Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
 GROUPS = {"ray_cluster": "ray", "process_groups": "processes"}
+GROUPED = "concord/groups"
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -71,22 +73,25 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 1 + max(2, os.cpu_count() or 1) if whole else 0
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files; a file's tests stay together and in their order, but for those of a group."""
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
-    for item in items:
-        for group in {GROUPS[name] for name in GROUPS.keys() & set(getattr(item, "fixturenames", ()))}:
-            item.add_marker(pytest.mark.xdist_group(group))
+    used = {item.nodeid: GROUPS.keys() & set(getattr(item, "fixturenames", ())) for item in items}
+    if hasattr(config, "workerinput") and hasattr(config, "cache"):
+        config.cache.set(GROUPED, {name: GROUPS[fixtures.pop()] for name, fixtures in used.items() if fixtures})
 
 
 class Scheduling(LoadFileScheduling):
-    """Give a process of the suite one file after the other, or a group, whose name xdist adds to a test's name."""
+    """Give a process of the suite one file after the other, or all tests of a group."""
+
+    @functools.cached_property
+    def groups(self) -> dict[str, str]:
+        """The tests with a group, as the processes of the suite collected them."""
+        return self.config.cache.get(GROUPED, {}) if hasattr(self.config, "cache") else {}
 
     def _split_scope(self, nodeid: str) -> str:
-        _, at, group = nodeid.rpartition("@")
-        return group if at and group in GROUPS.values() else super()._split_scope(nodeid)
+        return self.groups.get(nodeid) or super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
