@@ -25,7 +25,7 @@ from concord.cli.job_options import JobCommand, read_command
 from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
-from concord.record import read_history
+from concord.record import EVENTS, read_events, read_history
 from concord.storage import Folder
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
@@ -479,10 +479,11 @@ def test_a_submission_is_stopped_once(
         2,
         f"--submission-id {result['submission']}: the cluster has this id; give another",
     )
+    events = head.folder / "runs" / "runs" / "endless" / EVENTS
     end = time.monotonic() + 120
     while time.monotonic() < end:
         found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
-        if (head.folder / "runs" / "runs" / "endless" / "record.json").exists():
+        if events.exists() and any(each.name == "metrics" for each in read_events(events)):
             break
         time.sleep(0.5)
     else:
