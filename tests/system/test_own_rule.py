@@ -22,13 +22,13 @@ from concord.options import option_values
 from concord.record import EVENTS, read_history
 from concord.runs.run import run
 from concord.runs.run_folder import recorded_config
+from concord.runs.submission.package import inside
 from concord.space import Choice, Uniform
 from concord.storage import Folder
 from concord.studies.plan import plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.spaces import config_at, derived
 from concord.studies.study_options import options_for
-from concord.submission.package import inside
 from concord.tracking import Store
 from concord.training import load_job
 from concord.training.job import JobFile, job_from_source, with_rule
