@@ -532,7 +532,7 @@ def test_the_toy_is_learned_with_any_seed(seed: int) -> None:
 
 
 def test_the_toy_draws_what_was_matched() -> None:
-    config, outcome = TOY.config, Outcome((), 0.0, 0)
+    config, outcome = TOY.config, Outcome(())
     assert TOY.figures is not None
     drawn = TOY.figures(TOY, config, outcome, TOY.model(config).eval())
     assert set(drawn) == {"sequence", "skips", "rollout"}

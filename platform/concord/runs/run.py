@@ -113,7 +113,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
         if reserved.record is not None and (finished := _already_finished(reserved, info)):
             return finished
         config = reserved.config
-        require_space(reserved.folder.path, 0)
+        require_space(reserved.folder.path)
         dashboard = None
         if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")
@@ -161,7 +161,6 @@ def _trained(
     job: JobFile, config: RunConfig, begun: Opened, progress: RunProgress, info: Info
 ) -> tuple[Outcome, list[DataSummary]]:
     """Train from the last checkpoint on, and record everything; return outcome and data."""
-    started = time.perf_counter()
     kept, events = begun.kept, begun.events
     start = last_checkpoint(kept, events.own.checkpoints, info)
     remove_unlisted(kept, events.own.checkpoints)
@@ -194,7 +193,7 @@ def _trained(
     history = tuple(Evaluation(*moment, metrics) for moment, metrics in sorted(events.own.evaluations.items()))
     if not history:
         raise TrainingFailedError(f"the loop of job {job.name} gave no evaluation")
-    return Outcome(history, time.perf_counter() - started, history[-1].step), data
+    return Outcome(history), data
 
 
 def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked) -> Iterator[str]:

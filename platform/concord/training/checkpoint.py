@@ -34,7 +34,6 @@ class Progress:
 
     Attributes:
         epoch: epochs done; training continues with the first batch of epoch ``epoch``.
-        seconds: time spent in the loop so far.
         skipped: how often an environment was left out of a step.
         history: all evaluations up to now.
         averaged: the number of weights in the average that is the model.
@@ -44,7 +43,6 @@ class Progress:
     """
 
     epoch: int = 0
-    seconds: float = 0.0
     skipped: int = 0
     averaged: int = 0
     model_evaluations: float = 0.0
@@ -112,7 +110,8 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
         problem = f"{OPTIMIZER} is of another optimizer or objective ({first_line(error)})"
         raise InputError(f"checkpoint {folder}: {problem}") from error
     history = [Evaluation(*evaluation) for evaluation in progress.pop("history")]
-    return Progress(**progress, history=history)
+    known = {each.name for each in dataclasses.fields(Progress)}  # earlier versions wrote more
+    return Progress(**{name: value for name, value in progress.items() if name in known}, history=history)
 
 
 def read_weights(folder: Path, model: nn.Module, file: str = MODEL) -> None:

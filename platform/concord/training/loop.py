@@ -206,14 +206,12 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
     evaluate_after = _spread(schedule.evaluations, schedule.epochs)
     checkpoint_after = _spread(schedule.checkpoints, schedule.epochs)
     compare_after = _compared(schedule.consistency, evaluate_after)
-    started = time.perf_counter() - progress.seconds
     while progress.epoch < schedule.epochs and not progress.ended:
         steps = run.epoch(progress.epoch)
         progress.epoch += 1
         run.average_weights(progress.epoch)
         progress.skipped += steps.skipped
         progress.model_evaluations += steps.weight
-        progress.seconds = time.perf_counter() - started
         metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
         if run.counts_evaluations:
             metrics[MODEL_EVALUATIONS] = progress.model_evaluations
@@ -252,7 +250,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
             run.average_buffers()
             write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
             context.checkpoint(write, step)
-    return Outcome(tuple(progress.history), progress.seconds, progress.epoch * run.steps_per_epoch)
+    return Outcome(tuple(progress.history))
 
 
 def estimated_seconds(job: Job[Any], config: TrainConfig, process: ProcessContext) -> float:
