@@ -42,7 +42,7 @@ class TrainConfig(RunConfig):
 
         The default threshold or significance follows from the number of training environments.
         """
-        weight, beta1 = self.objective.penalty.penalty_weight, self.optimizer.beta1
+        weight, beta1 = self.objective.penalty_weight, self.optimizer.beta1
         kind = objective_type(self.objective.objective)
         weight = kind.default_weight if weight is None else weight
         averaged = self.aggregation.environment_momentum > 0 and not kind.coupled
