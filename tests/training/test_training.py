@@ -113,7 +113,8 @@ def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, change
     resumed = Kept(tmp_path / "resumed")
     again = train(JOB, config, ProcessContext(), resumed, resume_from=whole.checkpoints[0])
     assert without_time(again.metrics) == without_time(outcome.metrics)
-    assert [at.epoch for at in again.history] == [at.epoch for at in outcome.history] == [2, 4, 6]
+    assert [at.epoch for at in outcome.history] == [2, 4, 6]
+    assert [at.epoch for at in again.history] == [4, 6]
     first, second = (torch.load(k.checkpoints[-1] / OPTIMIZER, weights_only=True) for k in (whole, resumed))
     for one, other in zip(first["optimizer"]["state"].values(), second["optimizer"]["state"].values(), strict=True):
         for name, value in one.items():

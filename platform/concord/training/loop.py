@@ -5,7 +5,7 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,10 +145,22 @@ def train(
     process: ProcessContext,
     context: RunContext,
     resume_from: Path | None = None,
-    load: Callable[[], WorkerData] | None = None,
     so_far: StepsSoFar | None = None,
 ) -> Outcome:
-    """Train; with several processes, in the default process group.
+    """Train to the end, see :func:`training`."""
+    return Outcome(tuple(training(job, config, process, context, resume_from, so_far=so_far)))
+
+
+def training(
+    job: Job[Any],
+    config: TrainConfig,
+    process: ProcessContext,
+    context: RunContext,
+    resume_from: Path | None = None,
+    load: Callable[[], WorkerData] | None = None,
+    so_far: StepsSoFar | None = None,
+) -> Iterator[Evaluation]:
+    """Train, and yield each evaluation before its checkpoint is written; several processes use the default group.
 
     Args:
         job: the job.
@@ -163,33 +175,14 @@ def train(
         InputError: the data or the checkpoint do not fit; raised in every process.
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
-    evaluations = training(job, config, process, context, resume_from, load, so_far)
-    while True:
-        try:
-            next(evaluations)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
-
-
-def training(
-    job: Job[Any],
-    config: TrainConfig,
-    process: ProcessContext,
-    context: RunContext,
-    resume_from: Path | None = None,
-    load: Callable[[], WorkerData] | None = None,
-    so_far: StepsSoFar | None = None,
-) -> Generator[Evaluation, None, Outcome]:
-    """Train as :func:`train` does, and yield each evaluation before its checkpoint is written."""
     config = config.resolve()
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
     run = _Run(job, config, process, prepared, so_far or StepsSoFar())
     with contextlib.closing(run.batches):
-        return (yield from _epochs(run, context, resume_from))
+        yield from _epochs(run, context, resume_from)
 
 
-def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Generator[Evaluation, None, Outcome]:
+def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Iterator[Evaluation]:
     job, config, process, schedule = run.job, run.config, run.process, run.config.schedule
     progress = _on_all_ranks(lambda: run.read(resume_from), process) if resume_from else Progress()
     stopping: BestWeights | None = None
@@ -236,7 +229,6 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
                 last = last or progress.ended
             if last and job.final_measures is not None and process.rank == 0:
                 metrics |= _final_measures(job, config, run.evaluated.eval(), metrics)
-            progress.history.append(Evaluation(progress.epoch, step, metrics))
             run.so_far.evaluated(metrics)
         if process.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
@@ -245,12 +237,11 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
             if not evaluated and step // every > (step - len(steps.each)) // every:
                 context.log(metrics, step)
         if evaluated:
-            yield progress.history[-1]
+            yield Evaluation(progress.epoch, step, metrics)
         if progress.epoch in checkpoint_after or last:
             run.average_buffers()
             write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
             context.checkpoint(write, step)
-    return Outcome(tuple(progress.history))
 
 
 def estimated_seconds(job: Job[Any], config: TrainConfig, process: ProcessContext) -> float:

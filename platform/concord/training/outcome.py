@@ -28,7 +28,7 @@ class Outcome:
     """The result of the training loop.
 
     Attributes:
-        history: every evaluation; the last one is the end of the run.
+        history: the evaluations; the last one is the end of the run.
     """
 
     history: tuple[Evaluation, ...]
