@@ -12,7 +12,6 @@ import torch
 from test_readme import snippet
 
 from concord.aggregation import AndMask, Mean, aggregate
-from concord.aggregation.rule_file import RuleFile
 from concord.cli import main
 from concord.cli.job_options import read_command, with_own_rule
 from concord.cli.parsing import job_and_words, parse
@@ -32,6 +31,7 @@ from concord.studies.study_options import options_for
 from concord.tracking import Store
 from concord.training import load_job
 from concord.training.job import JobFile, job_from_source, with_rule
+from concord.training.rule_file import RuleFile
 
 JOBS = Path(__file__).parents[1] / "jobs"
 JOB, STUDY = str(JOBS / "shared_rule.py"), str(JOBS / "tiny_study.py")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from concord import logs
-from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
 from concord.errors import RunFailedError, TrainingFailedError, first_line
 from concord.gradients import NonFiniteGradientError
@@ -24,6 +23,7 @@ from concord.training.job import Job, JobFile, job_from_source
 from concord.training.loop import WorkerData, prepare, training
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation
+from concord.training.rule_file import RuleFile
 from concord.training.steps_so_far import StepsSoFar
 
 

@@ -8,7 +8,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
-from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
@@ -22,6 +21,7 @@ from concord.training.context import RunContext
 from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
+from concord.training.rule_file import RuleFile
 from concord.training.rule_options import config_with_rule
 
 Config = TypeVar("Config", bound=RunConfig)

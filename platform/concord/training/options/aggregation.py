@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from concord.aggregation import COMPARING, RULES
-from concord.aggregation.rule_file import OwnRule
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
 from concord.options import OptionGroup
+from concord.training.rule_file import OwnRule
 
 # fmt: off
 AggregatorOption = Literal[

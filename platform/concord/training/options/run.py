@@ -66,9 +66,6 @@ class RunConfig(OptionGroup):
         super().__init_subclass__(**arguments)
         _refuse_redeclared(cls)
 
-    def __post_init__(self) -> None:
-        """Do nothing; configurations of users' jobs call it."""
-
     def resolve(self, num_environments: int | None = None) -> Self:  # noqa: ARG002
         """These options with the values in use where a default follows from others, as ``auto`` does.
 
