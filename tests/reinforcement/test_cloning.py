@@ -375,8 +375,7 @@ def test_a_state_of_an_episode_is_as_likely_as_any_other() -> None:
         frames, logits = np.zeros((1, 64, 64, 3), np.uint8), np.zeros((1, 15), np.float32)
         level, number = np.array([7], np.int32), np.array([0])
         return [
-            Step(frames, logits, number, level, np.array([at == 9]), nothing.astype(np.float32), nothing.astype(int))
-            for at in range(10)
+            Step(frames, logits, number, level, np.array([at == 9]), nothing.astype(np.float32)) for at in range(10)
         ]
 
     counts = np.zeros(10)
