@@ -25,7 +25,7 @@ from concord.studies.study import run_study
 from concord.studies.study_options import options_for
 from concord.training import ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
-from concord.training.loop import check_environments
+from concord.training.worker_data import check_environments
 
 SMALL: dict[str, Any] = {"levels": 3, "states": 12, "first_level": 10, "test_states": 2, "validation_states": 2}
 

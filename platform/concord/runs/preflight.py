@@ -31,10 +31,11 @@ from concord.training.evaluation import (
 )
 from concord.training.job import JobFile
 from concord.training.kept_weights import best_by
-from concord.training.loop import build_model, check_environments, initialize_objective
+from concord.training.loop import build_model, initialize_objective
 from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
+from concord.training.worker_data import check_environments
 
 
 @dataclass(frozen=True)
