@@ -132,7 +132,7 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["colored-mnist", "--examples", "80"], "--examples 80: with --held-out 0.166667 that is 96 for each"),
         (["colored-mnist", "--objective", "irn"], "--objective"),
         (["punctuated-sst2", "--embedding-size", "7", "--glove", "GLOVE"], "line 1 has 3 numbers, expected 7"),
-        (["punctuated-sst2", "--data-dir", "/nowhere"], "--data-dir /nowhere: train.tsv, dev.tsv, test.tsv not there"),
+        (["punctuated-sst2", "--data-dir", "/nowhere"], "--data-dir /nowhere: train.tsv, test.tsv not there"),
         (["irm-regression", "--train-sigmas", "0"], "--train-sigmas 0.0: give standard deviations above 0"),
         (["irm-regression", "--objective", "meta-irm", "--inner-lr", "0"], "--inner-lr 0.0: must be above 0"),
         (["distill-xor", "--validation-fraction", "1", "--no-resample-split"], "--validation-fraction 1.0: must lie"),

@@ -88,13 +88,6 @@ class RunConfig(OptionGroup):
         """The options that may differ when a run is resumed: where and how it runs, not what it computes."""
         return frozenset(RunOptions.__dataclass_fields__) - {"seed"}
 
-    def unused(self) -> frozenset[str]:
-        """The options without effect, such as Adam's with SGD; call it on resolved options.
-
-        They are not logged as parameters. A job with such options of its own adds them to ``super().unused()``.
-        """
-        return super().unused()
-
     def sources(self) -> dict[str, str]:
         """The texts of the user's files that options name, by file name; they are kept with the run."""
         return {}
