@@ -163,6 +163,8 @@ class TrainConfig(RunConfig):
             self.require("significance", self.optimizer.optimizer != "temporal-and-mask", expected)
         if self.aggregation.own_rule is not None:
             self.aggregation.own_rule.check(self.rule())
+        elif self.aggregation.compares:
+            self.rule()  # which checks its own options
 
 
 # Options that may differ when a run is resumed: where and how it runs, not what it computes.
