@@ -14,11 +14,11 @@ from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
-from concord.gradients.model_call import ModelCall, first_call
 from concord.objectives import Objective
 from concord.runs.champion import required
 from concord.runs.resources import check_gpus
 from concord.source_file import reason
+from concord.tracking.model_call import ModelCall, first_call
 from concord.training.evaluation import (
     Measure,
     Mode,
