@@ -530,7 +530,9 @@ def test_a_process_holds_its_data_once(held_out: float) -> None:
 
     job = Job(lambda _: Environments(load, ["a", "b", "c"]), lambda _: nn.Linear(64, 3), cross_entropy)
     before = bytes_of_tensors()
-    run = training(job, CONFIG.with_options(epochs=2, evaluations=2, held_out=held_out), ProcessContext(), Silent())
+    run = training(
+        job, CONFIG.with_options(epochs=2, evaluations=2, batch_size=100, held_out=held_out), ProcessContext(), Silent()
+    )
     next(run)  # in the middle of it
     data = 3 * 4000 * (64 * 4 + 8)
     assert data <= bytes_of_tensors() - before < 1.1 * data
