@@ -142,11 +142,11 @@ comparisons = {
     ),
     "fishr": Comparison(
         {
+            "fishr": {**AUTHORS_PENALTY, "objective": "fishr", "variance_momentum": 0.0},
             "erm": {**AUTHORS, "objective": "erm", "aggregator": "mean"},
             "irm": {**AUTHORS_PENALTY, "objective": "irm"},
             # Their penalty of two environments is (R_1 - R_2)², four times the variance.
             "vrex": {**AUTHORS_PENALTY, "objective": "vrex", "penalty_weight": 4 * 91257.18613115903},
-            "fishr": {**AUTHORS_PENALTY, "objective": "fishr", "variance_momentum": 0.0},
         },
         columns={"train": "train_accuracy", "p_e = .9": "ood_accuracy"},
         paper={
