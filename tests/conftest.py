@@ -49,15 +49,14 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SECONDS = 20.0  # "a few" on a shared machine; starting Ray and training would take longer
 
-# The slowest files, slowest first, so that no slow file starts last when files run in parallel.
+# The slowest files and groups, slowest first, so that none starts last when they run in parallel. A group is where its
+# first file is.
 LONG = (
-    "test_study", "test_run", "test_submission", "test_readme", "test_agent", "test_methods", "test_cloning",
-    "test_analyze", "test_objective_jobs", "test_tracking", "test_training", "test_run_lifecycle", "test_collective",
-    "test_cli", "test_storage", "test_distill_tasks", "test_table", "test_record", "test_leave_one_out",
-    "test_comparison", "test_network_consistency", "test_objectives_in_groups", "test_sharded_hook",
-    "test_kept_weights", "test_image_domains", "test_own_rule", "test_ui", "test_consistency_job", "test_wire_model",
-    "test_hook", "test_synthetic", "test_weightings", "test_store_creation", "test_dynamics", "test_objectives",
-    "test_readers", "test_trajectory_jobs", "test_watching", "test_image_jobs", "test_contributing", "test_resources",
+    "test_study", "test_submission", "test_readme", "test_analyze", "test_tracking", "test_training", "test_ui",
+    "test_record", "test_own_rule", "test_collective", "test_cli", "test_objective_jobs", "test_store_creation",
+    "test_storage", "test_readers", "test_dynamics", "test_network_consistency", "test_run_lifecycle",
+    "test_consistency_job", "test_watching", "test_wire_model", "test_last_words", "test_synthetic", "test_weightings",
+    "test_progress", "test_kubernetes", "test_image_domains", "test_distill_tasks", "test_champion", "test_objectives",
 )  # fmt: skip
 # Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
 GROUPS = {"ray_cluster": "ray", "process_groups": "processes"}
