@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from hypothesis import settings
 from mlflow_server import Server
 from process_groups import groups
 from ray_workers import forked_workers
+from xdist.remote import Producer
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from concord.cli import main
 from concord.errors import InputError
@@ -40,6 +43,9 @@ if threading.current_thread() is threading.main_thread():
 # No deadline for an example: on a busy machine the first example imports, allocates and waits.
 settings.register_profile("concord", deadline=None)
 settings.load_profile("concord")
+# Tests and their processes read the bytecode of earlier ones; each would compile all sources again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SECONDS = 20.0  # "a few" on a shared machine; starting Ray and training would take longer
 
 # The slowest files, slowest first, so that no slow file starts last when files run in parallel.
@@ -52,6 +58,8 @@ LONG = (
     "test_hook", "test_synthetic", "test_weightings", "test_store_creation", "test_dynamics", "test_objectives",
     "test_readers", "test_trajectory_jobs", "test_watching", "test_image_jobs", "test_contributing", "test_resources",
 )  # fmt: skip
+# Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
+GROUPS = {"ray_cluster": "ray", "process_groups": "processes"}
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -63,10 +71,26 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 1 + max(2, os.cpu_count() or 1) if whole else 0
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files; a file's tests stay together and in their order."""
+    """Order the files; a file's tests stay together and in their order, but for those of a group."""
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+    for item in items:
+        for group in {GROUPS[name] for name in GROUPS.keys() & set(getattr(item, "fixturenames", ()))}:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+class Scheduling(LoadFileScheduling):
+    """Give a process of the suite one file after the other, or a group, whose name xdist adds to a test's name."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        _, at, group = nodeid.rpartition("@")
+        return group if at and group in GROUPS.values() else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

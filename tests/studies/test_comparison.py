@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -100,6 +101,8 @@ def test_the_papers_numbers_stand_below_ours_in_the_units_of_the_metric(whole: C
     assert rows[1] == ["average, paper", "", "88.5 ± 1.5", "", "90.0"]
     ours = [100 * run.metrics["ood_accuracy"] for run in whole.runs["masks"]["average"]]
     assert rows[0][2] == f"{statistics.fmean(ours):.1f} ± {statistics.stdev(ours):.1f}"
+    assert whole.shown()[0] == "masks: few epochs"
+    assert (whole.folder / "tables" / "masks.md").read_text().startswith("few epochs\n\n| | seeds |")
     average = table.rows()[0]["metrics"]
     assert (average["ood_accuracy"]["paper"], average["ood_accuracy"]["paper_std"]) == pytest.approx((0.885, 0.015))
     assert average["accuracy/train/a"]["paper"] == pytest.approx(0.9)
@@ -132,6 +135,37 @@ def test_what_is_there_is_not_trained_again_and_more_seeds_are_added(whole: Comp
     assert {key: after[key] for key in before} == before
     assert len(after) == len(before) + 1  # seed 2 of the row that the other table does not have
     assert [row["seeds"] for row in again.as_json()["rows"]] == [3, 3]
+
+
+def test_patterns_choose_rows_by_their_names_or_as_they_are_shown(tmp_path: Path) -> None:
+    def rows(*words: str) -> dict[str, list[str]]:
+        plan = planned(load_job(JOB_FILE), [], ["--only", *words, "--output", str(tmp_path)], check=False)
+        assert plan.tables.keys() == plan.runs.keys()
+        assert shlex.join(["--only", *words]) in plan.command()
+        return {name: [*dict.fromkeys(run.configuration for run in runs)] for name, runs in plan.runs.items()}
+
+    assert rows("AND-mask") == {"masks": ["and-mask"]}
+    assert rows("a*e", "0.01") == {"masks": ["average"], "rates": ["0.01"], "broken": ["average"]}
+
+
+def test_rows_asked_for_are_trained_alone_and_a_report_shows_all(
+    whole: ComparisonResult, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = ended(whole)
+    output = whole.plan.base.run.output
+    some = compared(output, "masks", only="and-mask", witness=output / "witness")
+    assert [row[0] for row in some.tables[0].cells()[1]] == ["AND-mask", "best possible"]
+    assert (some.drawn, ended(some)) == ({}, before)
+    words = ["report", JOB_FILE, "masks", "--output", str(output), "--results", str(tmp_path), "--json"]
+
+    def reported(*more: str) -> tuple[list[tuple[str, int]], int]:
+        assert main([*words, *more]) == 0
+        rows = json.loads(capsys.readouterr().out.splitlines()[-1])["tables"]["masks"]["rows"]
+        kept = (tmp_path / f"{NAME}-masks.jsonl").read_text().splitlines()
+        return [(row["name"], row["seeds"]) for row in rows], len(kept)
+
+    assert reported() == ([("average", 3), ("and-mask", 3)], 6)
+    assert reported("--only", "aver*") == ([("average", 3)], 3)
 
 
 def test_a_run_is_found_where_a_newer_option_has_its_default(whole: ComparisonResult, output: Path) -> None:
@@ -237,6 +271,7 @@ def test_a_killed_comparison_resumes_and_trains_nothing_twice(
     ("words", "said"),
     [
         (["maskes"], "table maskes: job tiny-compared has no such table; did you mean masks?"),
+        (["masks", "--only", "medians"], "--only medians: no row of masks has this name; there are average and-mask"),
         (["masks", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["masks", "--first-seed", "-1"], "--first-seed -1: must not be negative"),
         (["masks", "--concurrent", "-1"], "--concurrent -1: must not be negative"),

@@ -1,5 +1,6 @@
 """Choosing a method: a study of each on real Ray with a real store, judged without the test, a recommendation."""
 
+import dataclasses
 import json
 import math
 import re
@@ -148,7 +149,7 @@ def study(method: str, values: Sequence[float], mode: str = "max", selection: st
 def compared(*runs: Sequence[float], environments: int = 10, **options: Any) -> MethodsResult:
     names = ("mean", "and-mask", "vrex")
     studies = {name: study(name, values, **options) for name, values in zip(names, runs, strict=False)}
-    return MethodsResult("job", studies, {}, environments)
+    return MethodsResult("job", studies, {}, environments, range(max(map(len, runs))))
 
 
 RULE = (
@@ -207,8 +208,32 @@ def test_the_recommended_is_the_first_or_clearly_better_than_it(
         )
 
 
-def test_a_method_whose_seeds_diverge_is_not_recommended() -> None:
-    assert compared([0.2, 0.3, 0.2], [1.0, math.nan, 1.0]).recommended == "mean"
+@pytest.mark.parametrize("values", [[1.0, math.nan], [1.0], []])
+def test_a_method_with_a_failed_or_diverged_seed_is_not_recommended(values: list[float]) -> None:
+    result = compared([0.2, 0.3], values, [0.1, 0.1])
+    assert result.recommended == "mean"
+    assert [row[0] for row in result.cells()[1]] == ["average", "V-REx", "AND-mask"]
+    lacking = ", ".join(str(seed) for seed in (0, 1) if values[seed : seed + 1] != [1.0])
+    assert f"AND-mask: ranks last, without a finite validation accuracy on seed {lacking}" in result.lines()
+
+
+def test_without_a_value_of_the_average_the_best_other_method_is_recommended() -> None:
+    result = compared([0.9], [0.2, 0.3], [0.1, 0.1])
+    assert result.recommended == "and-mask"
+    assert result.lines()[0] == (
+        "recommended: AND-mask; validation accuracy 0.250 ± 0.071 against average 0.900, 2 seeds, and average has no "
+        "finite value on some seed"
+    )
+    none = compared([], [0.2], [0.1, 0.1])
+    assert none.recommended == "vrex"
+    assert "against average without a value, 2 seeds" in none.lines()[0]
+
+
+def test_only_the_seeds_that_were_asked_for_are_compared() -> None:
+    result = dataclasses.replace(compared([0.2, 0.3, 0.9], [0.3, 0.4]), seeds=range(2))
+    assert result.recommended == "and-mask"
+    assert [row["seeds"] for row in result.as_json()["rows"]] == [2, 2]
+    assert {line.seed for line in result.kept_lines("concord compare")} == {0, 1}
 
 
 # --- the command

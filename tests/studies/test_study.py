@@ -39,7 +39,7 @@ from concord.studies.study_options import options_for
 from concord.tracking import Mirror, Store, show
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
-from concord.training.loop import prepare
+from concord.training.worker_data import prepare
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_study.py")
 OTHER_JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")

@@ -27,7 +27,7 @@ class CORAL(Represented, EnvironmentVectors):
         risks, weights, features, _ = self.represented(model, batch, step)
         features = features.to(risks.dtype)
         means = features.mean(1, keepdim=True)
-        centred = features - means
+        centred = features - means.detach()  # their gradient through the covariances is 0
         width = features.shape[2]
         products = centred.detach().transpose(1, 2) @ centred
         # A covariance is symmetric, so both factors have the same gradient: one product of matrices in place of two.

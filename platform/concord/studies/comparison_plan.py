@@ -1,14 +1,16 @@
 """The tables of a job, and the runs that they need, checked before anything is started or written."""
 
 import dataclasses
+import fnmatch
 import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from concord.analysis.figures import method_name
 from concord.errors import InputError, format_for_cli
 from concord.options import (
     as_words,
@@ -29,7 +31,7 @@ from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.studies.plan import GroupPlan, check_group, place_words
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
-from concord.studies.study_options import CompareCommand, CompareOptions, compare_options_for
+from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
 from concord.training.job import with_recorded_rule
 from concord.training.options import RUNTIME_OPTIONS
@@ -133,10 +135,19 @@ class ComparisonPlan(GroupPlan):
     def asked(self) -> Mapping[str, Mapping[str, Any]]:
         """For each table what a report needs to find its runs, as JSON."""
         folds = {name: table.folds for name, table in self.tables.items()}
+        given = {name: value for name, value in self.given.items() if name != "only"}  # a report shows all rows
         return {
-            name: {**self.given, **({} if each is None else {FOLDS: dataclasses.asdict(each)})}
+            name: {**given, **({} if each is None else {FOLDS: dataclasses.asdict(each)})}
             for name, each in folds.items()
         }
+
+    def with_rows(self, tables: Mapping[str, Comparison], only: Sequence[str]) -> Self:
+        """The plan of these tables, which ``only_rows`` made of its own."""
+        runs = {
+            name: [run for run in self.runs[name] if run.configuration in table.configurations]
+            for name, table in tables.items()
+        }
+        return dataclasses.replace(self, tables=tables, runs=runs, given={**self.given, "only": tuple(only)})
 
     def description(self) -> Description:
         """The description of a new comparison."""
@@ -209,7 +220,41 @@ def plan_comparison(
         if table not in there:
             near = did_you_mean(table, there) or f"; there are {', '.join(there)}"
             raise InputError(f"table {table}: job {job.name} has no such table{near}")
-    return plan_tables(job, {name: there[name] for name in (dict.fromkeys(tables) or there)}, command, given, check)
+    options = command.comparison
+    assert isinstance(options, CompareOptions)
+    chosen = only_rows({name: there[name] for name in (dict.fromkeys(tables) or there)}, options.only)
+    return plan_tables(job, chosen, command, given, check)
+
+
+def only_rows(tables: Mapping[str, Comparison], only: Sequence[str]) -> Mapping[str, Comparison]:
+    """The tables with the rows that match ``--only``, without figures, which need all rows; all rows if it is empty.
+
+    A row matches by its name, or by its name as the table shows it.
+    """
+    if not only:
+        return tables
+
+    def matches(row: str, pattern: str) -> bool:
+        return any(each == pattern or fnmatch.fnmatchcase(each, pattern) for each in (row, method_name(row)))
+
+    rows = list(dict.fromkeys(row for table in tables.values() for row in table.configurations))
+    for pattern in only:
+        if not any(matches(row, pattern) for row in rows):
+            raise InputError(
+                f"--only {shlex.quote(pattern)}: no row of {', '.join(tables)} has this name; "
+                f"there are {shlex.join(rows)}"
+            )
+    found: dict[str, Comparison] = {}
+    for name, table in tables.items():
+        chosen = {
+            row: options for row, options in table.configurations.items() if any(matches(row, each) for each in only)
+        }
+        if chosen:
+            paper = {
+                row: cells for row, cells in table.paper.items() if row in chosen or row not in table.configurations
+            }
+            found[name] = dataclasses.replace(table, configurations=chosen, paper=paper, figures={})
+    return found
 
 
 def plan_tables(
@@ -257,7 +302,7 @@ def plan_as_recorded(
     return plan_comparison(job, [table], command, given, check=False)
 
 
-def _seeds(comparison: Comparison, options: CompareOptions) -> range:
+def _seeds(comparison: Comparison, options: SeedsOptions) -> range:
     first = comparison.first_seed if options.first_seed is None else options.first_seed
     return range(first, first + (options.seeds or comparison.seeds))
 

@@ -14,7 +14,7 @@ from concord.studies.criterion import chosen_mode
 from concord.studies.left_out_table import draw_left_out
 from concord.studies.methods import changes_of, check_methods, method_names
 from concord.studies.plan import drawn
-from concord.studies.study_options import CompareCommand, CompareOptions, with_config
+from concord.studies.study_options import CompareCommand, SeedsOptions, with_config
 from concord.training import Comparison, JobFile, TrainConfig
 from concord.training.comparison import Folds
 from concord.training.evaluation import Mode
@@ -25,7 +25,7 @@ _SEEDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaveOneOutOptions(CompareOptions):
+class LeaveOneOutOptions(SeedsOptions):
     """Train each method with each training environment left out: concord compare JOB leave-one-out. The others'
     held-out examples choose the evaluation and the method. The job's validation environments and test are not used.
     Options of the job given here hold for every run."""

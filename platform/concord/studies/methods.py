@@ -299,7 +299,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
         raise RunFailedError(f"fewer than two methods have a result: {reasons}")
-    result = MethodsResult(plan.job.name, found, failed, plan.environments, time.perf_counter() - started)
+    seconds, seeds = time.perf_counter() - started, next(iter(plan.studies.values())).new_seeds
+    result = MethodsResult(plan.job.name, found, failed, plan.environments, seeds, seconds)
     if (results := plan.results) is not None:
         info(f"kept in {write_lines(result.kept_lines(plan.command), results, plan.job.name, METHODS)}")
     return dataclasses.replace(result, train=_train_command(plan, result))

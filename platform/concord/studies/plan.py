@@ -149,6 +149,11 @@ class StudyPlan(GroupPlan):
         return " and ".join(looks) or None
 
     @property
+    def new_seeds(self) -> range:
+        """The seeds of the runs of the best configuration."""
+        return range(self.base.run.seed + 1, self.base.run.seed + 1 + self.options.reruns)
+
+    @property
     def first(self) -> tuple[Point, ...]:
         """The points to try first."""
         return (self.own.point,) if self.own is not None else self.suggested

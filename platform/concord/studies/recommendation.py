@@ -6,7 +6,7 @@ the average only by differences on the same seeds and data.
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ class MethodsResult:
         studies: by method; the others are compared with the first.
         failed: methods without a result, with the reasons.
         environments: the number that each trial trained on.
+        seeds: the seeds of each method's runs; a run that failed is missing.
         train: the command that trains a model with the recommended method and its settings.
     """
 
@@ -40,6 +41,7 @@ class MethodsResult:
     studies: Mapping[str, StudyResult]
     failed: Mapping[str, str]
     environments: int
+    seeds: Sequence[int]
     seconds: float = 0.0
     train: str = ""
 
@@ -61,8 +63,8 @@ class MethodsResult:
             "trials": lambda method: len(self.studies[method].finished),
         }
         for heading, metric in self._shown().items():
-            if any(self._values(study, metric) for study in self.studies.values()):
-                columns[heading] = lambda method, metric=metric: self._values(self.studies[method], metric)  # type: ignore[misc]
+            if any(self._values(method, metric) for method in self.studies):
+                columns[heading] = lambda method, metric=metric: self._values(method, metric)  # type: ignore[misc]
         columns["settings"] = lambda method: format_point(self.studies[method].best.run.point)
         return table(columns, sorted(self.studies, key=self._score, reverse=True), _DIGITS)
 
@@ -82,6 +84,10 @@ class MethodsResult:
             f"judged by {judged}; a method replaces {method_name(simplest)} only if "
             f"its advantage, seed by seed, is above {_CLEAR:g} standard errors: other seeds rarely reverse that",
         ]
+        for method in ranked:
+            lacking = ", ".join(str(seed) for seed in self.seeds if not self._has_value(method, seed))
+            if lacking:
+                lines.append(f"{method_name(method)}: ranks last, without a finite {metric} on seed {lacking}")
         if (chance := chance_of(1.0, self.environments)) > MUCH_BY_CHANCE:
             lines.append(
                 f"{self.environments} training environments are few votes for a mask: "
@@ -106,13 +112,13 @@ class MethodsResult:
         """The contract of ``concord compare JOB methods --json``."""
         rows = []
         for method, study in self.studies.items():
-            values = {metric: self._values(study, metric) for metric in self._shown().values()}
+            values = {metric: self._values(method, metric) for metric in self._shown().values()}
             rows.append(
                 {
                     "method": method,
                     "study": study.record["name"],
                     "trials": len(study.finished),
-                    "seeds": len(study.reruns),
+                    "seeds": len(self._runs(method)),
                     "config": study.best.run.point | study.best.run.resolved,
                     "metrics": {metric: mean_and_std(each) for metric, each in values.items() if each},
                 }
@@ -142,7 +148,7 @@ class MethodsResult:
             )
             for method in sorted(self.studies, key=self._score, reverse=True)
             for run in self.studies[method].repeated
-            if (seed := run.run.seed) is not None
+            if (seed := run.run.seed) is not None and seed in self.seeds
         ]
 
     @property
@@ -160,16 +166,22 @@ class MethodsResult:
         judged = {f"{self.metric.replace('_', ' ')} (criterion)": self.metric}
         return judged | {name: metric for name, metric in others.items() if metric != self.metric}
 
-    def _values(self, study: StudyResult, metric: str) -> list[float]:
+    def _runs(self, method: str) -> dict[int, dict[str, float]]:
+        """The metrics of the method's finished runs, by seed."""
+        reruns = self.studies[method].reruns
+        return {seed: reruns[seed] for seed in self.seeds if seed in reruns}
+
+    def _values(self, method: str, metric: str) -> list[float]:
         """The finite values over seeds."""
-        return finite(metrics[metric] for metrics in study.reruns.values() if metric in metrics)
+        return finite(metrics[metric] for metrics in self._runs(method).values() if metric in metrics)
+
+    def _has_value(self, method: str, seed: int) -> bool:
+        return math.isfinite(self._runs(method).get(seed, {}).get(self.metric, math.nan))
 
     def _score(self, method: str) -> float:
-        study = self.studies[method]
-        values = self._values(study, self.metric)
-        if not values or len(values) < len(study.reruns):  # a seed has no finite value
+        if not all(self._has_value(method, seed) for seed in self.seeds):
             return -math.inf
-        return self._sign * statistics.fmean(values)
+        return self._sign * statistics.fmean(self._values(method, self.metric))
 
     @property
     def _sign(self) -> int:
@@ -177,9 +189,8 @@ class MethodsResult:
 
     def _paired(self, method: str) -> list[float]:
         """The advantage over the first method, seed by seed."""
-        ours, others = self.studies[method].reruns, self._first.reruns
-        pairs = [(ours[seed].get(self.metric), others[seed].get(self.metric)) for seed in ours.keys() & others.keys()]
-        return [self._sign * (a - b) for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
+        ours, others = (self._values(each, self.metric) for each in (method, self._simplest))
+        return [self._sign * (a - b) for a, b in zip(ours, others, strict=True)]
 
     def _clear(self, method: str) -> bool:
         if self._score(self._simplest) == -math.inf:
@@ -189,9 +200,11 @@ class MethodsResult:
 
     def _evidence(self, method: str, other: str) -> str:
         """The values of two methods over seeds, in words."""
-        ours, theirs = (self._values(self.studies[each], self.metric) for each in (method, other))
-        shown = with_spread(theirs, _DIGITS) if theirs else "without a value"
-        return f"{with_spread(ours, _DIGITS)} against {method_name(other)} {shown}, {len(ours)} seeds"
+        ours, theirs = (
+            with_spread(values, _DIGITS) if (values := self._values(each, self.metric)) else "without a value"
+            for each in (method, other)
+        )
+        return f"{ours} against {method_name(other)} {theirs}, {len(self.seeds)} seeds"
 
     def _difference(self, method: str) -> str:
         """The advantage over the first method, in words."""

@@ -15,7 +15,7 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.record import RECORD, read_record
 from concord.storage import Folder
-from concord.studies.comparison_plan import LEAVE_ONE_OUT, comparison_name, comparisons_of, plan_as_recorded
+from concord.studies.comparison_plan import LEAVE_ONE_OUT, comparison_name, comparisons_of, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
 from concord.studies.leave_one_out import leave_one_out_as_recorded
@@ -44,6 +44,8 @@ class ReportOptions:
     """Number of best trials of each method to draw."""
     name: str | None = None
     """Name of the comparison whose tables are shown; by default the job's."""
+    only: tuple[str, ...] = ()
+    """Rows of the job's tables: names, or patterns such as 'ERM, *' (with quotes); by default all."""
     results: Path | None = None
     """Folder for the data of each table: one file a table, one JSON line a run."""
     output: Path = DEFAULT_OUTPUT
@@ -62,10 +64,10 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
 
     Returns the JSON result, and the output for readers.
     """
-    own = None if options.only_studies or tables else job.job.report
+    own = None if options.only_studies or tables or options.only else job.job.report
     compared = {} if options.only_studies else _comparisons(job, tables, options, info)
     reported: dict[str, Any] = {} if own is None else dict(own.make(options, info))
-    studies = [] if tables else _studies(job.name, options)
+    studies = [] if tables or options.only else _studies(job.name, options)
     if own is None and not compared and not studies:
         again = f"concord tune {job.reference} makes one"
         raise InputError(f"report: job {job.name} has no study in {options.output}; {again}")
@@ -82,7 +84,8 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
             figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
 
         reported |= _methods(studies, keep) | _best_trials(studies, options.best, keep) | _searches(studies, keep)
-    shown: list[Shown] = [table.cells() for each in compared.values() if each.finished for table in each.tables]
+    tables_made = [table for each in compared.values() if each.finished for table in each.tables]
+    shown: list[Shown] = [part for table in tables_made for part in table.shown()]
     for study in finished:
         shown += study.shown()
     mappings = {name: value for name, value in reported.items() if isinstance(value, Mapping)} | {"figures": figures}
@@ -101,12 +104,19 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
     record = read_record(folder, "comparison") or {}
     found = {}
     declared = [*comparisons_of(job)] if job.job.comparisons else []
-    left_out = [LEAVE_ONE_OUT] if LEAVE_ONE_OUT in record.get("asked", {}) else []
+    left_out = [LEAVE_ONE_OUT] if LEAVE_ONE_OUT in record.get("asked", {}) and not options.only else []
+    plans = {}
     for name in tables or [*declared, *left_out]:
         if name == LEAVE_ONE_OUT:
-            plan = leave_one_out_as_recorded(job, record, options.output, options.name)
+            if options.only:
+                raise InputError(f"--only {' '.join(options.only)}: {name} has no rows of the job; leave --only out")
+            plans[name] = leave_one_out_as_recorded(job, record, options.output, options.name)
         else:
-            plan = plan_as_recorded(job, name, record, options.output, options.name)
+            plans[name] = plan_as_recorded(job, name, record, options.output, options.name)
+    if options.only:
+        chosen = only_rows({name: plan.tables[name] for name, plan in plans.items()}, options.only)
+        plans = {name: plans[name].with_rows({name: table}, options.only) for name, table in chosen.items()}
+    for name, plan in plans.items():
         result = read_comparison(plan)
         if result.finished:
             result = write_results(result, info)

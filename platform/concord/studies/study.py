@@ -102,11 +102,10 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     # Environments are left out in turn for the best trials, so that all selections can be compared.
     shortlist = ranked[: plan.options.shortlist] if plan.shortlist_folds and not plan.folds else []
     folds = plan.shortlist_folds
-    seeds = range(plan.base.run.seed + 1, plan.base.run.seed + 1 + plan.options.reruns)
     best, from_here = ranked[0].run, run_origin(plan.job.path, plan.checked.environments.version)
     wanted = [
         *(plan.proposal("left-out", each.run.trial, each.run.point, left_out=folds) for each in shortlist),
-        *(plan.proposal("seed", best.trial, best.point, seed, plan.folds, from_here) for seed in seeds),
+        *(plan.proposal("seed", best.trial, best.point, seed, plan.folds, from_here) for seed in plan.new_seeds),
     ]
     _train(pool, wanted, judge, info)
     if plan.base.run.register:

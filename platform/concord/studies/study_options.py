@@ -106,9 +106,8 @@ class TuneOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(OptionGroup):
-    """Train the missing runs of a job's tables: concord compare JOB [TABLE…]. Options of the job given
-    here hold for every configuration."""
+class SeedsOptions(OptionGroup):
+    """The seeds of a comparison, and the division of a cluster among its runs."""
 
     # fmt: off
     seeds: int | None = None
@@ -126,10 +125,21 @@ class CompareOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompareOptions(SeedsOptions):
+    """Train the missing runs of a job's tables: concord compare JOB [TABLE…]. Options of the job given
+    here hold for every configuration."""
+
+    # fmt: off
+    only: tuple[str, ...] = ()
+    """Rows of the tables: names, or patterns such as 'ERM, *' (with quotes); by default all."""
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareCommand(OptionGroup):
     """The options of ``concord compare``: the comparison's, and the base options of every run."""
 
-    comparison: CompareOptions
+    comparison: SeedsOptions
     config: RunConfig
 
 
