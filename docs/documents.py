@@ -15,6 +15,7 @@ or a ``sentence``, made from the same files and ``docs/results/papers.yaml``.
 ``make tables`` rewrites all of them.
 """
 
+import dataclasses
 import operator
 import re
 import sys
@@ -53,9 +54,17 @@ def with_tables(text: str, results: Path) -> str:
 
 
 def documented(job: str, name: str, results: Path) -> str:
-    """A table, with the command, commit and machine below it."""
+    """A table of the rows that are kept, with the command, commit and machine below it."""
     table = _kept(job, name, results)
-    return f"\n{markdown(table.cells())}\n{_origin(job, name, table)}\n"
+    comparison, kept = table.comparison, {line.configuration for line in table.lines}
+    shown = dataclasses.replace(
+        comparison,
+        configurations={row: options for row, options in comparison.configurations.items() if row in kept},
+        paper={
+            row: cells for row, cells in comparison.paper.items() if row in kept or row not in comparison.configurations
+        },
+    )
+    return f"\n{markdown(dataclasses.replace(table, comparison=shown).cells())}\n{_origin(job, name, table)}\n"
 
 
 def side_by_side(jobs: Sequence[str], name: str, results: Path) -> str:

@@ -1,10 +1,12 @@
 """Shared by several test files: one Ray for the whole session, and quiet libraries."""
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,8 @@ from hypothesis import settings
 from mlflow_server import Server
 from process_groups import groups
 from ray_workers import forked_workers
+from xdist.remote import Producer
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from concord.cli import main
 from concord.errors import InputError
@@ -40,18 +44,23 @@ if threading.current_thread() is threading.main_thread():
 # No deadline for an example: on a busy machine the first example imports, allocates and waits.
 settings.register_profile("concord", deadline=None)
 settings.load_profile("concord")
+# Tests and their processes read the bytecode of earlier ones; each would compile all sources again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SECONDS = 20.0  # "a few" on a shared machine; starting Ray and training would take longer
 
-# The slowest files, slowest first, so that no slow file starts last when files run in parallel.
+# The slowest files and groups, slowest first, so that none starts last when they run in parallel. A group is where its
+# first file is.
 LONG = (
-    "test_study", "test_run", "test_submission", "test_readme", "test_agent", "test_methods", "test_cloning",
-    "test_analyze", "test_objective_jobs", "test_tracking", "test_training", "test_run_lifecycle", "test_collective",
-    "test_cli", "test_storage", "test_distill_tasks", "test_table", "test_record", "test_leave_one_out",
-    "test_comparison", "test_network_consistency", "test_objectives_in_groups", "test_sharded_hook",
-    "test_kept_weights", "test_image_domains", "test_own_rule", "test_ui", "test_consistency_job", "test_wire_model",
-    "test_hook", "test_synthetic", "test_weightings", "test_store_creation", "test_dynamics", "test_objectives",
-    "test_readers", "test_trajectory_jobs", "test_watching", "test_image_jobs", "test_contributing", "test_resources",
+    "test_study", "test_submission", "test_readme", "test_analyze", "test_tracking", "test_training", "test_ui",
+    "test_record", "test_own_rule", "test_collective", "test_cli", "test_objective_jobs", "test_store_creation",
+    "test_storage", "test_readers", "test_dynamics", "test_network_consistency", "test_run_lifecycle",
+    "test_consistency_job", "test_watching", "test_wire_model", "test_last_words", "test_synthetic", "test_weightings",
+    "test_progress", "test_kubernetes", "test_image_domains", "test_distill_tasks", "test_champion", "test_objectives",
 )  # fmt: skip
+# Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
+GROUPS = {"ray_cluster": "ray", "process_groups": "processes"}
+GROUPED = "concord/groups"
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -63,10 +72,29 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 1 + max(2, os.cpu_count() or 1) if whole else 0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files; a file's tests stay together and in their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files; a file's tests stay together and in their order, but for those of a group."""
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+    used = {item.nodeid: GROUPS.keys() & set(getattr(item, "fixturenames", ())) for item in items}
+    if hasattr(config, "workerinput") and hasattr(config, "cache"):
+        config.cache.set(GROUPED, {name: GROUPS[fixtures.pop()] for name, fixtures in used.items() if fixtures})
+
+
+class Scheduling(LoadFileScheduling):
+    """Give a process of the suite one file after the other, or all tests of a group."""
+
+    @functools.cached_property
+    def groups(self) -> dict[str, str]:
+        """The tests with a group, as the processes of the suite collected them."""
+        return self.config.cache.get(GROUPED, {}) if hasattr(self.config, "cache") else {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self.groups.get(nodeid) or super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,10 @@ def serve(address: str, *more: str) -> None:
             os.environ.update(environment)
             for name in (*_RAY, *more):
                 importlib.import_module(name)
+            # Forked workers would all draw the same random identifiers; of two that start at once, one would crash, and
+            # Ray would wait for it without end. Each begins this many identifiers after the previous one.
+            for _ in range(1000):
+                sys.modules["ray"].ObjectRef.from_random()
             gc.freeze()  # a collection would copy the memory of all imports
             if os.fork() == 0:
                 listener.close()

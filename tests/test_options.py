@@ -80,7 +80,7 @@ def test_a_record_of_an_earlier_version_is_flat_and_restores() -> None:
     recorded = {"seed": 3, "lr": 0.5, "milestones": [0.25], "inner_lr": 0.2, "data_dir": "there", "gone": 1}
     config = restored_config(Config(), recorded)
     assert (config.run.seed, config.optimizer.lr, config.schedule.milestones) == (3, 0.5, (0.25,))
-    assert (config.objective.meta_irm.inner_lr, config.data.data_dir, config.width) == (0.2, Path("there"), 8)
+    assert (config.objective.inner_lr, config.data.data_dir, config.width) == (0.2, Path("there"), 8)
 
 
 def test_an_unknown_option_is_refused_with_the_nearest() -> None:

@@ -204,7 +204,8 @@ def test_events_recorded_through_an_outage_arrive_exactly_once(
     folder = tmp_path / "run"
     events = events_of(folder, *((step, {"loss": 1 / (step + 1)}) for step in range(100)))
     mirror = Mirror(store, run_id, Folder(folder))
-    wait_for(lambda: len(store.history(run_id, "loss")) == 100)
+    wait_for(lambda: mirror.unsent == 0)  # else the server may die in mid answer
+    assert len(store.history(run_id, "loss")) == 100
 
     server.kill()
     for step in range(100, 2000):

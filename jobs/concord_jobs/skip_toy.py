@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from concord.analysis.skip_figures import skip_figures
 from concord.dynamics import SkipConfig, SkipOptions, as_float, rollout, sequences, skip_objective, unroll
+from concord.dynamics.skip_figures import skip_figures
 from concord.environments import Environment, Environments
 from concord.environments.collection import generator_for
 from concord.models import MLP

@@ -58,7 +58,10 @@ class OptionGroup:
         return {}
 
     def unused(self) -> frozenset[str]:
-        """The options without effect, given the others."""
+        """The options without effect, such as Adam's with SGD; call it on resolved options.
+
+        They are not logged as parameters. A group with such options of its own adds them to ``super().unused()``.
+        """
         return frozenset[str]().union(*(group.unused() for group in _groups(self).values()))
 
     def require(self, option: str, right: bool, expected: str) -> None:

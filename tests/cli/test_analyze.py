@@ -210,7 +210,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--model sensors@champion", "--model sensors@champion: is of job sensors, not of job synthetic"),
     ("coinrun-expert", "--name mask-1", "analyze: job coinrun-expert has a loop of its own; this needs"),
     ("synthetic", "--name nobody --use-gpu", "--use-gpu: one worker wants a GPU; this machine has 0"),
-    ("synthetic", "--name nobody mask-1 --use-gpu", "--use-gpu: one worker wants a GPU; the"),
+    ("synthetic", "--name nobody mask-1 --use-gpu", "--use-gpu: one worker wants a GPU; "),
 ]
 
 

@@ -18,7 +18,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
 from concord.analysis.figures import save
-from concord.analysis.skip_figures import aligned_sequences, timelines
 from concord.analysis.trajectory_figures import moving_picture
 from concord.dynamics import (
     CrossEntropy,
@@ -38,6 +37,7 @@ from concord.dynamics import (
     unroll,
 )
 from concord.dynamics.draws import uniform
+from concord.dynamics.skip_figures import aligned_sequences, timelines
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
@@ -532,7 +532,7 @@ def test_the_toy_is_learned_with_any_seed(seed: int) -> None:
 
 
 def test_the_toy_draws_what_was_matched() -> None:
-    config, outcome = TOY.config, Outcome((), 0.0, 0)
+    config, outcome = TOY.config, Outcome(())
     assert TOY.figures is not None
     drawn = TOY.figures(TOY, config, outcome, TOY.model(config).eval())
     assert set(drawn) == {"sequence", "skips", "rollout"}

@@ -141,7 +141,7 @@ def test_colours_that_cannot_be_are_said(changes: dict[str, Any], said: str) -> 
 def write_sst2(folder: Path, sentences: int = 4000) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
-    for name in ("train", "dev", "test"):
+    for name in ("train", "test"):
         labels = torch.randint(0, 2, (sentences,), generator=generator).tolist()
         lines = [f"a {'fine' if label else 'dull'} film {number} .\t{label}" for number, label in enumerate(labels)]
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
@@ -175,15 +175,13 @@ def test_words_that_training_never_saw_are_one(sst2: SST2) -> None:
 
 
 def test_missing_or_wrong_sentences_are_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data_dir=None: needed; give a folder with train\.tsv, dev\.tsv, test\.tsv"):
+    with pytest.raises(InputError, match=r"data_dir=None: needed; give a folder with train\.tsv, test\.tsv"):
         SST2.read(None)
-    with pytest.raises(
-        InputError, match=r"train\.tsv, dev\.tsv, test\.tsv not there, nor in its folder sst2; SST-2 is"
-    ):
+    with pytest.raises(InputError, match=r"train\.tsv, test\.tsv not there, nor in its folder sst2; SST-2 is"):
         SST2.read(tmp_path)
     folder = write_sst2(tmp_path / "sst2", 3)
-    (folder / "dev.tsv").write_text("fine\t1\nno label\n")
-    with pytest.raises(InputError, match=r"dev.tsv, line 2: expected a sentence, a tab and 0 or 1, found 'no label'"):
+    (folder / "test.tsv").write_text("fine\t1\nno label\n")
+    with pytest.raises(InputError, match=r"test.tsv, line 2: expected a sentence, a tab and 0 or 1, found 'no label'"):
         SST2.read(tmp_path)
 
 

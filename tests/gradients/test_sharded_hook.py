@@ -10,8 +10,10 @@ from collective import RULES, assert_selective, batches, network, poisoned, refu
 from own_rules import OWN_RULES
 from process_groups import in_processes
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import Shard
 from torch.nn.functional import mse_loss
 
 from concord.aggregation import AndMask, Median, PCGrad, TrimmedMean
@@ -183,6 +185,32 @@ def test_what_a_sharded_model_cannot_do_is_refused_by_name() -> None:
     alone = init_device_mesh("cpu", (2, 1), mesh_dim_names=("others", "alone"))["alone"]
     with pytest.raises(InputError, match="module model: is sharded over one process, which compares nothing"):
         register_aggregation(fully_shard(network(), mesh=alone), AndMask())
+
+
+@in_processes(2)
+def test_a_model_that_is_sharded_in_part_or_over_two_meshes_is_refused() -> None:
+    model = network()
+    fully_shard(model, ignored_params={model[0].bias})
+    with pytest.raises(InputError, match=r"parameter 0\.bias: is not sharded, so each process would keep its own"):
+        register_aggregation(model, AndMask())
+    model = network()
+    other = ShardPlacementResult(
+        Shard(0), FSDPMeshInfo(DeviceMesh.from_group(dist.new_group(), "cpu"), shard_mesh_dim=0)
+    )
+    fully_shard(model, shard_placement_fn=lambda parameter: other if parameter.ndim == 1 else None)
+    with pytest.raises(InputError, match="module model: its parameters are sharded over 2 meshes; give it one mesh"):
+        register_aggregation(model, AndMask())
+
+
+@in_processes(2, before=[True, False])
+def test_a_parameter_that_is_frozen_or_unfrozen_later_is_refused(before: bool) -> None:
+    model = network()
+    model[0].bias.requires_grad_(before)
+    fully_shard(model)
+    register_aggregation(model, AndMask())
+    model[0].bias.requires_grad_(not before)
+    with pytest.raises(InputError, match="a parameter was frozen or unfrozen since register_aggregation; call it anew"):
+        backward(model, *batches(2))
 
 
 @in_processes(2)

@@ -1,16 +1,15 @@
 """The model of the exchange against the traffic of real workers."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from forked import run_group, run_processes
+from forked import run_group, run_processes, run_program
 from torch.nn.parallel import DistributedDataParallel
 from weak_scaling.tables import with_tables
 from weak_scaling.wire_model import (
@@ -32,16 +31,14 @@ from concord.gradients.layout import Layers
 from concord.gradients.step import Aggregation
 from concord.models import MLP, FastResNet, ResNet18
 
-SCRIPT = Path(__file__).with_name("wire_checks.py")
 Row = dict[str, Any]
 
 
 def counted(*words: str) -> list[Row]:
     """The rows of ``wire_checks.py``."""
-    process = subprocess.run(
-        [sys.executable, str(SCRIPT), "--json", *words], stdout=subprocess.PIPE, text=True, timeout=300, check=True
-    )
-    return [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    with TemporaryDirectory() as folder:
+        printed = run_program(f"import wire_checks\nwire_checks.main({['--json', *words]})", Path(folder))
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ job = dataclasses.replace(
             digits=1,
             figures={"dots": dots},
             detail=("accuracy/train/",),
+            title="few epochs",
         ),
         "rates": Comparison(
             {"0.1": AVERAGE, "0.01": {**AVERAGE, "lr": 0.01}}, seeds=2, columns={"o.o.d.": "ood_accuracy"}

@@ -899,8 +899,8 @@ def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
     assert TrainConfig().resolve().aggregation.aggregator == "and-mask"
     assert TrainConfig().with_options(objective="irm").resolve().aggregation.aggregator == "mean"
     assert TrainConfig().with_options(objective="irm").resolve().aggregation.aggregator == "mean"
-    assert TrainConfig().with_options(objective="irm").resolve().objective.penalty.penalty_weight == 1e4
-    assert TrainConfig().resolve().objective.penalty.penalty_weight is None
+    assert TrainConfig().with_options(objective="irm").resolve().objective.penalty_weight == 1e4
+    assert TrainConfig().resolve().objective.penalty_weight is None
     assert TrainConfig().with_options(objective="irm", aggregator="and-mask").method == "irm-and-mask"
     assert TrainConfig().with_options(objective="vrex").method == "vrex"
     assert TrainConfig().method == "and-mask"

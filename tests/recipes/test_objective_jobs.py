@@ -13,7 +13,7 @@ from test_shortcut_environments import write_sst2
 
 from concord.cli import main
 from concord.job_files import built_in_jobs
-from concord.runs.champion import criterion_of, shortfall
+from concord.runs.champion import shortfall
 from concord.runs.preflight import preflight
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
@@ -34,13 +34,13 @@ def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mappi
 
 def test_example_1_finds_the_causes_with_the_penalty_and_not_without() -> None:
     job = load_job("irm-regression").job
-    # A tenth of the steps, at a rate that makes up for most of it.
-    quick = {"epochs": 3000, "lr": 1e-2, "evaluations": 1, "examples": 2000, "batch_size": 2000}
+    # A fifteenth of the steps, at a rate that makes up for most of it.
+    quick = {"epochs": 2000, "lr": 1e-2, "evaluations": 1, "examples": 2000, "batch_size": 2000}
     metrics = train(job, job.config.with_options(**quick), ProcessContext(), Silent()).metrics
     weights = [metrics[f"weight_{place}"] for place in range(4)]
-    assert weights == pytest.approx([1, 1, 0, 0], abs=0.05)
+    assert weights == pytest.approx([1, 1, 0, 0], abs=0.07)
     assert metrics["test-0.01_loss"] < 0.01
-    averaged = job.config.with_options(**quick | {"epochs": 600}, objective="erm", aggregator="mean")
+    averaged = job.config.with_options(**quick | {"epochs": 200}, objective="erm", aggregator="mean")
     metrics = train(job, averaged, ProcessContext(), Silent()).metrics
     assert metrics["weight_2"] > 0.25
     assert metrics["test-0.01_loss"] > 0.1
@@ -81,7 +81,7 @@ def test_the_tables_and_figures_of_colored_mnist_are_all_made(
     words = ["compare", "colored-mnist", "--seeds", "1", "--examples", "24", "--epochs", "1", "--hidden-units", "8"]
     status, result = outcome(capsys, *words, "--data-dir", str(data), "--output", str(output))
     assert status == 0, result
-    assert set(result["tables"]) == {*(f"table-{n}" for n in range(1, 6)), "gap", "similarity", "adapted"}
+    assert set(result["tables"]) == {*(f"table-{n}" for n in range(1, 6)), "gap", "similarity", "adapted", "fishr"}
     (row,) = (row for row in result["rows"] if (row["table"], row["name"]) == ("table-1", "meta-irm"))
     assert row["metrics"]["ood_accuracy"]["paper"] == pytest.approx(0.704)
     drawn = {"flips", "sizes", "penalty", "patches", "gap", "similarity", "layers"}
@@ -132,7 +132,7 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["colored-mnist", "--examples", "80"], "--examples 80: with --held-out 0.166667 that is 96 for each"),
         (["colored-mnist", "--objective", "irn"], "--objective"),
         (["punctuated-sst2", "--embedding-size", "7", "--glove", "GLOVE"], "line 1 has 3 numbers, expected 7"),
-        (["punctuated-sst2", "--data-dir", "/nowhere"], "--data-dir /nowhere: train.tsv, dev.tsv, test.tsv not there"),
+        (["punctuated-sst2", "--data-dir", "/nowhere"], "--data-dir /nowhere: train.tsv, test.tsv not there"),
         (["irm-regression", "--train-sigmas", "0"], "--train-sigmas 0.0: give standard deviations above 0"),
         (["irm-regression", "--objective", "meta-irm", "--inner-lr", "0"], "--inner-lr 0.0: must be above 0"),
         (["distill-xor", "--validation-fraction", "1", "--no-resample-split"], "--validation-fraction 1.0: must lie"),
@@ -192,8 +192,7 @@ def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Pa
         data_dir=data, examples=50, batch_size=25, epochs=1, hidden_units=8, lr=1e-9, evaluations=1
     )
     metrics = train(job, config, ProcessContext(), Silent()).metrics
-    criterion, mode = criterion_of(job, metrics, preflight(file, config).reported)
-    assert (criterion, mode) == ("held_out_spread", "min")
+    assert preflight(file, config).criterion == ("held_out_spread", "min")
     short = shortfall(job, config, metrics)
     assert short is not None
     assert short.endswith("is below 0.625, which the job requires of a champion")

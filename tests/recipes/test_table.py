@@ -26,7 +26,7 @@ from concord.cli import main
 from concord.runs.trained_model import model_of_run
 from concord.studies.shared_data import share_data
 from concord.training import ProcessContext, load_job
-from concord.training.loop import prepare
+from concord.training.worker_data import prepare
 
 TABLE = ["--environment", "hospital", "--target", "died", "--test", "west"]
 

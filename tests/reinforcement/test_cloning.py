@@ -25,7 +25,7 @@ from concord.studies.study import run_study
 from concord.studies.study_options import options_for
 from concord.training import ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
-from concord.training.loop import check_environments
+from concord.training.worker_data import check_environments
 
 SMALL: dict[str, Any] = {"levels": 3, "states": 12, "first_level": 10, "test_states": 2, "validation_states": 2}
 
@@ -375,8 +375,7 @@ def test_a_state_of_an_episode_is_as_likely_as_any_other() -> None:
         frames, logits = np.zeros((1, 64, 64, 3), np.uint8), np.zeros((1, 15), np.float32)
         level, number = np.array([7], np.int32), np.array([0])
         return [
-            Step(frames, logits, number, level, np.array([at == 9]), nothing.astype(np.float32), nothing.astype(int))
-            for at in range(10)
+            Step(frames, logits, number, level, np.array([at == 9]), nothing.astype(np.float32)) for at in range(10)
         ]
 
     counts = np.zeros(10)

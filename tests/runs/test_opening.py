@@ -87,6 +87,34 @@ def test_what_a_threshold_means_is_said() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"workers": 4},
+            "compares 8 gradients, and the workers send them all: 2 × the bytes of a sum; --workers 8 sends 1 ×",
+        ),
+        (
+            {"workers": 3},
+            "compares 8 gradients, and the workers send them all: 2.67 × the bytes of a sum; --workers 8 sends 1 ×",
+        ),
+        (
+            {"workers": 8, "steps_per_update": 2},
+            "compares 16 gradients, and the workers send them all: 2 × the bytes of a sum",
+        ),
+        ({"workers": 8}, None),
+        ({"workers": 1}, None),
+        ({"workers": 4, "aggregator": "and-mask"}, None),
+    ],
+)
+def test_gradients_that_travel_for_a_comparison_are_counted_before_a_run(
+    options: dict[str, object], line: str | None
+) -> None:
+    lines = mask_lines(TrainConfig().with_options(**{"aggregator": "pcgrad"} | options), 8)
+    found = [each for each in lines if each.startswith("exchange: ")]
+    assert found == ([] if line is None else [f"exchange: pcgrad {line}"])
+
+
+@pytest.mark.parametrize(
     ("count", "options", "warning"),
     [
         (3, {}, "chance alone keeps 25% of the components; at least 8 environments at a step bring it below 1%"),

@@ -19,7 +19,7 @@ from concord.record import read_events
 from concord.studies.shared_data import share_data, without
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
-from concord.training.loop import prepare
+from concord.training.worker_data import prepare
 
 FILE = Path(__file__).parents[1] / "jobs" / "photographs.py"
 

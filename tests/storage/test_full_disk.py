@@ -89,11 +89,11 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk: Path) -> None:
     assert list(read_lines(disk / "lines")) == ["first", "second"]
 
 
-def test_what_would_fill_a_disk_is_not_begun(disk: Path) -> None:
-    require_space(disk, 4 << 20)
-    line = r"disk; 6\.0 MiB are free, 5\.5 MiB are needed and 1 MiB must stay free$"
-    with pytest.raises(FullDiskError, match=line):
-        require_space(disk, 11 << 19)
+def test_nothing_is_begun_on_a_disk_without_the_reserve(disk: Path) -> None:
+    require_space(disk)
+    (disk / "filler").write_bytes(bytes(11 << 19))
+    with pytest.raises(FullDiskError, match=r"disk; 0\.5 MiB are free, at least 1 MiB must be free$"):
+        require_space(disk)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -142,7 +142,7 @@ def test_a_run_on_a_full_disk_ends_in_one_line_and_resumes_with_space(
     fill(disk)
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - (256 << 10))
     with pytest.raises(
-        RunFailedError, match=rf"^{folder}: no space left on the disk; 0\.\d MiB are free, 0\.0 MiB are needed"
+        RunFailedError, match=rf"^{folder}: no space left on the disk; 0\.\d MiB are free, at least 1 MiB must"
     ):
         run(job, config, lambda _: None)
     (disk / "filler").unlink()

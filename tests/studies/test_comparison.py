@@ -101,6 +101,8 @@ def test_the_papers_numbers_stand_below_ours_in_the_units_of_the_metric(whole: C
     assert rows[1] == ["average, paper", "", "88.5 ± 1.5", "", "90.0"]
     ours = [100 * run.metrics["ood_accuracy"] for run in whole.runs["masks"]["average"]]
     assert rows[0][2] == f"{statistics.fmean(ours):.1f} ± {statistics.stdev(ours):.1f}"
+    assert whole.shown()[0] == "masks: few epochs"
+    assert (whole.folder / "tables" / "masks.md").read_text().startswith("few epochs\n\n| | seeds |")
     average = table.rows()[0]["metrics"]
     assert (average["ood_accuracy"]["paper"], average["ood_accuracy"]["paper_std"]) == pytest.approx((0.885, 0.015))
     assert average["accuracy/train/a"]["paper"] == pytest.approx(0.9)

@@ -37,9 +37,11 @@ from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
 from concord.tracking import Mirror, Store, show
-from concord.training import ProcessContext, load_job, train
+from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
-from concord.training.loop import prepare
+from concord.training.loop import training
+from concord.training.outcome import Outcome
+from concord.training.worker_data import WorkerData, prepare
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_study.py")
 OTHER_JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
@@ -89,13 +91,11 @@ def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
 def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:
     """What the same training gives in this process, without Ray."""
     job = load_job(job_file).job
-    outcome = train(
-        job,
-        config,
-        ProcessContext(),
-        Silent(),
-        load=lambda: prepare(job, config.with_options(leave_out=left_out), ProcessContext()),
-    )
+
+    def load() -> WorkerData:
+        return prepare(job, config.with_options(leave_out=left_out), ProcessContext())
+
+    outcome = Outcome(tuple(training(job, config, ProcessContext(), Silent(), load=load)))
     return comparable(outcome.metrics)
 
 

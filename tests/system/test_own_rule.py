@@ -12,7 +12,6 @@ import torch
 from test_readme import snippet
 
 from concord.aggregation import AndMask, Mean, aggregate
-from concord.aggregation.rule_file import RuleFile
 from concord.cli import main
 from concord.cli.job_options import read_command, with_own_rule
 from concord.cli.parsing import job_and_words, parse
@@ -22,16 +21,17 @@ from concord.options import option_values
 from concord.record import EVENTS, read_history
 from concord.runs.run import run
 from concord.runs.run_folder import recorded_config
+from concord.runs.submission.package import inside
 from concord.space import Choice, Uniform
 from concord.storage import Folder
 from concord.studies.plan import plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.spaces import config_at, derived
 from concord.studies.study_options import options_for
-from concord.submission.package import inside
 from concord.tracking import Store
 from concord.training import load_job
 from concord.training.job import JobFile, job_from_source, with_rule
+from concord.training.rule_file import RuleFile
 
 JOBS = Path(__file__).parents[1] / "jobs"
 JOB, STUDY = str(JOBS / "shared_rule.py"), str(JOBS / "tiny_study.py")

@@ -12,7 +12,6 @@ from torch import nn
 from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
 from concord.objectives import Objective
-from concord.runs.champion import criterion_of
 from concord.runs.preflight import preflight
 from concord.studies.plan import plan_study
 from concord.studies.study_options import options_for
@@ -157,12 +156,17 @@ def test_an_evaluation_is_reported_by_environment_and_averaged() -> None:
 
 
 def test_an_evaluation_can_be_the_criterion_and_its_least_the_best() -> None:
-    checked = preflight(FILE, config())
-    metrics = train(JOB, config(epochs=1), ProcessContext(), Silent()).metrics
-    assert criterion_of(JOB, metrics, checked.reported) == ("validation_calibration_error", "min")
+    assert preflight(FILE, config()).criterion == ("validation_calibration_error", "min")
     options = options_for(JOB.config).with_options(metric="worst_calibration_error", name="least", lr=0.1)
     plan = plan_study(FILE, options, {"metric", "name"})
     assert (plan.criterion.metric, plan.criterion.mode) == ("worst_held_out_calibration_error", "min")
+
+
+def test_without_a_criterion_the_jobs_own_evaluation_compares_versions() -> None:
+    for evaluation in (JOB.evaluation, lambda _: JOB.evaluation):
+        job = dataclasses.replace(JOB, criterion=None, mode=None, evaluation=evaluation)
+        checked = preflight(dataclasses.replace(FILE, job=job), config())
+        assert checked.criterion == ("validation_calibration_error", "min")
     with pytest.raises(InputError, match="criterion validation_drawn has no mode"):
         preflight(dataclasses.replace(FILE, job=dataclasses.replace(JOB, criterion="validation_drawn")), config())
     with pytest.raises(InputError, match="--metric drawn: the job's measure has no mode"):

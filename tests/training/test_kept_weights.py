@@ -21,7 +21,7 @@ from concord.tracking import Store
 from concord.training import Job, JobFile, ProcessContext, TrainConfig, load_job, train
 from concord.training.checkpoint import MODEL, TRAINED, read_weights
 from concord.training.context import Silent
-from concord.training.loop import prepare
+from concord.training.worker_data import prepare
 
 SENSORS = Path(__file__).parents[1] / "jobs" / "sensors.py"
 HABITS: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from concord.environments import BatchStream, Environment, Environments
-from concord.errors import CheckpointError, InputError
+from concord.errors import CheckpointError, InputError, format_for_cli
 from concord.gradients import (
     HookedGradients,
     NonFiniteGradientError,
@@ -113,7 +113,8 @@ def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, change
     resumed = Kept(tmp_path / "resumed")
     again = train(JOB, config, ProcessContext(), resumed, resume_from=whole.checkpoints[0])
     assert without_time(again.metrics) == without_time(outcome.metrics)
-    assert [at.epoch for at in again.history] == [at.epoch for at in outcome.history] == [2, 4, 6]
+    assert [at.epoch for at in outcome.history] == [2, 4, 6]
+    assert [at.epoch for at in again.history] == [4, 6]
     first, second = (torch.load(k.checkpoints[-1] / OPTIMIZER, weights_only=True) for k in (whole, resumed))
     for one, other in zip(first["optimizer"]["state"].values(), second["optimizer"]["state"].values(), strict=True):
         for name, value in one.items():
@@ -158,19 +159,19 @@ def test_a_step_of_changing_environments_has_no_weights_by_name() -> None:
     [
         ({"environments_per_step": 1}, "--aggregator mgda: compares environments, and a step has only one"),
         ({"per_example": True}, "--aggregator mgda: compares whole gradients, which --per-example does not form"),
-        ({"clip_norm": 0.0}, "--clip-norm 0.0: must be above 0"),
-        ({"trimmed_fraction": 0.5}, "--trimmed-fraction 0.5: must be at least 0, and below 0.5"),
-        ({"byzantine": -1}, "--byzantine -1: must be at least 0"),
-        ({"selected": 0}, "--selected 0: must be at least 1"),
-        ({"conflict_radius": -1.0}, "--conflict-radius -1.0: must be at least 0"),
+        ({"aggregator": "clip", "clip_norm": 0.0}, "--clip-norm 0.0: must be above 0"),
+        ({"aggregator": "trimmed-mean", "trimmed_fraction": 0.5}, "--trimmed-fraction 0.5: must be at least 0, and"),
+        ({"aggregator": "krum", "byzantine": -1}, "--byzantine -1: must be at least 0"),
+        ({"aggregator": "krum", "selected": 0}, "--selected 0: must be at least 1"),
+        ({"aggregator": "cagrad", "conflict_radius": -1.0}, "--conflict-radius -1.0: must be at least 0"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=lambda value: list(value)[-1] if isinstance(value, dict) else "",
 )
 def test_a_rule_that_cannot_compare_is_refused_before_it_trains(changes: dict[str, Any], problem: str) -> None:
-    config = CONFIG.with_options(aggregator="mgda", **changes)
+    config = CONFIG.with_options(**{"aggregator": "mgda"} | changes)
     with pytest.raises(InputError) as caught:
         config.check() or train(JOB, config, ProcessContext(), Kept())  # type: ignore[func-returns-value]
-    assert str(caught.value).startswith(problem)
+    assert format_for_cli(caught.value).startswith(problem)
 
 
 def test_where_no_environment_is_for_validation_the_held_out_parts_are() -> None:
@@ -529,7 +530,9 @@ def test_a_process_holds_its_data_once(held_out: float) -> None:
 
     job = Job(lambda _: Environments(load, ["a", "b", "c"]), lambda _: nn.Linear(64, 3), cross_entropy)
     before = bytes_of_tensors()
-    run = training(job, CONFIG.with_options(epochs=2, evaluations=2, held_out=held_out), ProcessContext(), Silent())
+    run = training(
+        job, CONFIG.with_options(epochs=2, evaluations=2, batch_size=100, held_out=held_out), ProcessContext(), Silent()
+    )
     next(run)  # in the middle of it
     data = 3 * 4000 * (64 * 4 + 8)
     assert data <= bytes_of_tensors() - before < 1.1 * data

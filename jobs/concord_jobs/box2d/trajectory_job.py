@@ -10,9 +10,9 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.analysis.skip_figures import skip_figures
 from concord.dynamics import SkipConfig, SkipOptions, skip_objective, staircase
 from concord.dynamics.evaluation import task_measures
+from concord.dynamics.skip_figures import skip_figures
 from concord.environments import Environment, Environments
 from concord.models.dynamics_network import DynamicsNetworkOptions
 from concord.objectives import Objective

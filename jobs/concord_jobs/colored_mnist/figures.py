@@ -48,11 +48,12 @@ def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
     return figure
 
 
-def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]], columns: int = 8) -> Figure:
-    """The first images ``(examples, colours, side, side)`` and labels of each environment, in a row (Fig. 7).
+def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
+    """The first eight images ``(examples, colours, side, side)`` and labels of each environment, in a row (Fig. 7).
 
     A patch is bright in every colour, and therefore white.
     """
+    columns = 8
     figure = Figure(figsize=(0.8 * columns + 1.2, 1.1 * len(environments)), layout="constrained")
     for row, (name, (images, labels)) in zip(
         figure.subplots(len(environments), columns), environments.items(), strict=True

@@ -140,11 +140,11 @@ def patchwork_figure() -> Figure:
     return figure
 
 
-def curvatures_figure(spreads: Sequence[float] = (0.0, 0.6, 0.95)) -> Figure:
+def curvatures_figure() -> Figure:
     """Fig. 11: pairs with the same arithmetic mean; the gradients of their geometric means get weaker."""
     axis = np.linspace(-1, 1, 101)
     points = np.stack(np.meshgrid(axis, axis), -1)
-    at = np.array([0.6, 0.6])
+    at, spreads = np.array([0.6, 0.6]), (0.0, 0.6, 0.95)
     figure = Figure(figsize=(8.6, 6.9), layout="constrained")
     grid = figure.subplots(len(spreads), 4, sharex=True, sharey=True)
     for row, spread in zip(grid, spreads, strict=True):

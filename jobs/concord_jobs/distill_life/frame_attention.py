@@ -7,19 +7,16 @@ from torch import Tensor, nn
 
 
 class FrameAttention(nn.Module):
-    """Targets h*_kf = Σ_t softmax_t(φ)_tkf · x_t (thesis, equations 4.2 and 4.3), of T frames, N taught layers, F maps.
+    """Targets h*_kf = Σ_t softmax_t(φ)_tkf · x_t (thesis, eq. 4.2 and 4.3), of T frames, N taught layers, F maps."""
 
-    ``scale`` is the initial standard deviation of φ; with 0 all frames have the same weight.
-    """
-
-    def __init__(self, frames: int, layers: int, maps: int, scale: float = 1.0) -> None:
+    def __init__(self, frames: int, layers: int, maps: int) -> None:
         super().__init__()
-        self.phi = nn.Parameter(scale * torch.randn(frames, layers, maps))
+        self.phi = nn.Parameter(torch.randn(frames, layers, maps))
 
     @classmethod
     def pointing(cls, frames: Sequence[int], of: int, maps: int) -> "FrameAttention":
         """A teacher that attends to frame ``frames[k]`` in all maps of layer k."""
-        made = cls(of, len(frames), maps, 0.0)
+        made = cls(of, len(frames), maps)
         wanted = torch.full_like(made.phi, -torch.inf)
         for layer, frame in enumerate(frames):
             wanted[frame, layer] = 0.0

@@ -39,7 +39,7 @@ class ReturnTeacher(TeacherOptions):
 
     # fmt: off
     teacher: Literal["meta", "none", "fixed"] = "meta"
-    """One that learns what to say, none, or a random one that stays as it is."""
+    """Teacher that learns its targets (meta), none, or a random one that stays as it is (fixed)."""
     permute_time: bool = False
     """Shuffle the states of x*, each example's in an order of its own."""
     noise_frames: int = 0

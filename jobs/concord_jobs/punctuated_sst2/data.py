@@ -18,7 +18,7 @@ from concord.storage import display_path, local
 
 PADDING, UNKNOWN = 0, 1
 _MARKS = ("!", ".")
-_FILES = ("train.tsv", "dev.tsv", "test.tsv")
+_FILES = ("train.tsv", "test.tsv")
 _HOME = "https://github.com/clairett/pytorch-sentiment-classification (data/SST2)"
 
 
@@ -32,15 +32,14 @@ class Sentences:
 
 @dataclass(frozen=True)
 class SST2:
-    """The Stanford Sentiment Treebank's whole sentences with two classes: 6,920, 872 and 1,821 of them."""
+    """The Stanford Sentiment Treebank's whole sentences with two classes: 6,920 to train on, and 1,821."""
 
     train: Sentences
-    dev: Sentences
     test: Sentences
 
     @staticmethod
     def read(data_dir: Path | None) -> "SST2":
-        """Read the three files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1."""
+        """Read the two files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1."""
         if data_dir is None:
             raise ArgumentError(
                 "data_dir",

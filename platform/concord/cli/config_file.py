@@ -51,7 +51,7 @@ class FileOptions:
     @staticmethod
     def read(path: Path) -> "FileOptions":
         """Read a file of options, or a run's record."""
-        from concord.aggregation.rule_file import RuleFile
+        from concord.training.rule_file import RuleFile
 
         values, sources = _read(path), {}
         if {"job", "config"} <= values.keys() and isinstance(values["config"], dict):  # a run's record

@@ -113,8 +113,8 @@ def with_own_rule(
     The words name the rule, or the record of a resumed run or study, or the file of ``--config``. Without an own rule
     both are unchanged.
     """
-    from concord.aggregation.rule_file import RuleFile
     from concord.training.job import with_recorded_rule, with_rule
+    from concord.training.rule_file import RuleFile
 
     early, others = _early_values(words, "aggregator")
     named = early.aggregator

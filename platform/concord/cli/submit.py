@@ -106,8 +106,8 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
         return print_options(job.name, command.options, as_json)
     name = check_command(command)
-    from concord.submission.package import packed
-    from concord.submission.profile import Profile
+    from concord.runs.submission.package import packed
+    from concord.runs.submission.profile import Profile
 
     profile = Profile.find(options.profile, options.address, options.token_file, options.tracking_uri)
     if profile.tracking_uri is not None and redact(profile.tracking_uri) != profile.tracking_uri:
@@ -134,7 +134,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
     with packed(files.folder, options.size_limit, files.needed, files.texts) as package:
-        from concord.submission.cluster import Cluster  # imports Ray, which takes a second
+        from concord.runs.submission.cluster import Cluster  # imports Ray, which takes a second
 
         cluster = Cluster(profile)
         labels = {"command": command.name, "job": job.name, "name": name}
@@ -163,7 +163,7 @@ class SentFiles:
         self.texts: dict[Path, str] = {}
 
     def _take(self, file: Path) -> str:
-        from concord.submission.package import inside
+        from concord.runs.submission.package import inside
 
         self.folder = self.folder or Path.cwd()
         self.needed.append(inside(file, self.folder))
@@ -233,8 +233,8 @@ def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _cluster(options: _ClusterOptions) -> Any:
-    from concord.submission.cluster import Cluster
-    from concord.submission.profile import Profile
+    from concord.runs.submission.cluster import Cluster
+    from concord.runs.submission.profile import Profile
 
     return Cluster(Profile.find(options.profile, options.address, options.token_file))
 

@@ -33,7 +33,8 @@ class TeacherOptions(OptionGroup):
 
     # fmt: off
     teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
-    """One that learns what to say, none, a random one that stays as it is, or one that says what nobody knows."""
+    """Teacher that learns its targets (meta), none, a random one that stays as it is (fixed), or an optimal one,
+    made by hand (oracle)."""
     teaching_weight: float = 1000.0
     """α, the weight of the teacher's targets beside the labels."""
     auxiliary_weight: float = 0.0

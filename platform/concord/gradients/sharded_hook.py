@@ -67,8 +67,9 @@ def register_aggregation(
         options: see :class:`~concord.gradients.step.Aggregation`; ``skip`` and ``environment_momentum`` are refused.
 
     Raises:
-        InputError: the model is not sharded, over one process alone, over several process groups or in a way that
-            replicates shards; the rule, or an option, needs more than one module's gradients at a time.
+        InputError: the model is not sharded, only in part, over one process alone, over several process groups or in a
+            way that replicates shards; the rule, or an option, needs more than one module's gradients at a time. Later,
+            in backward: a parameter was frozen or unfrozen.
     """
     aggregation = Aggregation(rule, **options)
     if isinstance(aggregation.rule, Weighting):
@@ -86,13 +87,20 @@ def register_aggregation(
         raise InputError(f"model {type(model).__name__}: is not sharded; call fully_shard(model) before")
     parameters = trainable(model)
     first = dict(zip(map(id, parameters.values()), Layout.of(parameters).offsets, strict=False))
-    units = []
+    groups = {}
     for name, module in model.named_modules():
-        groups = module._get_fsdp_state()._fsdp_param_groups if hasattr(module, "_get_fsdp_state") else ()
-        if not groups:
-            continue
-        _check(name or "model", groups, aggregation)
-        units.append(_Unit(aggregation, groups[0], first, environment))
+        if hasattr(module, "_get_fsdp_state") and (of_module := module._get_fsdp_state()._fsdp_param_groups):
+            _check(name or "model", of_module, aggregation)
+            groups[module] = of_module[0]
+    sharded = {id(each.sharded_param) for group in groups.values() for each in group.fsdp_params}
+    for name, parameter in parameters.items():
+        if id(parameter) not in sharded:
+            raise InputError(
+                f"parameter {name}: is not sharded, so each process would keep its own gradient; freeze it"
+            )
+    units = []
+    for module, group in groups.items():
+        units.append(_Unit(aggregation, group, first, environment))
         module.set_custom_reduce_scatter(units[-1])
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -147,6 +155,9 @@ class _Unit:
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, **_: Any) -> None:
         """Receive this process's slice of all gradients, and put the update of it into ``output_tensor``."""
         rule: Any = self.aggregation.rule
+        if len(output_tensor) != sum(self._layers.sizes):
+            names = "a parameter was frozen or unfrozen since register_aggregation; call it anew after such a change"
+            raise InputError(names)
         rows = torch.empty(self._count, len(output_tensor), dtype=input_tensor.dtype, device=input_tensor.device)
         present = presence(input_tensor)
         dist.all_to_all_single(rows.view(-1), input_tensor, group=group)

@@ -9,17 +9,13 @@ from concord.models import ImpalaCNN
 class ActorCritic(nn.Module):
     """The IMPALA network with two linear heads: logits of the actions, and the value of the state.
 
-    Args:
-        actions: number of actions.
-        size: height and width of the frames, pixels.
-
-    Input frames ``(frames, size, size, 3)``, uint8, in the form of the environments; output logits
-    ``(frames, actions)`` and values ``(frames,)``, both float32.
+    Input frames ``(frames, 64, 64, 3)``, uint8, in the form of the environments; output logits ``(frames, actions)``
+    and values ``(frames,)``, both float32.
     """
 
-    def __init__(self, actions: int = 15, size: int = 64) -> None:
+    def __init__(self, actions: int = 15) -> None:
         super().__init__()
-        self.encoder = ImpalaCNN(size=size)
+        self.encoder = ImpalaCNN(size=64)
         width = self.encoder.hidden.out_features
         self.policy = nn.Linear(width, actions)
         self.value = nn.Linear(width, 1)

@@ -27,7 +27,7 @@ class Step:
         episodes: ``(rows,)``, the number of each row's episode, in the order of their beginnings.
         levels: ``(rows,)``, the levels' seeds.
         ended: ``(rows,)``, whether the episode ended with this step.
-        returns, lengths: ``(rows,)``, of the episodes that ended; 0 elsewhere.
+        returns: ``(rows,)``, of the episodes that ended; 0 elsewhere.
     """
 
     frames: npt.NDArray[np.uint8]
@@ -36,7 +36,6 @@ class Step:
     levels: npt.NDArray[np.int32]
     ended: npt.NDArray[np.bool_]
     returns: npt.NDArray[np.float32]
-    lengths: npt.NDArray[np.int64]
 
 
 @torch.no_grad()
@@ -57,15 +56,14 @@ def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generato
         actions[rows] = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1).numpy()
         levels = info["level_seed"]
         frames, _, ended, _, info = environment.step(actions)
-        episode = info.get("episode", {"r": nothing, "l": nothing})
+        returns = info["episode"]["r"] if "episode" in info else nothing
         yield Step(
             seen,
             logits.numpy(),
             number[rows],
             levels[rows],
             ended[rows],
-            episode["r"][rows].astype(np.float32),
-            episode["l"][rows].astype(np.int64),
+            returns[rows].astype(np.float32),
         )
         number[ended] = begun + np.arange(int(ended.sum()))
         begun += int(ended.sum())
@@ -73,10 +71,9 @@ def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generato
 
 @dataclass(frozen=True)
 class Played:
-    """Returns and lengths of a policy's episodes, ``(episodes,)``, in the order of their beginnings."""
+    """Returns of a policy's episodes, ``(episodes,)``, in the order of their beginnings."""
 
     returns: npt.NDArray[np.float32]
-    lengths: npt.NDArray[np.int64]
 
     @property
     def mean(self) -> float:
@@ -89,10 +86,9 @@ class Played:
         return float(self.returns.std() / np.sqrt(len(self.returns)))
 
 
-def play(policy: Policy, environment: ProcgenVectorEnv, episodes: int, seed: int = 0) -> Played:
-    """Returns and lengths of a number of episodes; see :func:`steps`."""
-    returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int64)
-    for step in steps(policy, environment, episodes, torch.Generator().manual_seed(seed)):
+def play(policy: Policy, environment: ProcgenVectorEnv, episodes: int) -> Played:
+    """Returns of a number of episodes; see :func:`steps`."""
+    returns = np.zeros(episodes, np.float32)
+    for step in steps(policy, environment, episodes, torch.Generator().manual_seed(0)):
         returns[step.episodes[step.ended]] = step.returns[step.ended]
-        lengths[step.episodes[step.ended]] = step.lengths[step.ended]
-    return Played(returns, lengths)
+    return Played(returns)

@@ -1,28 +1,11 @@
-"""The criterion that compares versions of a job's model, and the requirements for the champion."""
+"""The requirements for the champion among the versions of a job's model."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from concord.errors import RunFailedError
-from concord.training.evaluation import EnvironmentEvaluation, Mode
 from concord.training.job import Job
 from concord.training.options import RunConfig
-
-
-def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
-    """The metric that compares versions of the job's model, and its mode (RunFailedError if there is none)."""
-    own = job.evaluation.modes if isinstance(job.evaluation, EnvironmentEvaluation) else ()
-    usual = (*(f"validation_{name}" for name in own), "validation_accuracy", "validation_loss", "train_loss")
-    modes = dict(reported)
-    if job.criterion is not None:  # preflight has checked it
-        usual, modes[job.criterion] = (job.criterion,), job.mode or modes.get(job.criterion)
-    elif job.loop is not None:
-        usual = tuple(job.loop.metrics)
-    for criterion in usual:
-        if criterion in metrics and (mode := modes.get(criterion)) is not None:
-            return criterion, mode
-    raise RunFailedError(f"the run reports none of {', '.join(usual)} with a mode; give Job(criterion=…, mode=…)")
 
 
 def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:

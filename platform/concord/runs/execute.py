@@ -16,9 +16,9 @@ from concord.runs.failures import is_outage
 from concord.runs.worker import RunSpec, Sink, evaluations_here, failure
 from concord.training.context import ProcessContext
 from concord.training.job import JobFile
-from concord.training.loop import WorkerData
 from concord.training.options import RunConfig, TrainConfig, parallel_of
 from concord.training.outcome import Evaluation
+from concord.training.worker_data import WorkerData
 
 
 def needs_ray_train(config: RunConfig) -> bool:

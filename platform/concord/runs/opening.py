@@ -115,13 +115,14 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
 
 def _exchange_lines(config: TrainConfig, num_gradients: int) -> list[str]:
     """What workers send of several environments, if the rule compares them."""
-    workers = config.parallel.workers
-    each = num_gradients / workers
+    workers, batches = config.parallel.workers, config.aggregation.steps_per_update
+    most, each = num_gradients // batches, num_gradients / workers
     if workers == 1 or each <= 1:
         return []
+    fewest = f"; --workers {most} sends {batches} ×" if workers < most else ""
     return [
-        f"exchange: {config.method} compares the gradients of {num_gradients} environments, and the workers send them "
-        f"all: {each:.3g} × the bytes of a sum; --workers {num_gradients} sends 1 ×"
+        f"exchange: {config.method} compares {num_gradients} gradients, and the workers send them all: "
+        f"{each:.3g} × the bytes of a sum{fewest}"
     ]
 
 

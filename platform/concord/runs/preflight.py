@@ -14,11 +14,11 @@ from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
-from concord.gradients.model_call import ModelCall, first_call
 from concord.objectives import Objective
 from concord.runs.champion import required
 from concord.runs.resources import check_gpus
 from concord.source_file import reason
+from concord.tracking.model_call import ModelCall, first_call
 from concord.training.evaluation import (
     Measure,
     Mode,
@@ -31,10 +31,11 @@ from concord.training.evaluation import (
 )
 from concord.training.job import JobFile
 from concord.training.kept_weights import best_by
-from concord.training.loop import build_model, check_environments, initialize_objective
+from concord.training.loop import build_model, initialize_objective
 from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
+from concord.training.worker_data import check_environments
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class Checked:
         example: a few inputs, or the risk's call of the model; None if it calls none.
         reported: the mode of each metric of a run, without those of single environments; None if unknown.
         measures: the mode of each measure, such as ``loss`` and ``accuracy``.
+        criterion: the metric that compares models, and its mode.
     """
 
     environments: Environments
     example: torch.Tensor | ModelCall | None
     reported: Mapping[str, Mode | None]
     measures: Mapping[str, Mode | None]
+    criterion: tuple[str, Mode]
 
 
 def preflight(job: JobFile, config: Any) -> Checked:
@@ -65,7 +68,8 @@ def preflight(job: JobFile, config: Any) -> Checked:
                 loop.check(config)
             inputs = loop.example(config) if loop.example is not None else None
         _check_criterion(job, loop.metrics)
-        return Checked(Environments.none(), inputs, dict(loop.metrics), dict(loop.metrics))
+        metrics = dict(loop.metrics)
+        return Checked(Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))
     check_gpus(config)
     with _as_input_error(job, "its environments cannot be made"):
         environments = job.job.environments_of(config)
@@ -96,19 +100,18 @@ def preflight(job: JobFile, config: Any) -> Checked:
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
     with _as_input_error(job, "its evaluation cannot be made"):
         evaluation = job.job.evaluation_of(config)
-    measures = modes(given, evaluation)
+    measures, own = modes(given, evaluation), () if evaluation is None else tuple(evaluation.modes)
     with _as_input_error(job, "its metrics cannot be told apart"):
-        own = () if evaluation is None else evaluation.modes
         check_metric_names(environments, [*given, *own], trainable(model))
     reported = reported_metrics(environments, measures, config.data.held_out > 0)
     if not config.aggregation.compares:
         reported["kept_fraction"] = None
     _check_criterion(job, reported)
     if config.schedule.keep == "best":
-        best_by(job.job, reported, () if evaluation is None else evaluation.modes)
+        best_by(job.job, reported, own)
     _check_required(job, config, reported)
     example = _example(job, config, model, first)
-    return Checked(environments, example, reported, measures)
+    return Checked(environments, example, reported, measures, job.job.compared_by(reported, own))
 
 
 def _example(

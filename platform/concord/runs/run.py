@@ -15,7 +15,7 @@ from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError, TrainingFailedError
 from concord.options import option_values
 from concord.record import Events
-from concord.runs.champion import criterion_of, required, shortfall
+from concord.runs.champion import required, shortfall
 from concord.runs.checkpoints import CHECKPOINTS, last_checkpoint, remove_older, remove_unlisted
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
@@ -113,7 +113,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
         if reserved.record is not None and (finished := _already_finished(reserved, info)):
             return finished
         config = reserved.config
-        require_space(reserved.folder.path, 0)
+        require_space(reserved.folder.path)
         dashboard = None
         if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")
@@ -146,7 +146,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
 def _opening(job: JobFile, config: RunConfig, begun: Opened, checked: Checked) -> list[str]:
     """The first lines of a run."""
     registers = config.run.register and checked.example is not None
-    criterion = criterion_of(job.job, checked.reported, checked.reported) if registers else None
+    criterion = checked.criterion if registers else None
     if not isinstance(config, TrainConfig):
         opening = job.job.loop.opening if job.job.loop is not None else None
         what, *more = opening(config) if opening is not None else [config.method or job.name]
@@ -161,7 +161,6 @@ def _trained(
     job: JobFile, config: RunConfig, begun: Opened, progress: RunProgress, info: Info
 ) -> tuple[Outcome, list[DataSummary]]:
     """Train from the last checkpoint on, and record everything; return outcome and data."""
-    started = time.perf_counter()
     kept, events = begun.kept, begun.events
     start = last_checkpoint(kept, events.own.checkpoints, info)
     remove_unlisted(kept, events.own.checkpoints)
@@ -194,7 +193,7 @@ def _trained(
     history = tuple(Evaluation(*moment, metrics) for moment, metrics in sorted(events.own.evaluations.items()))
     if not history:
         raise TrainingFailedError(f"the loop of job {job.name} gave no evaluation")
-    return Outcome(history, time.perf_counter() - started, history[-1].step), data
+    return Outcome(history), data
 
 
 def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked) -> Iterator[str]:
@@ -295,7 +294,9 @@ def _finished(
             info(line)
         if config.run.register and uri is not None:
             name = job.model_name(config)
-            criterion, mode = criterion_of(job.job, metrics, checked.reported)
+            criterion, mode = checked.criterion
+            if criterion not in metrics:
+                raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
             unfit = shortfall(job.job, config, metrics)
             tags = lineage.tags if lineage else {}
             registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit)

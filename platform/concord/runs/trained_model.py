@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from concord.aggregation.rule_file import RuleFile
 from concord.errors import InputError
 from concord.record import EVENTS, read_history, require_record
 from concord.runs.checkpoints import CHECKPOINTS
@@ -17,6 +16,7 @@ from concord.training.checkpoint import read_weights
 from concord.training.job import JobFile, with_recorded_rule
 from concord.training.loop import build_model
 from concord.training.options import TrainConfig
+from concord.training.rule_file import RuleFile
 
 
 @dataclass(frozen=True)

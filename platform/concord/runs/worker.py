@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from concord import logs
-from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
 from concord.errors import RunFailedError, TrainingFailedError, first_line
 from concord.gradients import NonFiniteGradientError
@@ -21,10 +20,12 @@ from concord.storage import Folder, FullDiskError, full_disk_in_one_line, storag
 from concord.training.checkpoint import CHECKSUMS, write_checksums
 from concord.training.context import ProcessContext
 from concord.training.job import Job, JobFile, job_from_source
-from concord.training.loop import WorkerData, prepare, training
+from concord.training.loop import training
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation
+from concord.training.rule_file import RuleFile
 from concord.training.steps_so_far import StepsSoFar
+from concord.training.worker_data import WorkerData, prepare
 
 
 class Sink(Protocol):

@@ -43,13 +43,13 @@ def full_disk(error: BaseException, place: Path) -> str | None:
     return None
 
 
-def require_space(place: Path, size: int) -> None:
-    """Refuse to write more bytes than the disk of a folder can hold, with a reserve (FullDiskError)."""
+def require_space(place: Path) -> None:
+    """Refuse to write into a folder on a full disk (FullDiskError)."""
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(place).free
-        if free < size + _RESERVE:
-            needed = f"{size / 2**20:.1f} MiB are needed and {_RESERVE / 2**20:.0f} MiB must stay free"
-            raise FullDiskError(f"{_line(place)}; {free / 2**20:.1f} MiB are free, {needed}")
+        if free < _RESERVE:
+            least = f"at least {_RESERVE / 2**20:.0f} MiB must be free"
+            raise FullDiskError(f"{_line(place)}; {free / 2**20:.1f} MiB are free, {least}")
 
 
 def _line(place: Path) -> str:

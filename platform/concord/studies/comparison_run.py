@@ -20,7 +20,7 @@ from concord.studies.group_progress import GroupProgress
 from concord.studies.left_out_table import explained, fold_values, left_out_table, with_choices
 from concord.studies.proposals import EndedRun, GroupRuns, Listed
 from concord.studies.results import FIGURES, GroupResult, write_results
-from concord.studies.tables import KeptLine, ResultsTable, Shown, as_lines, cell, markdown, results_file
+from concord.studies.tables import KeptLine, ResultsTable, Shown, as_lines, cell, results_file
 from concord.training import FinishedRun
 
 TABLES = "tables"
@@ -61,7 +61,7 @@ class ComparisonResult(GroupResult):
         made_of = {
             f"{TABLES}/{results_file(self.plan.job.name, table.name)}": as_lines(table.lines) for table in self.tables
         }
-        return made_of | {f"{TABLES}/{table.name}.md": markdown(table.cells()).encode() for table in self.tables}
+        return made_of | {f"{TABLES}/{table.name}.md": table.markdown().encode() for table in self.tables}
 
     def summary(self) -> Mapping[str, float]:
         """The numbers of finished and failed runs."""
@@ -69,8 +69,7 @@ class ComparisonResult(GroupResult):
 
     def shown(self) -> list[Shown]:
         """The tables, and their files."""
-        parts: list[Shown] = [table.cells() for table in self.tables]
-        parts += [explained(each.folds) for each in self.plan.tables.values() if each.folds is not None]
+        parts: list[Shown] = [part for table in self.tables for part in table.shown()]
         parts += [
             f"runs      {self.finished} finished, {len(self.failed)} failed",
             f"tables    {(self.kept / TABLES).display_path}",
@@ -188,7 +187,8 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         if comparison.folds is None:
             tables.append(ResultsTable(name, comparison, lines))
         else:
-            tables.append(left_out_table(name, with_choices(lines, comparison.folds, len(comparison.configurations))))
+            lines = with_choices(lines, comparison.folds, len(comparison.configurations))
+            tables.append(left_out_table(name, lines, explained(comparison.folds)))
         found[name] = rows
     return ComparisonResult(
         kept=plan.kept,

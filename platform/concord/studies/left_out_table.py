@@ -90,14 +90,15 @@ class LeftOutTable(ResultsTable):
         return first, others
 
 
-def left_out_table(name: str, lines: Sequence[KeptLine]) -> LeftOutTable:
+def left_out_table(name: str, lines: Sequence[KeptLine], title: str = "") -> LeftOutTable:
     """The table of these lines: environments, their mean and worst, and the same with the oracle's evaluations."""
     headings = list(dict.fromkeys(heading for line in lines for heading in line.values))
     environments = {heading.removesuffix(HELD_OUT) for heading in headings if heading.endswith(HELD_OUT)}
     hidden = {name + suffix for name in environments for suffix in (HELD_OUT, ORACLE)}
     columns = {heading: heading for heading in headings if heading not in hidden}
     methods: dict[str, Mapping[str, object]] = {line.configuration: {} for line in lines}
-    return LeftOutTable(name, Comparison(methods or {"none": {}}, columns=columns), lines)
+    comparison = Comparison(methods or {"none": {}}, columns=columns, title=title)
+    return LeftOutTable(name, comparison, lines)
 
 
 def draw_left_out(folds: Folds, runs: Runs) -> object:

@@ -84,7 +84,8 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
             figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
 
         reported |= _methods(studies, keep) | _best_trials(studies, options.best, keep) | _searches(studies, keep)
-    shown: list[Shown] = [table.cells() for each in compared.values() if each.finished for table in each.tables]
+    tables_made = [table for each in compared.values() if each.finished for table in each.tables]
+    shown: list[Shown] = [part for table in tables_made for part in table.shown()]
     for study in finished:
         shown += study.shown()
     mappings = {name: value for name, value in reported.items() if isinstance(value, Mapping)} | {"figures": figures}

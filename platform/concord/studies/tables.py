@@ -119,6 +119,16 @@ class ResultsTable:
         shown: dict[str, Column] = {self.name: operator.attrgetter("name"), "seeds": "seeds"}
         return table(shown | {heading: heading for heading in columns}, rows, self.comparison.digits)
 
+    def shown(self) -> list[Shown]:
+        """The table under its title."""
+        title = self.comparison.title
+        return [*([f"{self.name}: {title}"] if title else []), self.cells()]
+
+    def markdown(self) -> str:
+        """The table under its title, in Markdown."""
+        title = self.comparison.title
+        return (f"{title}\n\n" if title else "") + markdown(self.cells())
+
     def _seeds(self, configuration: str) -> int:
         return sum(line.configuration == configuration for line in self.lines)
 

@@ -27,10 +27,10 @@ from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
 from concord.training import Evaluation
 from concord.training.job import JobFile
-from concord.training.loop import WorkerData
 from concord.training.metric_names import split_metric
 from concord.training.options import parallel_of
 from concord.training.process import tune_process
+from concord.training.worker_data import WorkerData
 
 _LEFT_OUT = split_metric("validation", "")  # a left-out environment is the only validation environment
 

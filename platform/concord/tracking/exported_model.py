@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from concord.environments.collection import RawRows
-    from concord.gradients.model_call import ModelCall
+    from concord.tracking.model_call import ModelCall
 
 # Files that MLflow runs when it loads a model.
 _TABLE_MODEL, _TENSORS_MODEL = (Path(__file__).with_name(name) for name in ("table_model.py", "tensors_model.py"))
@@ -193,7 +193,7 @@ def _save_tensors(model: "torch.nn.Module", call: "ModelCall", network: Path, pa
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    from concord.gradients.model_call import OUTPUT
+    from concord.tracking.model_call import OUTPUT
 
     class Program(torch.nn.Module):
         """The model as a function of tensors in the order of their names."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from concord.errors import CheckpointError, InputError, first_line
 from concord.storage.checksum import file_checksum
 from concord.training.optimization import Optimization
-from concord.training.outcome import Evaluation
 
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"
 TRAINED = "trained.safetensors"  # the weights that are trained, where the model is their average
@@ -34,9 +33,7 @@ class Progress:
 
     Attributes:
         epoch: epochs done; training continues with the first batch of epoch ``epoch``.
-        seconds: time spent in the loop so far.
         skipped: how often an environment was left out of a step.
-        history: all evaluations up to now.
         averaged: the number of weights in the average that is the model.
         model_evaluations: the number in training, if the risk counts them.
         ended: an option ended the run before its last epoch.
@@ -44,11 +41,9 @@ class Progress:
     """
 
     epoch: int = 0
-    seconds: float = 0.0
     skipped: int = 0
     averaged: int = 0
     model_evaluations: float = 0.0
-    history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
     written: float = 0.0
 
@@ -111,8 +106,8 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         problem = f"{OPTIMIZER} is of another optimizer or objective ({first_line(error)})"
         raise InputError(f"checkpoint {folder}: {problem}") from error
-    history = [Evaluation(*evaluation) for evaluation in progress.pop("history")]
-    return Progress(**progress, history=history)
+    known = {each.name for each in dataclasses.fields(Progress)}  # earlier versions wrote more
+    return Progress(**{name: value for name, value in progress.items() if name in known})
 
 
 def read_weights(folder: Path, model: nn.Module, file: str = MODEL) -> None:

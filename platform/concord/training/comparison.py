@@ -65,7 +65,7 @@ class Comparison:
         figures: functions that draw a figure of all finished runs, by file name (without ending).
         detail: prefixes of the metrics of single environments or layers that columns and figures need, such as
             ``accuracy/ood/``; others are not kept.
-        title: one line.
+        title: a line above the table.
         folds: environments that each configuration and seed leaves out in turn.
     """
 

@@ -1,14 +1,13 @@
 """A job: the model, data and loss of a run. A user writes one Python file that defines it."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
-from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
@@ -22,6 +21,7 @@ from concord.training.context import RunContext
 from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
+from concord.training.rule_file import RuleFile
 from concord.training.rule_options import config_with_rule
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -159,6 +159,22 @@ class Job(Generic[Config]):
         if not isinstance(made, EnvironmentEvaluation):
             raise InputError(f"job {self.name}: evaluation gave {type(made).__name__}, expected EnvironmentEvaluation")
         return made
+
+    def compared_by(self, reported: Mapping[str, Mode | None], own: Iterable[str] = ()) -> tuple[str, Mode]:
+        """The metric that compares models, and its mode: the criterion, else the first usual one that has a mode.
+
+        ``reported`` are the metrics of a run with their modes, ``own`` the names of the job's own evaluation.
+        """
+        usual = (*(f"validation_{name}" for name in own), "validation_accuracy", "validation_loss", "train_loss")
+        if self.criterion is not None:
+            usual = (self.criterion,)
+        elif self.loop is not None:
+            usual = tuple(self.loop.metrics)
+        for metric in usual:
+            mode = reported.get(metric) or (self.mode if metric == self.criterion else None)
+            if metric in reported and mode is not None:
+                return metric, mode
+        raise InputError(f"job {self.name}: reports none of {', '.join(usual)} with a mode; give criterion=…, mode=…")
 
 
 @dataclass(frozen=True)

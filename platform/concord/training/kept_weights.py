@@ -59,13 +59,11 @@ class _Forward(nn.Module):
         self.risk(self.model, batch, 0)
 
 
-def best_by(job: Job[Any], modes: Mapping[str, Mode | None], own: Iterable[str]) -> tuple[str, Mode]:
+def best_by(job: Job[Any], reported: Mapping[str, Mode | None], own: Iterable[str]) -> tuple[str, Mode]:
     """The metric of ``--keep best``, never of the test, and its mode (InputError if there is none)."""
-    usual = [*(f"validation_{name}" for name in own), "validation_accuracy", "validation_loss"]
-    for metric in usual if job.criterion is None else [job.criterion]:
-        mode = modes.get(metric) or (job.mode if metric == job.criterion else None)
-        if metric.removeprefix("worst_").startswith(("validation_", "held_out_")) and metric in modes and mode:
-            return metric, mode
+    metric, mode = job.compared_by(reported, own)
+    if metric.removeprefix("worst_").startswith(("validation_", "held_out_")):
+        return metric, mode
     what = "there are neither validation environments nor held-out examples; give --held-out above 0"
     if job.criterion is not None:
         what = f"the job's criterion {job.criterion} is not of validation environments or held-out examples; give last"

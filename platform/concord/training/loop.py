@@ -5,10 +5,10 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +17,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.aggregation.families import masks
-from concord.environments import BatchStream, Environment, Environments, HeldOut
+from concord.environments import BatchStream, Environment
 from concord.environments.batches import names_of_batches
-from concord.environments.summary import DataSummary, summarize
 from concord.environments.tree import difference
 from concord.errors import InputError, picklable
 from concord.gradients import AggregationHook, EnvironmentStep, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.risk import take
 from concord.gradients.stacked import Vectorize
-from concord.objectives import Objective, ObjectiveGradients, objective_type
+from concord.objectives import Objective, ObjectiveGradients
 from concord.training.checkpoint import (
     TRAINED,
     Progress,
@@ -57,8 +56,7 @@ from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.steps_so_far import StepsSoFar
-
-Item = TypeVar("Item")
+from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
@@ -66,13 +64,6 @@ _LOGGED_STEPS = 20_000
 _WARM_UP, _TIMED = 3, 20
 # The values of --vectorize, as StackedGradients takes them.
 _VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
-
-
-def share(items: Sequence[Item], process: ProcessContext) -> list[Item]:
-    """The items of this process: neighbours; the counts of two processes differ by at most one."""
-    each, more = divmod(len(items), process.world_size)
-    start = process.rank * each + min(process.rank, more)
-    return list(items[start : start + each + (process.rank < more)])
 
 
 def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
@@ -101,45 +92,19 @@ def initialize_objective(job: Job[Any], config: TrainConfig, model: nn.Module, c
     return objective
 
 
-@dataclass(frozen=True)
-class WorkerData:
-    """The data of one process, split into training and held-out examples.
-
-    Attributes:
-        environments: names and purposes of the environments of all processes.
-        training: the training environments of this process.
-        eval_only: the environments that this process only evaluates.
-    """
-
-    environments: Environments
-    training: list[HeldOut]
-    eval_only: list[tuple[str, Environment]]
-
-    def summaries(self) -> list[DataSummary]:
-        """A summary of each part of this process's data."""
-        names = self.environments
-        purposes = dict.fromkeys(names.validation, "validation") | dict.fromkeys(names.test, "ood")
-        found = []
-        for pair in self.training:
-            found.append(summarize(pair.training, "train"))
-            if pair.held_out is not None:
-                found.append(summarize(pair.held_out, "held-out"))
-        return found + [summarize(data, purposes.get(name, "observed")) for name, data in self.eval_only]
-
-
-def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext) -> WorkerData:
-    """Load this process's share of the data (InputError if they do not fit the options)."""
-    environments = job.environments_of(config).fitted(config.data.held_out, config.run.seed)
-    check_environments(config, environments)
-    # If examples are environments, the processes share each batch, so each one has all the data.
-    own = environments.train if config.aggregation.per_example else share(environments.train, process)
-    training = environments.split(own, config.data.held_out, config.run.seed, process.device)
-    names = share(environments.validation + environments.test + environments.observed, process)
-    eval_only = [(name, environments[name]) for name in names]
-    return WorkerData(environments.only_names(), training, eval_only)
-
-
 def train(
+    job: Job[Any],
+    config: TrainConfig,
+    process: ProcessContext,
+    context: RunContext,
+    resume_from: Path | None = None,
+    so_far: StepsSoFar | None = None,
+) -> Outcome:
+    """Train to the end, see :func:`training`."""
+    return Outcome(tuple(training(job, config, process, context, resume_from, so_far=so_far)))
+
+
+def training(
     job: Job[Any],
     config: TrainConfig,
     process: ProcessContext,
@@ -147,8 +112,8 @@ def train(
     resume_from: Path | None = None,
     load: Callable[[], WorkerData] | None = None,
     so_far: StepsSoFar | None = None,
-) -> Outcome:
-    """Train; with several processes, in the default process group.
+) -> Iterator[Evaluation]:
+    """Train, and yield each evaluation before its checkpoint is written; several processes use the default group.
 
     Args:
         job: the job.
@@ -163,33 +128,14 @@ def train(
         InputError: the data or the checkpoint do not fit; raised in every process.
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
-    evaluations = training(job, config, process, context, resume_from, load, so_far)
-    while True:
-        try:
-            next(evaluations)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
-
-
-def training(
-    job: Job[Any],
-    config: TrainConfig,
-    process: ProcessContext,
-    context: RunContext,
-    resume_from: Path | None = None,
-    load: Callable[[], WorkerData] | None = None,
-    so_far: StepsSoFar | None = None,
-) -> Generator[Evaluation, None, Outcome]:
-    """Train as :func:`train` does, and yield each evaluation before its checkpoint is written."""
     config = config.resolve()
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
     run = _Run(job, config, process, prepared, so_far or StepsSoFar())
     with contextlib.closing(run.batches):
-        return (yield from _epochs(run, context, resume_from))
+        yield from _epochs(run, context, resume_from)
 
 
-def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Generator[Evaluation, None, Outcome]:
+def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Iterator[Evaluation]:
     job, config, process, schedule = run.job, run.config, run.process, run.config.schedule
     progress = _on_all_ranks(lambda: run.read(resume_from), process) if resume_from else Progress()
     stopping: BestWeights | None = None
@@ -206,14 +152,12 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
     evaluate_after = _spread(schedule.evaluations, schedule.epochs)
     checkpoint_after = _spread(schedule.checkpoints, schedule.epochs)
     compare_after = _compared(schedule.consistency, evaluate_after)
-    started = time.perf_counter() - progress.seconds
     while progress.epoch < schedule.epochs and not progress.ended:
         steps = run.epoch(progress.epoch)
         progress.epoch += 1
         run.average_weights(progress.epoch)
         progress.skipped += steps.skipped
         progress.model_evaluations += steps.weight
-        progress.seconds = time.perf_counter() - started
         metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
         if run.counts_evaluations:
             metrics[MODEL_EVALUATIONS] = progress.model_evaluations
@@ -238,7 +182,6 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
                 last = last or progress.ended
             if last and job.final_measures is not None and process.rank == 0:
                 metrics |= _final_measures(job, config, run.evaluated.eval(), metrics)
-            progress.history.append(Evaluation(progress.epoch, step, metrics))
             run.so_far.evaluated(metrics)
         if process.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
@@ -247,12 +190,11 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
             if not evaluated and step // every > (step - len(steps.each)) // every:
                 context.log(metrics, step)
         if evaluated:
-            yield progress.history[-1]
+            yield Evaluation(progress.epoch, step, metrics)
         if progress.epoch in checkpoint_after or last:
             run.average_buffers()
             write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
             context.checkpoint(write, step)
-    return Outcome(tuple(progress.history), progress.seconds, progress.epoch * run.steps_per_epoch)
 
 
 def estimated_seconds(job: Job[Any], config: TrainConfig, process: ProcessContext) -> float:
@@ -626,37 +568,6 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
         config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{coupled}; give 1")
         config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{coupled}; give raise")
         config.require("per_example", not config.aggregation.per_example, f"{coupled}; leave it out")
-
-
-def check_environments(config: TrainConfig, environments: Environments) -> None:
-    """Refuse too many workers, and one environment if several are compared (InputError)."""
-    objective, spread, asked = config.objective.objective, config.schedule.stop_spread, config.schedule.consistency
-    if asked and len(environments.train) < 2:
-        raise InputError(
-            f"--consistency {asked}: compares training environments, and there is only {environments.train[0]}; give 0"
-        )
-    together, workers = config.data.environments_per_step, config.parallel.workers
-    alone = config.aggregation.compares and config.num_gradients(len(environments.train)) == 1
-    config.require("aggregator", not alone, "compares environments, and a step has only one")
-    compares = objective_type(objective).compares
-    if compares or spread > 0:
-        option = f"--objective {objective}" if compares else f"--stop-spread {spread}"
-        if len(environments.train) < 2:
-            raise InputError(f"{option}: compares training environments, and the job has only {environments.train[0]}")
-        if compares and together == 1:
-            raise InputError(f"--environments-per-step 1: {option} compares environments of a step; give at least 2")
-    if config.aggregation.per_example:
-        config.require("workers", workers <= config.data.batch_size, "more than the examples of a batch; give fewer")
-    elif together:
-        own = len(environments.train)
-        config.require("environments_per_step", own % together == 0, f"must divide the {own} training environments")
-        alike = together % workers == 0 and own % workers == 0
-        config.require("workers", alike, f"must divide the {together} environments of a step, and all {own}")
-    elif workers > len(environments.train):
-        raise InputError(
-            f"--workers {workers}: more than the {len(environments.train)} training environments; "
-            "a worker needs at least one of its own"
-        )
 
 
 def _check_all_targets(model: nn.Module, prepared: WorkerData, device: torch.device) -> None:

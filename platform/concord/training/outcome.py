@@ -28,14 +28,15 @@ class Outcome:
     """The result of the training loop.
 
     Attributes:
-        history: every evaluation; the last one is the end of the run.
-        seconds: time in the loop, over all attempts.
-        steps: steps done.
+        history: the evaluations; the last one is the end of the run.
     """
 
     history: tuple[Evaluation, ...]
-    seconds: float
-    steps: int
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self.history[-1].step
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from typing_extensions import Doc
 
-from concord.aggregation.rule_file import OwnRule
 from concord.errors import ArgumentError
 from concord.options import defaults_of, flag_of, options_of
 from concord.training.options import TrainConfig
+from concord.training.rule_file import OwnRule
 
 Config = TypeVar("Config", bound=TrainConfig)
 

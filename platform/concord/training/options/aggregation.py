@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from concord.aggregation import COMPARING, RULES
-from concord.aggregation.rule_file import OwnRule
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
 from concord.options import OptionGroup
+from concord.training.rule_file import OwnRule
 
 # fmt: off
 AggregatorOption = Literal[
@@ -95,7 +95,7 @@ class AggregatorOptions(OptionGroup):
         return {"significance": None} if "threshold" in changes else {}
 
     def check(self) -> None:
-        """Validate options."""
+        """Validate options; a rule checks its own."""
         if self.own_rule is None and self.aggregator not in get_args(AggregatorOption):
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(RULES)}")
         right = self.threshold is None or 0 <= self.threshold <= 1
@@ -115,10 +115,5 @@ class AggregatorOptions(OptionGroup):
         self.require("steps_per_update", steps == 1 or beta == 0, expected)
         expected = "compares whole gradients, which --per-example does not form; give mean, and-mask or another mask"
         self.require("aggregator", not (self.compares and examples), expected)
-        self.require("conflict_radius", self.conflict_radius >= 0, "must be at least 0")
-        self.require("byzantine", self.byzantine >= 0, "must be at least 0")
-        self.require("selected", self.selected >= 1, "must be at least 1")
-        self.require("clip_norm", self.clip_norm > 0, "must be above 0")
-        self.require("trimmed_fraction", 0 <= self.trimmed_fraction < 0.5, "must be at least 0, and below 0.5")
         alike = self.per_example or self.example_gradient == "contribution"
         self.require("example_gradient", alike, "needs --per-example")

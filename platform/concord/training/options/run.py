@@ -66,9 +66,6 @@ class RunConfig(OptionGroup):
         super().__init_subclass__(**arguments)
         _refuse_redeclared(cls)
 
-    def __post_init__(self) -> None:
-        """Do nothing; configurations of users' jobs call it."""
-
     def resolve(self, num_environments: int | None = None) -> Self:  # noqa: ARG002
         """These options with the values in use where a default follows from others, as ``auto`` does.
 
@@ -90,13 +87,6 @@ class RunConfig(OptionGroup):
     def placement(self) -> frozenset[str]:
         """The options that may differ when a run is resumed: where and how it runs, not what it computes."""
         return frozenset(RunOptions.__dataclass_fields__) - {"seed"}
-
-    def unused(self) -> frozenset[str]:
-        """The options without effect, such as Adam's with SGD; call it on resolved options.
-
-        They are not logged as parameters. A job with such options of its own adds them to ``super().unused()``.
-        """
-        return super().unused()
 
     def sources(self) -> dict[str, str]:
         """The texts of the user's files that options name, by file name; they are kept with the run."""

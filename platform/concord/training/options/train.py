@@ -42,7 +42,7 @@ class TrainConfig(RunConfig):
 
         The default threshold or significance follows from the number of training environments.
         """
-        weight, beta1 = self.objective.penalty.penalty_weight, self.optimizer.beta1
+        weight, beta1 = self.objective.penalty_weight, self.optimizer.beta1
         kind = objective_type(self.objective.objective)
         weight = kind.default_weight if weight is None else weight
         averaged = self.aggregation.environment_momentum > 0 and not kind.coupled
@@ -163,6 +163,8 @@ class TrainConfig(RunConfig):
             self.require("significance", self.optimizer.optimizer != "temporal-and-mask", expected)
         if self.aggregation.own_rule is not None:
             self.aggregation.own_rule.check(self.rule())
+        elif self.aggregation.compares:
+            self.rule()  # which checks its own options
 
 
 # Options that may differ when a run is resumed: where and how it runs, not what it computes.

@@ -4,15 +4,13 @@
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-
-from concord.gradients.risk import Batch, Risk
 
 OUTPUT = "output"  # the name of an output that is one tensor
 
@@ -53,7 +51,7 @@ class ModelCall:
         return replace(self, inputs={name: each[list(places)] for name, each in self.inputs.items()})
 
 
-def first_call(model: nn.Module, risk: Risk, batch: Batch) -> ModelCall | None:
+def first_call(model: nn.Module, risk: Callable[[nn.Module, Any, int], Any], batch: Any) -> ModelCall | None:
     """The first call of the model by the risk of a batch; None if there is none, or it has no tensor."""
     seen: list[tuple[Any, Any]] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from concord.gradients.model_call import OUTPUT, first_call
+from concord.tracking.model_call import OUTPUT, first_call
 
 BATCH = {"left": torch.arange(6.0).reshape(3, 2), "right": torch.ones(3, 2), "labels": torch.tensor([0, 1, 0])}
 

@@ -14,7 +14,7 @@ from concord.analysis.trajectory_figures import as_bytes
 from concord.dynamics import SkipOptions, rollout, unroll
 from concord.errors import InputError
 
-_DRAWN = 12  # sequences
+_DRAWN, _SHOWN = 12, 24  # sequences; frames of one
 
 
 class WithSkips(Protocol):
@@ -48,15 +48,15 @@ def skip_figures(job: Any, config: WithSkips, outcome: Any, model: nn.Module) ->
     }
 
 
-def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int], most: int = 24) -> Figure:
-    """Fig. 2.7 and 2.8 of the thesis: the first ``most`` frames of a sequence, and below each the matched prediction.
+def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int]) -> Figure:
+    """Fig. 2.7 and 2.8 of the thesis: the first 24 frames of a sequence, and below each the matched prediction.
 
     Frames are ``(length, channels, height, width)``, uint8 or in [0, 1], predictions ``(predictions, ...)`` in [0, 1],
     each matched with the frame at its time.
     """
     if len(times) != len(predicted) or any(not 0 < time < len(frames) for time in times):
         raise InputError(f"times {list(times)}: expected {len(predicted)} of a sequence of {len(frames)} frames")
-    shown = min(most, len(frames))
+    shown = min(_SHOWN, len(frames))
     figure = Figure(figsize=(0.75 * shown + 0.6, 1.9), layout="constrained")
     axes = figure.subplots(2, shown, squeeze=False)
     of_frame = dict(zip(times, predicted, strict=True))

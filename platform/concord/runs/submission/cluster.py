@@ -19,8 +19,8 @@ import concord
 from concord.errors import InputError, RunFailedError
 from concord.process_environment import environment_variables
 from concord.runs.dashboard import running_dashboard
-from concord.submission.package import Package
-from concord.submission.profile import Profile
+from concord.runs.submission.package import Package
+from concord.runs.submission.profile import Profile
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take: the server first unpacks a package of up to 100 MiB.

@@ -25,13 +25,13 @@ from concord.cli.job_options import JobCommand, read_command
 from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
-from concord.record import read_history
+from concord.record import EVENTS, read_events, read_history
+from concord.runs.submission.cluster import Cluster
+from concord.runs.submission.package import inside, packed
+from concord.runs.submission.profile import Profile
 from concord.storage import Folder
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
-from concord.submission.cluster import Cluster
-from concord.submission.package import inside, packed
-from concord.submission.profile import Profile
 from concord.tracking import Store
 from concord.training import load_job
 
@@ -455,7 +455,7 @@ class _Silent(BaseHTTPRequestHandler):
 
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("concord.submission.cluster.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("concord.runs.submission.cluster.ANSWER_SECONDS", 0.5)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -479,10 +479,11 @@ def test_a_submission_is_stopped_once(
         2,
         f"--submission-id {result['submission']}: the cluster has this id; give another",
     )
+    events = head.folder / "runs" / "runs" / "endless" / EVENTS
     end = time.monotonic() + 120
     while time.monotonic() < end:
         found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
-        if (head.folder / "runs" / "runs" / "endless" / "record.json").exists():
+        if events.exists() and any(each.name == "metrics" for each in read_events(events)):
             break
         time.sleep(0.5)
     else:
