@@ -1,7 +1,6 @@
 """Rules with 32 environments, from the gradients to the optimizer's step, against a plain step, and UPGrad against
 TorchJD: 3 × 256 MLP, one process."""
 
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from concord.aggregation import (
     TrimmedMean,
     UPGrad,
 )
-from concord.aggregation.nonnegative import nonnegative_minimum
 from concord.benchmark import Row, interleaved
 from concord.gradients import StackedGradients
 from concord.training.process import tune_process
@@ -80,22 +78,13 @@ def _step(way: str) -> Callable[[], None]:
     from torchjd.aggregation import UPGradWeighting
     from torchjd.autogram import Engine
     from torchjd.autojac import backward, jac_to_grad
-    from torchjd.linalg import DualConeProjector
-
-    class Projector(DualConeProjector):  # type: ignore[misc]
-        """Concord's solver for the same programs: it is faster than TorchJD's, which needs a further package."""
-
-        def __call__(self, U: Tensor, G: Tensor) -> Tensor:  # noqa: N803
-            regular = (G / G.trace()).double() + 1e-4 * torch.eye(len(G), dtype=torch.float64)
-            weights: Tensor = U + nonnegative_minimum(regular, U.double() @ regular).to(U.dtype)
-            return weights
 
     def losses() -> Tensor:
         outputs = model(inputs)  # the engine needs a dimension of environments
         return cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets).mean(1)
 
     engine = Engine(model, batch_dim=0) if way == "autogram" else None
-    weighting, aggregator = UPGradWeighting(projector=Projector()), Theirs(projector=Projector())
+    weighting, aggregator = UPGradWeighting(), Theirs()
 
     def theirs() -> None:
         optimizer.zero_grad()
@@ -124,12 +113,16 @@ def _peak(way: str) -> float:
 
 
 def measure(way: str, steps: int) -> None:
-    """Print the peak memory of this process after this number of steps, in KiB."""
+    """Print the peak memory of this process after this number of steps, in KiB.
+
+    ``ru_maxrss`` would be at least that of the parent, which the child shares until it starts its program.
+    """
     tune_process()
     step = _step(way)
     for _ in range(steps):
         step()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    print(peak.split()[1])
 
 
 def rows() -> list[Row]:
