@@ -18,12 +18,19 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 ADDRESS = "TESTS_RAY_WORKERS"
+# No test looks at what a node says of itself. Its log files are looked for twice a second, not ten times.
+QUIET = {
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "600000",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+}
 _SERVE, NODE = "serve", "node"
 _LIBRARY = "torch._dynamo"
 # Ray reads the environment when it is imported, and the node gives its workers another environment.
@@ -38,13 +45,14 @@ _CONCORD = (
 
 @contextmanager
 def forked_workers(folder: Path) -> Iterator[None]:
-    """Let a Ray that the body starts fork its workers and have no dashboard."""
+    """Let a Ray that the body starts fork its workers; its dashboard has only the part that Ray Train asks."""
     import pytest
 
     with template(folder, _CONCORD) as variables, pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
+        for name, value in (QUIET | variables).items():
             patch.setenv(name, value)
-        patch.setattr("ray._private.parameter.RayParams", parameters(include_dashboard=False))
+        patch.setattr("ray._private.parameter.RayParams", parameters())
+        patch.setattr("ray._private.services.start_ray_process", _small_dashboard())
         yield
 
 
@@ -62,11 +70,21 @@ def template(folder: Path, more: Sequence[str] = ()) -> Iterator[dict[str, str]]
         yield {ADDRESS: address}
 
 
-def parameters(**given: object) -> type[Any]:
-    """Ray's parameters of a node, with these in place of its defaults; with a template, workers are forked."""
+def _small_dashboard() -> Callable[..., Any]:
+    """Ray's function that starts a node's processes, with an option of the dashboard: each module is a process."""
+    from ray._private.services import start_ray_process
+
+    def start(command: list[str], kind: str, **options: Any) -> Any:
+        return start_ray_process(command + ["--modules-to-load=StateHead"] * (kind == "dashboard"), kind, **options)
+
+    return start
+
+
+def parameters() -> type[Any]:
+    """Ray's parameters of a node; with a template, its workers are forked."""
     from ray._private.parameter import RayParams
 
-    own = {"setup_worker_path": __file__, **given} if ADDRESS in os.environ else given
+    own = {"setup_worker_path": __file__} if ADDRESS in os.environ else {}
 
     class Params(RayParams):
         def __init__(self, *arguments: object, **options: object) -> None:

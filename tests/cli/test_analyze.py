@@ -272,7 +272,7 @@ def test_spread_is_over_the_runs_of_a_method() -> None:
 
 
 def test_a_run_compares_its_environments_when_it_is_asked_to(
-    concord_: Concord, tmp_path: Path, without_ray: None
+    ray_cluster: None, concord_: Concord, tmp_path: Path, without_ray: None
 ) -> None:
     """The same with one worker and two, at as many evaluations as asked; training itself is not changed by it."""
     words = ["train", "synthetic", *TINY, "--epochs", "4", "--evaluations", "4", "--no-register"]

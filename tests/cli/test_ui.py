@@ -13,10 +13,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-import ray
 from ports import free_port
 
-from concord.runs.dashboard import described, running_dashboard
+from concord.runs.dashboard import running_dashboard
 from concord.tracking import Store
 
 PATIENCE = 120.0
@@ -139,18 +138,3 @@ def stranger() -> Iterator[str]:
 def test_a_stranger_where_ray_s_dashboard_might_be_is_not_asked(stranger: str) -> None:
     assert running_dashboard() != stranger
     assert _Stranger.asked == []
-
-
-def test_the_dashboard_of_an_own_ray_is_found_and_no_token_is_shown(
-    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/somewhere/token")
-    address = running_dashboard()
-    assert address is not None
-    with contextlib.suppress(urllib.error.HTTPError):  # it asks for a token, or is open
-        urllib.request.urlopen(f"{address}/api/version", timeout=20).close()
-    mine = f"http://{ray._private.worker.global_worker.node.webui_url}"  # one Ray of several that may be this user's
-    monkeypatch.setattr("concord.runs.dashboard.ANSWER_SECONDS", 30.0)
-    assert described(mine) in (mine, f"{mine} (enter the token in /somewhere/token)")
-    assert ("the token in" in described(mine)) == (os.environ.get("RAY_AUTH_MODE") == "token")

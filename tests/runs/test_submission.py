@@ -6,6 +6,8 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +28,7 @@ from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
 from concord.record import EVENTS, read_events, read_history
+from concord.runs.dashboard import described, running_dashboard
 from concord.runs.submission.cluster import Cluster
 from concord.runs.submission.package import inside, packed
 from concord.runs.submission.profile import Profile
@@ -283,6 +286,18 @@ def test_a_token_is_asked_for_and_a_wrong_one_named(
     assert result["error"] == f"--address {head.address}: the cluster refuses the token of --token-file " + str(
         tmp_path / "wrong"
     )
+
+
+def test_the_dashboard_of_an_own_ray_is_found_and_no_token_is_shown(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/somewhere/token")
+    address = running_dashboard()
+    assert address is not None
+    with contextlib.suppress(urllib.error.HTTPError):  # it is of one Ray of several that may be this user's
+        urllib.request.urlopen(f"{address}/api/version", timeout=20).close()
+    monkeypatch.setattr("concord.runs.dashboard.ANSWER_SECONDS", 30.0)
+    assert described(head.address) == f"{head.address} (enter the token in /somewhere/token)"
 
 
 def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
