@@ -18,6 +18,9 @@ from ports import free_port
 
 _HEAD_ID = "f" * 51 + "00000"  # the provider's first node
 
+# What `concord` imports.
+_LIBRARIES = ("mlflow", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.pyplot")
+
 _NO_COMMANDS_AND_FILES = (
     *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
     *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter"),
@@ -36,7 +39,7 @@ class Head:
         # Ray's sockets are in this folder, and their paths must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))
         self.command = [
-            # The command `ray`; its workers are forked from a process without Concord, since a job brings its own.
+            # The command `ray`; workers and drivers are forked from a process without Concord, which jobs bring along.
             *(sys.executable, ray_workers.__file__, ray_workers.NODE),
             *("start", "--head", "--block", "--disable-usage-stats"),
             *("--node-ip-address", "127.0.0.1", "--port", str(self.port), "--ray-client-server-port", str(client)),
@@ -52,12 +55,13 @@ class Head:
     def start(self) -> None:
         self.temporary.mkdir(exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CONCORD_"))}
+        forks = self._template.enter_context(ray_workers.template(self.temporary, _LIBRARIES))
         environment |= {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token_file.read_text(),
-            "CONCORD_PYTHON": sys.executable,
+            "CONCORD_PYTHON": str(ray_workers.python(self.temporary / "python") if forks else sys.executable),
             "CONCORD_OUTPUT": str(self.folder / "runs"),
-            **self._template.enter_context(ray_workers.template(self.temporary)),
+            **forks,
             **self.variables,
         }
         log = (self.folder / "head.log").open("ab")

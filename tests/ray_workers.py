@@ -31,7 +31,7 @@ QUIET = {
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
 }
-_SERVE, NODE = "serve", "node"
+_SERVE, NODE, _PYTHON = "serve", "node", "python"
 _LIBRARY = "torch._dynamo"
 # Ray reads the environment when it is imported, and the node gives its workers another environment.
 _RAY = ("ray._private.workers.default_worker", "ray.train.torch", "ray.train.v2._internal.execution.controller")
@@ -104,14 +104,24 @@ def start_node(words: list[str]) -> None:
     main()
 
 
-def ask(words: list[str]) -> None:
-    """Ask for a forked worker, and wait until it has ended."""
+def python(file: Path) -> Path:
+    """Make this file a command that does as ``python -m`` does, in a fork of the process with the imports."""
+    file.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} {_PYTHON} "$@"\n')
+    file.chmod(0o700)
+    return file
+
+
+def ask(words: list[str]) -> int:
+    """Ask for a fork, pass on to it what would end it, and wait until it has ended; return its exit status."""
     asked = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[ADDRESS])
         socket.send_fds(connection, [asked], [0, 1, 2])
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(1)
+        pid = int(connection.recv(16))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda given, _: os.kill(pid, given))
+        return int(connection.recv(16) or -signal.SIGKILL)
 
 
 def serve(address: str, *more: str) -> None:
@@ -139,7 +149,8 @@ def serve(address: str, *more: str) -> None:
                 for number, descriptor in enumerate(descriptors):
                     os.dup2(descriptor, number)
                 os.chdir(folder)
-                work(words)
+                connection.send(str(os.getpid()).encode())
+                work(words, connection)
             connection.close()
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -154,12 +165,39 @@ def received(connection: socket.socket) -> tuple[list[str], dict[str, str], str,
     return words, environment, folder, descriptors
 
 
-def work(words: list[str]) -> NoReturn:
-    """Run one worker, as ``setup_worker.py`` does. It ends like a forked process, without finalizing modules."""
+def work(words: list[str], connection: socket.socket) -> NoReturn:
+    """Run one worker, as ``setup_worker.py`` does, or one module, as ``python -m`` does.
+
+    It ends like a forked process, without finalizing modules.
+    """
+    os.setsid()
+    try:
+        if words[0] == _PYTHON:
+            _, _, module, *sys.argv[1:] = words
+            sys.path[:1] = [os.getcwd(), *_own_paths()]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = worker(words)
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        code: Any = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    status = code if isinstance(code, int) else int(code is not None)
+    connection.send(str(status).encode())
+    os._exit(status)
+
+
+def worker(words: list[str]) -> list[str]:
+    """Apply a worker's runtime environment; return its command."""
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.utils import update_envs
 
-    os.setsid()
     parser = argparse.ArgumentParser()
     parser.add_argument("--serialized-runtime-env-context", default="{}")
     parser.add_argument("--language")
@@ -170,20 +208,13 @@ def work(words: list[str]) -> NoReturn:
     match context.command_prefix:
         case ["cd", place, "&&"]:
             os.chdir(*shlex.split(place))
-    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
-    sys.argv = rest
-    try:
-        runpy.run_path(rest[0], run_name="__main__")
-        code: Any = 0
-    except SystemExit as end:
-        code = end.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    sys.path[:0] = _own_paths()
+    return rest
+
+
+def _own_paths() -> list[str]:
+    """The paths in PYTHONPATH that the process with the imports had not."""
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
 
 
 if __name__ == "__main__":
@@ -193,4 +224,4 @@ if __name__ == "__main__":
         case [word, *words] if word == NODE:
             start_node(words)
         case words:
-            ask(words)
+            sys.exit(ask(words))

@@ -19,6 +19,7 @@ import ray
 from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobSubmissionClient
 from ray_head import Head
+from ray_workers import QUIET
 from test_readme import snippet
 
 import concord
@@ -269,6 +270,7 @@ def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     head = Head(tmp_path_factory.mktemp("head"))
+    head.variables = QUIET
     head.start()
     yield head
     head.stop()
@@ -496,13 +498,11 @@ def test_a_submission_is_stopped_once(
     )
     events = head.folder / "runs" / "runs" / "endless" / EVENTS
     end = time.monotonic() + 120
-    while time.monotonic() < end:
-        found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
-        if events.exists() and any(each.name == "metrics" for each in read_events(events)):
-            break
-        time.sleep(0.5)
-    else:
-        pytest.fail(f"it has not started: {found}")
+    while not (events.exists() and any(each.name == "metrics" for each in read_events(events))):
+        assert time.monotonic() < end, outcome(capsys, "submissions", *where)
+        time.sleep(0.1)
+    (found,) = (each for each in outcome(capsys, "submissions", *where)[1]["submissions"] if each["name"] == "endless")
+    assert found["status"] == "running"
     assert outcome(capsys, "stop", result["submission"], *where) == (
         0,
         {"submission": result["submission"], "status": "stopped"},
