@@ -59,7 +59,7 @@ LONG = (
     "test_progress", "test_kubernetes", "test_image_domains", "test_distill_tasks", "test_champion", "test_objectives",
 )  # fmt: skip
 # Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
-GROUPS = {"ray_cluster": "ray", "process_groups": "processes"}
+GROUPS = {"ray_cluster": "ray", "process_groups": "processes", "server": "servers"}
 GROUPED = "concord/groups"
 
 
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
     used = {item.nodeid: GROUPS.keys() & set(getattr(item, "fixturenames", ())) for item in items}
     if hasattr(config, "workerinput") and hasattr(config, "cache"):
-        config.cache.set(GROUPED, {name: GROUPS[fixtures.pop()] for name, fixtures in used.items() if fixtures})
+        config.cache.set(GROUPED, {name: GROUPS[min(fixtures)] for name, fixtures in used.items() if fixtures})
 
 
 class Scheduling(LoadFileScheduling):
@@ -170,10 +170,11 @@ def _denormal_numbers() -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running MLflow server."""
+@pytest.fixture(scope="session")
+def server(_tables_made_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A running MLflow server; a test that kills it starts it again."""
     server = Server(tmp_path_factory.mktemp("server"))
+    Store.open(server.folder, server.database)
     server.start()
     yield server
     server.kill()

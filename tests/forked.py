@@ -26,6 +26,7 @@ _IMPORTED = [
     "test_training",
     "test_watching",
     "concord.cli",
+    "concord.studies.comparison_plan",
     "imported_mlflow",
 ]
 

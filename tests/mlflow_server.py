@@ -21,13 +21,14 @@ class Server:
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.folder = folder
+        self.database = f"sqlite:///{folder}/server.db"
         self.process: BaseProcess | None = None
 
     def start(self) -> None:
         start_server()
         words = [
             *("server", "--workers", "1", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--backend-store-uri", f"sqlite:///{self.folder}/server.db"),
+            *("--backend-store-uri", self.database),
             *("--artifacts-destination", str(self.folder / "server-artifacts")),
         ]
         environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
