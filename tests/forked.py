@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,17 @@ def run_program(text: str, folder: Path, **environment: str) -> str:
 
 
 class Command:
-    """``concord`` with these words in a process with its own session; has the interface of ``subprocess.Popen``."""
+    """``concord`` with these words in a process with its own session; has the interface of ``subprocess.Popen``.
 
-    def __init__(self, *words: object, folder: Path | None = None) -> None:
+    Standard streams are the terminal, if one is given; otherwise output is kept.
+    """
+
+    def __init__(self, *words: object, folder: Path | None = None, terminal: Path | None = None) -> None:
         start_server()
         self._written = tempfile.TemporaryDirectory()
-        given = ([str(word) for word in words], folder or Path.cwd(), dict(os.environ), Path(self._written.name))
+        written = Path(self._written.name)
+        streams = {0: terminal, 1: terminal, 2: terminal} if terminal else {1: written / "out", 2: written / "error"}
+        given = ([str(word) for word in words], folder or Path.cwd(), dict(os.environ), streams)
         self._process = multiprocessing.get_context("forkserver").Process(target=_command, args=given)
         self._process.start()
         assert self._process.pid is not None
@@ -96,6 +101,9 @@ class Command:
         out, error = (Path(self._written.name) / name for name in ("out", "error"))
         return out.read_text(), error.read_text()
 
+    def wait(self, timeout: float) -> None:
+        self._process.join(timeout)
+
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
@@ -110,13 +118,13 @@ class Command:
         self._process.kill()
 
 
-def _command(words: list[str], folder: Path, environment: dict[str, str], written: Path) -> None:
+def _command(words: list[str], folder: Path, environment: dict[str, str], streams: Mapping[int, Path]) -> None:
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for number, name in ((1, "out"), (2, "error")):
-        os.dup2(os.open(written / name, os.O_WRONLY | os.O_CREAT), number)
+    for number, place in streams.items():
+        os.dup2(os.open(place, os.O_RDWR | os.O_CREAT), number)
     from concord.cli import entry
 
     sys.argv = ["concord", *words]

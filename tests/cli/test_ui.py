@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from forked import Command
 from ports import free_port
 
 from concord.runs.dashboard import running_dashboard
@@ -84,9 +85,7 @@ def processes_of(port: int) -> dict[int, str]:
 def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Path) -> None:
     Store.open(output)
     port = free_port()
-    words = [sys.executable, "-m", "concord", "ui", "--output", str(output), "--port", str(port)]
-    started = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
+    with Command("ui", "--output", output, "--port", port) as started:
 
         def answers() -> bool:
             assert started.poll() is None
@@ -98,11 +97,9 @@ def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Pa
         running = processes_of(port)
         assert any("uvicorn" in command for command in running.values())
         assert not any("sqlite" in command for command in running.values())
-        started.terminate()
-        started.wait(PATIENCE)
+        started.send_signal(signal.SIGTERM)
+        started.communicate(PATIENCE)
         until(lambda: not any(map(lives, running)))
-    finally:
-        started.kill()
 
 
 class _Stranger(BaseHTTPRequestHandler):

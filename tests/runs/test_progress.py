@@ -10,10 +10,11 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked import Command
 
 SCRIPT = Path(__file__).with_name("terminal_progress.py")
 COLUMNS = 80
@@ -21,15 +22,16 @@ SECONDS = 180  # a busy machine takes a minute to import what the script needs
 
 
 class Terminal:
-    """A command on a terminal of its own."""
+    """A terminal on which a process is at work."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, start: Callable[[Path], subprocess.Popen[bytes] | Command]) -> None:
         self._side, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        environment = {**os.environ, "TERM": "xterm-256color"}
-        environment.pop("CONCORD_LOG", None)
-        self.process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment)
-        os.close(other)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TERM", "xterm-256color")
+            patch.delenv("CONCORD_LOG", raising=False)
+            self.process = start(Path(os.ttyname(other)))
+        self._other = other
         self._seen = ""
 
     def line(self, pattern: str) -> re.Match[str]:
@@ -51,18 +53,24 @@ class Terminal:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait()
-        os.close(self._side)
+        self.process.wait(SECONDS)
+        for side in (self._side, self._other):
+            os.close(side)
 
 
 def _without_control(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
+def _script(terminal: Path) -> subprocess.Popen[bytes]:
+    with terminal.open("r+b", buffering=0) as stream:
+        return subprocess.Popen([sys.executable, str(SCRIPT)], stdin=stream, stdout=stream, stderr=stream)
+
+
 @pytest.fixture(scope="module")
 def terminal() -> Iterator[Terminal]:
     """The states of :mod:`terminal_progress`, one after the other."""
-    terminal = Terminal(sys.executable, str(SCRIPT))
+    terminal = Terminal(_script)
     yield terminal
     terminal.close()
 
@@ -119,7 +127,7 @@ def test_a_run_in_this_process_starts_no_workers(tmp_path: Path) -> None:
     job = tmp_path / "slow.py"
     job.write_text(SLOW)
     words = ("train", str(job), "--epochs", "1", "--no-register", "--output", str(tmp_path / "output"))
-    terminal = Terminal(sys.executable, "-m", "concord", *words)
+    terminal = Terminal(lambda place: Command(*words, terminal=place))
     assert terminal.line(rf"^\S (starting workers|loading data) {BAR}").group(1) == "loading data"
     terminal.close()
 

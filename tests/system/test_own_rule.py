@@ -23,12 +23,13 @@ from concord.runs.run import run
 from concord.runs.run_folder import recorded_config
 from concord.runs.submission.package import inside
 from concord.space import Choice, Uniform
-from concord.storage import Folder
+from concord.storage import Folder, append_line
 from concord.studies.plan import plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.spaces import config_at, derived
 from concord.studies.study_options import options_for
 from concord.tracking import Store
+from concord.tracking.mirror import CURSOR
 from concord.training import load_job
 from concord.training.job import JobFile, job_from_source, with_rule
 from concord.training.rule_file import RuleFile
@@ -308,9 +309,11 @@ def test_a_run_trains_by_the_rule_and_resumes_from_another_folder(
     assert float(tracked.parameters["dead_zone"]) == 1e9
     kept = store.client.download_artifacts(finished.run_id, "my_rule.py", str(tmp_path))
     assert Path(kept).read_text() == text
-    # As if it had not come to its end.
+    # As if it had not come to its end, in the store as well.
     events = finished.folder / EVENTS
-    events.write_text("".join(line for line in events.read_text().splitlines(True) if '"event":"ended"' not in line))
+    before = "".join(line for line in events.read_text().splitlines(True) if '"event":"ended"' not in line)
+    events.write_text(before)
+    append_line(finished.folder / CURSOR, len(before.encode()))
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
     again = ["train", JOB, "--output", str(output), "--name", "a", "--resume"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked import run_group
+from forked import Command, run_group
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import CONFIGURATION, PROGRAM, Prometheus
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
@@ -235,38 +235,37 @@ def test_the_dashboard_is_one_that_grafana_can_import() -> None:
 # --- logs
 
 
-def concord(*words: str, log: str = "json", **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "concord", *words],
-        env={**os.environ, "CONCORD_LOG": log, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def refused(*words: str, **environment: str) -> tuple[str, str]:
+    """What a refused command says on standard output and on standard error."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        with Command(*words) as ended:
+            said = ended.communicate()
+    assert ended.returncode == 2
+    return said
 
 
 def test_an_error_is_one_json_object_on_standard_error() -> None:
-    ended = concord("train", "synthetic", "--lr", "0", "--json", CONCORD_SUBMISSION="s-1")
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
+    words = ("train", "synthetic", "--lr", "0", "--json")
+    out, error = refused(*words, CONCORD_LOG="json", CONCORD_SUBMISSION="s-1")
+    (line,) = error.splitlines()
     record = json.loads(line)
     assert record["levelname"] == "ERROR"
     assert record["message"].startswith("concord: --lr 0.0: must be a finite number above 0")
     assert record["submission"] == "s-1"
     assert set(record) >= {"asctime", "timestamp_ns", "filename", "lineno", "process"}
-    assert json.loads(ended.stdout) == {"error": "--lr 0.0: must be a finite number above 0"}
+    assert json.loads(out) == {"error": "--lr 0.0: must be a finite number above 0"}
 
 
 def test_without_being_asked_for_json_lines_are_text() -> None:
-    ended = concord("train", "synthetic", "--lr", "0", log="text")
-    assert ended.stderr == "concord: --lr 0.0: must be a finite number above 0\n"
+    _, error = refused("train", "synthetic", "--lr", "0", CONCORD_LOG="text")
+    assert error == "concord: --lr 0.0: must be a finite number above 0\n"
 
 
 def test_a_form_of_logs_that_there_is_not_is_named() -> None:
-    ended = concord("jobs", log="xml")
-    assert ended.returncode == 2
-    assert ended.stderr == "concord: CONCORD_LOG=xml: must be json or text\n"
+    _, error = refused("jobs", CONCORD_LOG="xml")
+    assert error == "concord: CONCORD_LOG=xml: must be json or text\n"
 
 
 # --- a real cluster, a real Prometheus
