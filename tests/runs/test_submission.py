@@ -6,14 +6,13 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray._private.runtime_env.packaging import create_package
@@ -294,10 +293,10 @@ def test_the_dashboard_of_an_own_ray_is_found_and_no_token_is_shown(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/somewhere/token")
-    address = running_dashboard()
-    assert address is not None
-    with contextlib.suppress(urllib.error.HTTPError):  # it is of one Ray of several that may be this user's
-        urllib.request.urlopen(f"{address}/api/version", timeout=20).close()
+    assert head.process is not None
+    own = psutil.Process(head.process.pid)  # not a Ray of another test
+    monkeypatch.setattr(psutil, "process_iter", lambda: own.children(recursive=True))
+    assert running_dashboard() == head.address
     monkeypatch.setattr("concord.runs.dashboard.ANSWER_SECONDS", 30.0)
     assert described(head.address) == f"{head.address} (enter the token in /somewhere/token)"
 
