@@ -95,6 +95,17 @@ def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: N
     assert "2 training environments are few votes for a mask" in " ".join(result.lines())
 
 
+def test_methods_are_judged_by_the_spread_of_losses_and_shown_by_accuracy(ray_cluster: None, tmp_path: Path) -> None:
+    few: dict[str, Any] = {"methods": ("mean", "vrex"), "trials": 1, "seeds": 2, "metric": "spread"}
+    planned = plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, selection="held-out", **few)
+    result = run_methods(planned, [], lambda _: None)
+    header, rows = result.cells()
+    assert header[2:5] == ["held out spread (criterion)", "held-out accuracy", "o.o.d. test accuracy"]
+    spreads = [statistics.fmean(r["held_out_spread"] for r in each.reruns.values()) for each in result.studies.values()]
+    assert rows[0][0] == ["average", "V-REx"][spreads.index(min(spreads))]
+    assert "cannot reveal" not in " ".join(result.lines())
+
+
 def test_environments_left_out_recommend_the_method_without_the_shortcut(ray_cluster: None, tmp_path: Path) -> None:
     # In two of four stations the sensor is reversed: the average of the other three follows it the wrong way.
     file = tmp_path / "stations.py"
@@ -214,7 +225,7 @@ def test_a_method_with_a_failed_or_diverged_seed_is_not_recommended(values: list
     assert result.recommended == "mean"
     assert [row[0] for row in result.cells()[1]] == ["average", "V-REx", "AND-mask"]
     lacking = ", ".join(str(seed) for seed in (0, 1) if values[seed : seed + 1] != [1.0])
-    assert f"AND-mask: ranks last, without a finite validation accuracy on seed {lacking}" in result.lines()
+    assert f"AND-mask: ranks last; on seed {lacking} it has no finite validation_accuracy" in result.lines()
 
 
 def test_without_a_value_of_the_average_the_best_other_method_is_recommended() -> None:

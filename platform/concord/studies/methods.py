@@ -107,7 +107,8 @@ class MethodsOptions(OptionGroup):
     """Examples that score settings and methods; auto is validation if the job has validation environments, else
     leave-one-out with three training environments, else held-out examples, which have the same shortcuts."""
     metric: str | None = None
-    """Measure of the score, such as accuracy, loss or worst_accuracy; by default accuracy, or loss without one."""
+    """Measure of the score, such as accuracy, worst_accuracy or spread; by default that of the job's criterion, else
+    accuracy, or loss without one."""
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
