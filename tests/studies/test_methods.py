@@ -51,7 +51,10 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     few: dict[str, Any] = {"methods": ("mean", "and-mask", "vrex"), "trials": 3, "seeds": 2}
     planned = plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few)
-    result = run_methods(planned, [], lambda _: None)
+    lines: list[str] = []
+    result = run_methods(planned, [], lines.append)
+    (first, second) = (line for line in lines if "methods; the others take about" in line)
+    assert (first[:13], second[:13]) == ("1 of 3 method", "2 of 3 method")
     assert list(result.studies) == ["mean", "and-mask", "vrex"]
     assert result.metric == "validation_accuracy"
     assert all(len(study.finished) == 3 and list(study.reruns) == [1, 2] for study in result.studies.values())
