@@ -218,7 +218,7 @@ def test_the_end_grows_with_epsilon_and_radius() -> None:
 
 def test_diagonals_come_close_to_the_dense_ones() -> None:
     of = losses()
-    found = diagonals(of, 400, 0)
+    found = diagonals(of, 200, 0)
     for name in of.names:
         expected = np.diag(dense(of, name))
         assert found[name].numpy() == pytest.approx(expected, abs=0.25 * expected.max())

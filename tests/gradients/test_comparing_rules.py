@@ -149,7 +149,7 @@ def test_every_rule_is_that_of_a_loop_in_every_stacked_placement(task: Task) -> 
     rule, rows = rule_named(name), gradients_of(model, inputs, targets)
     for placement in PLACEMENTS:
         gradients = source(model, rule, placement)
-        for step in (0, 5):  # a rule that draws draws anew at each
+        for step in (0, 5) if name == "pcgrad" else (5,):  # it draws anew at each
             result = gradients((inputs, targets), step)
             assert_is(model, result, rule, rows, step, tolerance_of(name))
 
