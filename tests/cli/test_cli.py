@@ -66,6 +66,8 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
         ("train nowhere.py", "job nowhere.py: there is no such file"),
         ("report nothing", "job nothing: there is no such job"),
         ("train synthetic --treshold 0.5", "--treshold 0.5: there is no such option; did you mean --threshold?"),
+        ("train synthetic --clip-grad-norm 1", "--clip-grad-norm 1: there is no such option; did you mean --clip?"),
+        ("train synthetic --weight_decay=0", "--weight_decay=0: there is no such option; did you mean --l2?"),
         ("train synthetic --shortcuts 3", "--shortcuts 3: there is no such option; .*concord train synthetic --help"),
         ("train synthetic 0.5", "0.5: is not an option; concord train synthetic --help"),
         ("train synthetic --threshold high", "--threshold high: must be a number"),

@@ -51,7 +51,10 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     few: dict[str, Any] = {"methods": ("mean", "and-mask", "vrex"), "trials": 3, "seeds": 2}
     planned = plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few)
-    result = run_methods(planned, [], lambda _: None)
+    lines: list[str] = []
+    result = run_methods(planned, [], lines.append)
+    (first, second) = (line for line in lines if "methods; the others take about" in line)
+    assert (first[:13], second[:13]) == ("1 of 3 method", "2 of 3 method")
     assert list(result.studies) == ["mean", "and-mask", "vrex"]
     assert result.metric == "validation_accuracy"
     assert all(len(study.finished) == 3 and list(study.reruns) == [1, 2] for study in result.studies.values())
@@ -93,6 +96,17 @@ def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: N
         assert row["metrics"]["left_out_accuracy"]["mean"] == pytest.approx(statistics.fmean(values))
         assert row["metrics"]["left_out_accuracy"]["std"] == pytest.approx(statistics.stdev(values))
     assert "2 training environments are few votes for a mask" in " ".join(result.lines())
+
+
+def test_methods_are_judged_by_the_spread_of_losses_and_shown_by_accuracy(ray_cluster: None, tmp_path: Path) -> None:
+    few: dict[str, Any] = {"methods": ("mean", "vrex"), "trials": 1, "seeds": 2, "metric": "spread"}
+    planned = plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, selection="held-out", **few)
+    result = run_methods(planned, [], lambda _: None)
+    header, rows = result.cells()
+    assert header[2:5] == ["held out spread (criterion)", "held-out accuracy", "o.o.d. test accuracy"]
+    spreads = [statistics.fmean(r["held_out_spread"] for r in each.reruns.values()) for each in result.studies.values()]
+    assert rows[0][0] == ["average", "V-REx"][spreads.index(min(spreads))]
+    assert "cannot reveal" not in " ".join(result.lines())
 
 
 def test_environments_left_out_recommend_the_method_without_the_shortcut(ray_cluster: None, tmp_path: Path) -> None:
@@ -214,7 +228,7 @@ def test_a_method_with_a_failed_or_diverged_seed_is_not_recommended(values: list
     assert result.recommended == "mean"
     assert [row[0] for row in result.cells()[1]] == ["average", "V-REx", "AND-mask"]
     lacking = ", ".join(str(seed) for seed in (0, 1) if values[seed : seed + 1] != [1.0])
-    assert f"AND-mask: ranks last, without a finite validation accuracy on seed {lacking}" in result.lines()
+    assert f"AND-mask: ranks last; on seed {lacking} it has no finite validation_accuracy" in result.lines()
 
 
 def test_without_a_value_of_the_average_the_best_other_method_is_recommended() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import resource
 import signal
@@ -27,7 +28,7 @@ from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup
 from concord.record import EVENTS, Events, read_history
 from concord.storage import Folder
-from concord.studies.criterion import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
+from concord.studies.criterion import LOOKED_AT, Criterion, check_metric, chosen_mode, measure_of, worst_environments
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
@@ -384,6 +385,34 @@ def test_scores_are_finite_and_the_larger_the_better() -> None:
         for metrics in ({}, {criterion.metric: math.nan}, {criterion.metric: math.inf}, {criterion.metric: -math.inf}):
             assert math.isfinite(criterion.score(metrics))
             assert criterion.score(metrics) < -1e20
+
+
+def test_a_run_below_what_the_job_requires_has_no_value() -> None:
+    """An untrained network has no spread."""
+    spread = Criterion("held-out", "held_out_spread", "min", {"worst_held_out_accuracy": 0.625})
+    trained, untrained = (
+        {"held_out_spread": at, "worst_held_out_accuracy": least} for at, least in ((0.1, 0.7), (0.0, 0.5))
+    )
+    assert spread.score(trained) == -0.1
+    assert spread.score(untrained) == spread.score({"held_out_spread": 0.0}) < -1e20
+    runs = [ended(number, [Evaluation(1, 1, metrics)]) for number, metrics in enumerate((untrained, trained))]
+    assert [each.run.trial for each in spread.ranked(runs)] == [1]
+    assert Criterion(**json.loads(json.dumps(dataclasses.asdict(spread)))) == spread
+
+
+@pytest.mark.parametrize(
+    ("metric", "measure"),
+    [
+        ("held_out_spread", "spread"),
+        ("worst_validation_loss", "worst_loss"),
+        ("held_out_loss", "loss"),
+        ("ood_loss", None),
+        ("train_loss", None),
+        ("", None),
+    ],
+)
+def test_a_criterion_names_a_measure_on_examples_that_may_judge(metric: str, measure: str | None) -> None:
+    assert measure_of(metric, ["loss", "spread"]) == measure
 
 
 few = st.sampled_from([0.0, 0.5, 1.0, math.nan, math.inf, -math.inf, None])

@@ -50,8 +50,8 @@ def test_the_readme_is_short() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("aggregator", "stacked", "per-example", "temporal", "objective", "own-rule", "seeds"),
-        *("own-weighting", "own-column-rule"),
+        *("aggregator", "stacked", "per-example", "temporal", "objective", "objective-with-state", "own-rule"),
+        *("seeds", "own-weighting", "own-column-rule"),
     ],
 )
 def test_a_snippet_runs_as_it_stands(tmp_path: Path, name: str) -> None:

@@ -160,6 +160,22 @@ def test_an_evaluation_can_be_the_criterion_and_its_least_the_best() -> None:
     options = options_for(JOB.config).with_options(metric="worst_calibration_error", name="least", lr=0.1)
     plan = plan_study(FILE, options, {"metric", "name"})
     assert (plan.criterion.metric, plan.criterion.mode) == ("worst_held_out_calibration_error", "min")
+    plan = plan_study(FILE, options.with_options(metric=None), {"name"})
+    assert (plan.criterion.metric, plan.criterion.mode) == ("held_out_calibration_error", "min")
+
+
+def test_a_study_is_judged_by_the_criterion_with_what_it_requires() -> None:
+    least = {"worst_held_out_accuracy": 0.6}
+    job = dataclasses.replace(JOB, criterion="held_out_spread", mode="min", required=lambda _: least)
+    file, options = dataclasses.replace(FILE, job=job), options_for(JOB.config).with_options(name="spread", lr=0.1)
+    criterion = plan_study(file, options, {"name"}).criterion
+    assert (criterion.metric, criterion.mode, criterion.required) == ("held_out_spread", "min", least)
+    assert plan_study(file, options.with_options(metric="loss"), {"name", "metric"}).criterion.required == {}
+    refused = [("worst_spread", {}), ("spread", {"selection": "validation"}), ("spread", {"held_out": 0.0})]
+    for metric, given in refused:
+        asked = options.with_options(metric=metric, **given)
+        with pytest.raises(InputError, match=f"--metric {metric}: the spread of losses is over held-out examples"):
+            plan_study(FILE, asked, {"name", "metric", *given})
 
 
 def test_without_a_criterion_the_jobs_own_evaluation_compares_versions() -> None:

@@ -72,6 +72,21 @@ _KINDS = {
 }
 
 
+# The names of other libraries' options (PyTorch, Transformers, Lightning, DomainBed), and ours.
+_ELSEWHERE = {
+    "--learning-rate": "--lr",
+    "--weight-decay": "--l2",
+    "--clip-grad-norm": "--clip",
+    "--max-grad-norm": "--clip",
+    "--gradient-clip-val": "--clip",
+    "--num-workers": "--readers",
+    "--device": "--use-gpu",
+    "--dtype": "--precision",
+    "--algorithm": "--aggregator or --objective",
+    "--tau": "--threshold",
+}
+
+
 def _one_line(event: Any, known: Sequence[str]) -> str:
     """A parse error in one line: the option, the value, and what is expected."""
     lowered = getattr(getattr(event, "argument", None), "lowered", None)
@@ -85,7 +100,10 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             first = event.tokens[0]
             if not first.startswith("-"):
                 return f"{' '.join(event.tokens)}: is not an option; {event.prog} --help lists the options"
-            near = did_you_mean(first.split("=")[0].lower(), known) or ";"
+            name = first.split("=")[0].lower().replace("_", "-")
+            ours = _ELSEWHERE.get(name, "")
+            same = f"; did you mean {ours}?" if ours.split(" ")[0] in known else ""
+            near = same or did_you_mean(name, known) or ";"
             return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":
             return f"{option} {event.value}: must be one of {', '.join(shown_choices(event.choices))}"

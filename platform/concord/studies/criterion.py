@@ -26,6 +26,8 @@ LOOKED_AT: Mapping[Selection, str] = {
     "oracle": "the o.o.d. test set itself, an oracle",
     "own": "the job's own evaluation",
 }
+SPREAD = "spread"
+"""The measure of how far the environments' held-out losses differ."""
 _WORST = -1e30  # the score for NaN; finite, so that means and quantiles of scores are numbers
 
 
@@ -36,11 +38,13 @@ class Criterion:
     Attributes:
         selection: the examples.
         metric: the name, such as ``held_out_accuracy``.
+        required: the least values of other metrics; a run that misses one has no value.
     """
 
     selection: Selection
     metric: str
     mode: Mode
+    required: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of(selection: Selection, measure: str, mode: Mode) -> "Criterion":
@@ -72,22 +76,43 @@ class Criterion:
         """The mode in words."""
         return "the larger the better" if self.mode == "max" else "the smaller the better"
 
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """The metric; NaN without it, or if another metric falls short of what is required."""
+        met = all(metrics.get(name, math.nan) >= least for name, least in self.required.items())
+        return metrics.get(self.metric, math.nan) if met else math.nan
+
+    @property
+    def missing(self) -> str:
+        """What a run without a value has, in words."""
+        least = "".join(f", or {name} below {value:.4g}" for name, value in self.required.items())
+        return f"no finite {self.metric}{least}"
+
     def score(self, metrics: Mapping[str, float]) -> float:
         """The score: larger is better, always finite."""
-        value = metrics.get(self.metric, math.nan)
+        value = self.value(metrics)
         if not math.isfinite(value):
             return _WORST
         return value if self.mode == "max" else -value
 
     def ranked(self, runs: Iterable[EndedRun]) -> list[EndedRun]:
-        """The runs with the metric, best first; ties by loss, then by number."""
-        scored = [each for each in runs if math.isfinite(each.metrics.get(self.metric, math.nan))]
+        """The runs with a value, best first; ties by loss, then by number."""
+        scored = [each for each in runs if math.isfinite(self.value(each.metrics))]
 
         def key(each: EndedRun) -> tuple[float, float, int]:
             loss = each.metrics.get(self.loss, math.inf)
             return -self.score(each.metrics), loss if math.isfinite(loss) else math.inf, each.run.trial
 
         return sorted(scored, key=key)
+
+
+def measure_of(metric: str, measures: Iterable[str]) -> str | None:
+    """The one of the measures, such as ``loss`` or ``worst_loss``, that is this metric on validation or held-out
+    examples."""
+    for measure in measures:
+        for either in (measure, f"worst_{measure}"):
+            if metric in (metric_on(split, either) for split in ("validation", "held_out")):
+                return either
+    return None
 
 
 def metric_on(split: str, measure: str) -> str:
@@ -100,6 +125,11 @@ def metric_on(split: str, measure: str) -> str:
 def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | None]) -> Mode:
     """The mode of a measure, the job's or ``--mode`` (InputError if it is unknown or contradictory)."""
     plain = measure.removeprefix("worst_")
+    if plain == SPREAD and (measure != SPREAD or plain not in known):
+        raise InputError(
+            f"--metric {measure}: the spread of losses is over held-out examples of the environments; "
+            f"give --metric {SPREAD} --selection held-out, and --held-out above 0"
+        )
     if plain not in known:
         there = ", ".join(sorted(known))
         raise InputError(f"--metric {measure}: the job does not report it; there are {there}, each also as worst_…")

@@ -107,7 +107,8 @@ class MethodsOptions(OptionGroup):
     """Examples that score settings and methods; auto is validation if the job has validation environments, else
     leave-one-out with three training environments, else held-out examples, which have the same shortcuts."""
     metric: str | None = None
-    """Measure of the score, such as accuracy, loss or worst_accuracy; by default accuracy, or loss without one."""
+    """Measure of the score, such as accuracy, worst_accuracy or spread; by default that of the job's criterion, else
+    accuracy, or loss without one."""
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
@@ -285,6 +286,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     try:
         with sigterm_as_interrupt(), ray_session(plan.base):
             info(_time_needed(plan, info))
+            left = {method: _trainings_left(study) for method, study in plan.studies.items()}
+            total, began = sum(left.values()), time.perf_counter()
             for method, study in plan.studies.items():
                 try:
                     found[method] = run_study(study, info)
@@ -293,6 +296,10 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                 except RunFailedError as error:
                     failed[method] = str(error)
                     info(f"{method}: {error}")
+                done = total - sum(left.values()) + left.pop(method)
+                if done and any(left.values()):
+                    takes = duration((time.perf_counter() - began) / done * sum(left.values()))
+                    info(f"{len(found) + len(failed)} of {len(plan.studies)} methods; the others take about {takes}")
     except (StoppedError, KeyboardInterrupt):
         again = shlex.join(["concord", "compare", plan.job.reference, METHODS, *map(redact, words)])
         raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None

@@ -17,6 +17,7 @@ from concord.options import option_values, options_of
 from concord.record import Kind as GroupKind
 from concord.record import read_record
 from concord.redaction import is_secret, without_secrets
+from concord.runs.champion import required
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
@@ -25,7 +26,7 @@ from concord.runs.run_folder import new_names, recorded_config
 from concord.runs.tags import run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
-from concord.studies.criterion import Criterion, check_metric, chosen_mode, metric_on
+from concord.studies.criterion import SPREAD, Criterion, check_metric, chosen_mode, measure_of, metric_on
 from concord.studies.proposals import Kind, RunProposal
 from concord.studies.search import Search
 from concord.studies.spaces import (
@@ -276,10 +277,16 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
     usual = next(iter(checked.measures)) if own_loop else "accuracy" if "accuracy" in checked.measures else "loss"
-    measure = asked.metric or study.metric or usual
     mode_of = dict(checked.measures)
-    mode = mode_of[measure.removeprefix("worst_")] = chosen_mode(measure, asked.mode, mode_of)
+    if asked.selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
+        mode_of[SPREAD] = checked.reported[spread]
+    of_job = measure_of(job.job.criterion or "", mode_of)
+    measure = asked.metric or study.metric or of_job or usual
+    asked_mode = asked.mode or (job.job.mode if measure == of_job else None)
+    mode = mode_of[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, mode_of)
     criterion = Criterion.of(asked.selection, measure, mode)
+    if criterion.metric == job.job.criterion and isinstance(base, TrainConfig):
+        criterion = dataclasses.replace(criterion, required=required(job.job, base))
     train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
     check_metric(criterion, _reported(checked, criterion, mode_of, leave_out))
     environments = len(train) - leave_out

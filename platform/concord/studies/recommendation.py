@@ -15,7 +15,7 @@ from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
 from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
-from concord.studies.criterion import LOOKED_AT, metric_on
+from concord.studies.criterion import LOOKED_AT, SPREAD, metric_on
 from concord.studies.results import StudyResult
 from concord.studies.tables import Cells, Column, KeptLine, Shown, table
 
@@ -87,13 +87,15 @@ class MethodsResult:
         for method in ranked:
             lacking = ", ".join(str(seed) for seed in self.seeds if not self._has_value(method, seed))
             if lacking:
-                lines.append(f"{method_name(method)}: ranks last, without a finite {metric} on seed {lacking}")
+                lines.append(
+                    f"{method_name(method)}: ranks last; on seed {lacking} it has {self._first.criterion.missing}"
+                )
         if (chance := chance_of(1.0, self.environments)) > MUCH_BY_CHANCE:
             lines.append(
                 f"{self.environments} training environments are few votes for a mask: "
                 f"random signs all agree with probability {format_chance(chance)}"
             )
-        if self._first.criterion.selection == "held-out":
+        if self._first.criterion.selection == "held-out" and self._first.measure != SPREAD:
             lines.append("held-out examples have the shortcuts of their environments and cannot reveal them")
         lines += [f"{method}: {failure.splitlines()[0]}" for method, failure in self.failed.items()]
         return lines
@@ -161,7 +163,7 @@ class MethodsResult:
 
     def _shown(self) -> dict[str, str]:
         """Metrics by heading: the criterion's, then other examples of the training environments, then the test."""
-        measure = self._first.measure
+        measure = self._first.reported_measure
         others = {f"{name} {measure}": metric_on(split, measure) for name, split in _OTHERS.items()}
         judged = {f"{self.metric.replace('_', ' ')} (criterion)": self.metric}
         return judged | {name: metric for name, metric in others.items() if metric != self.metric}
@@ -176,7 +178,7 @@ class MethodsResult:
         return finite(metrics[metric] for metrics in self._runs(method).values() if metric in metrics)
 
     def _has_value(self, method: str, seed: int) -> bool:
-        return math.isfinite(self._runs(method).get(seed, {}).get(self.metric, math.nan))
+        return math.isfinite(self._first.criterion.value(self._runs(method).get(seed, {})))
 
     def _score(self, method: str) -> float:
         if not all(self._has_value(method, seed) for seed in self.seeds):

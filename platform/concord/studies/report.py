@@ -153,7 +153,7 @@ def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
             methods[result.method] = runs
     if not methods:
         return {}
-    keep("methods", methods_figure(methods, results[-1].measure))
+    keep("methods", methods_figure(methods, results[-1].reported_measure))
     return {
         "methods": {
             name: {split: median_and_range(values) for split, values in runs.items()} for name, runs in methods.items()
@@ -163,7 +163,7 @@ def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
 
 def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[str, Any]:
     """The best trials of each method by their best value on the test (an oracle), if reported."""
-    measure, largest = results[-1].measure, results[-1].criterion.mode == "max"
+    measure, largest = results[-1].reported_measure, results[-1].reported_mode == "max"
     metrics = {split: metric_on(split, measure) for split in ("train", "ood")}
 
     def top(run: EndedRun) -> float:

@@ -19,10 +19,11 @@ from concord.record import read_history, require_record
 from concord.runs.lifecycle import Opened
 from concord.space import Space
 from concord.storage import Folder
-from concord.studies.criterion import Criterion, metric_on
+from concord.studies.criterion import SPREAD, Criterion, metric_on
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.study_options import SELECTIONS
 from concord.studies.tables import Cells, Column, NamedMetrics, Shown, table
+from concord.training.evaluation import Mode
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -135,6 +136,18 @@ class StudyResult(GroupResult):
         return str(self.record["measure"])
 
     @property
+    def reported_measure(self) -> str:
+        """The measure on all examples: of a spread of held-out losses, the accuracy or the loss."""
+        if self.measure != SPREAD:
+            return self.measure
+        return "accuracy" if metric_on("held_out", "accuracy") in self.best.metrics else "loss"
+
+    @property
+    def reported_mode(self) -> Mode:
+        """The mode of this measure."""
+        return self.criterion.mode if self.measure != SPREAD or self.reported_measure == "loss" else "max"
+
+    @property
     def method(self) -> str:
         """The method: the name of the job's study."""
         return str(self.record["identity"]["method"])
@@ -155,7 +168,9 @@ class StudyResult(GroupResult):
                 continue
             if selection == "validation" and not self.record["validation"]:
                 continue  # the same as held-out examples
-            criterion = Criterion.of(selection, self.measure, self.criterion.mode)
+            criterion = self.criterion
+            if selection != criterion.selection:
+                criterion = Criterion.of(selection, self.reported_measure, self.reported_mode)
             if ranked := criterion.ranked(judged):
                 found.append(Selected(criterion.label, len(ranked), ranked[0].run.trial, ranked[0].metrics))
         return found
@@ -186,23 +201,23 @@ class StudyResult(GroupResult):
         """The choices of every selection, side by side."""
         own, validation = self.criterion.selection == "own", ["validation"] if self.record["validation"] else []
         splits = [""] if own else ["held_out", *validation, "left_out", "ood"]
-        columns: dict[str, Column] = {
-            f"{split} {self.measure}".strip(): metric_on(split, self.measure) for split in splits
-        }
+        measure = self.reported_measure
+        columns: dict[str, Column] = {f"{split} {measure}".strip(): metric_on(split, measure) for split in splits}
         first = {"selected by": attrgetter("selection"), "among": attrgetter("among"), "trial": attrgetter("trial")}
         return table({**first, **columns}, self.by_selection())
 
     def reruns_table(self) -> Cells:
         """The best trial over new seeds."""
         splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
-        labels = {f"{split} {self.measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
+        measure = self.reported_measure
+        labels = {f"{split} {measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
         rows = [NamedMetrics(label, median_and_range(values)) for label, values in labels.items() if values]
         columns: dict[str, Column] = {f"best, {len(self.reruns)} new seeds": attrgetter("name")}
         return table(columns | {part: part for part in ("median", "least", "largest")}, rows)
 
     def over_seeds(self, split: str) -> list[float]:
         """The best trial's measure on a split over new seeds, as far as reported."""
-        metric = metric_on(split, self.measure)
+        metric = metric_on(split, self.reported_measure)
         return [metrics[metric] for metrics in self.reruns.values() if metric in metrics]
 
     @property

@@ -98,7 +98,7 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
         raise RunFailedError(f"every trial failed ({len(failed)}): {failed[0].failure}")
     ranked = plan.criterion.ranked(finished)
     if not ranked:
-        raise RunFailedError(f"no trial of {len(finished)} has a finite {plan.criterion.metric}")
+        raise RunFailedError(f"none of {len(finished)} trials has a value: {plan.criterion.missing}")
     # Environments are left out in turn for the best trials, so that all selections can be compared.
     shortlist = ranked[: plan.options.shortlist] if plan.shortlist_folds and not plan.folds else []
     folds = plan.shortlist_folds

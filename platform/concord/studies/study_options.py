@@ -61,8 +61,8 @@ class StudyOptions(OptionGroup):
     environments left out in turn, or the o.o.d. test (then results are marked as oracle); by default the job's choice
     for the method."""
     metric: str | None = None
-    """Measure of the score, such as accuracy, loss or worst_accuracy; by default the job's choice for the method, else
-    accuracy, or loss without one."""
+    """Measure of the score, such as accuracy, worst_accuracy or spread; by default that of the job's study, else of
+    its criterion, else accuracy, or loss without one."""
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
