@@ -23,15 +23,23 @@ from forked import start_server
 SECONDS = 30  # a longer test counts as hanging
 
 
-def in_processes(*worlds: int, **options: Sequence[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run the body in groups of these sizes, with every combination of the options; can be applied several times."""
+def in_processes(
+    *worlds: int, slow: bool = False, **options: Sequence[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run the body in groups of these sizes, with every combination of the options.
+
+    Can be applied several times: combinations that are there already are left out. ``slow`` marks the tests.
+    """
 
     def decorate(function: Any) -> Any:
         test = function if hasattr(function, "cases") else _test(function)
         for world, *values in itertools.product(worlds, *options.values()):
             arguments = dict(zip(options, values, strict=True))
+            if any(case.values == (world, arguments) for case in test.cases):
+                continue
             labels = [value if isinstance(value, str) else f"{name}={value}" for name, value in arguments.items()]
-            test.cases.append(pytest.param(world, arguments, id="-".join([f"{world} processes", *labels])))
+            name, marks = "-".join([f"{world} processes", *labels]), [pytest.mark.slow] if slow else []
+            test.cases.append(pytest.param(world, arguments, id=name, marks=marks))
         return test
 
     return decorate

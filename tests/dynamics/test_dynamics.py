@@ -517,7 +517,7 @@ def test_states_of_any_range_are_followed_by_squared_errors() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_the_toy_is_learned_with_one_prediction_for_every_exit(precision: str) -> None:
-    config = TOY.config.with_options(evaluations=1, precision=precision)
+    config = TOY.config.with_options(epochs=70, evaluations=1, precision=precision)
     metrics = train(TOY, config, ProcessContext(), Silent()).metrics
     assert metrics["ood_right_skips"] > 0.99
     assert metrics["ood_right_rollout"] == 1.0

@@ -221,7 +221,9 @@ COUNTS = {
 }
 
 
-@in_processes(4, rule=list(RULES), placement=["even", "uneven"])
+@in_processes(4, slow=True, rule=list(RULES), placement=["even"])
+@in_processes(4, rule=["and-mask"], placement=["even"])
+@in_processes(4, rule=list(RULES), placement=["uneven"])
 @in_processes(2, rule=["and-mask"], placement=list(COUNTS))
 @in_processes(4, rule=["sand-mask"], placement=["one each"])
 def test_two_level_equals_one_process(rule: str, placement: str) -> None:
@@ -260,7 +262,8 @@ def test_a_process_without_environments_is_refused_in_every_process() -> None:
         two_level(network(), Mean(), [2, 0])
 
 
-@in_processes(4, rule=list(RULES))
+@in_processes(4, slow=True, rule=list(RULES))
+@in_processes(4, rule=["and-mask", "sand-mask"])
 def test_placement_of_16_environments(rule: str) -> None:
     assert_placement_does_not_matter(rule, 16, [2, 4])
 
@@ -310,7 +313,8 @@ def test_two_level_raises_in_every_process_and_goes_on() -> None:
         gradients(poisoned(inputs, 0)[mine], targets[mine], step=41)
 
 
-@in_processes(4, rule=list(RULES))
+@in_processes(4, slow=True, rule=list(RULES))
+@in_processes(4, rule=["mean", "and-mask", "sand-mask"])
 def test_two_level_skips(rule: str) -> None:
     counts = [1, 4, 2, 3]
     inputs, targets = batches(10)
@@ -337,7 +341,9 @@ def examples(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return inputs[:, 0], targets[:, 0]
 
 
-@in_processes(2, 4, rule=list(RULES))
+@in_processes(4, slow=True, rule=list(RULES))
+@in_processes(4, rule=["and-mask", "sand-mask"])
+@in_processes(2, rule=list(RULES))
 def test_examples_of_all_processes_equal_one_process(rule: str) -> None:
     rank = dist.get_rank()
     for rescale in (False, True):

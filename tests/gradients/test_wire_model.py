@@ -119,7 +119,7 @@ def of_many_workers(_: int, workers: int, rank: int) -> None:
             assert sum(map(sum, calls.values())) == model.payload[rank]
 
 
-@pytest.mark.parametrize(("workers", "rank"), [(64, 0), (1024, 5), (1024, 1023)])
+@pytest.mark.parametrize(("workers", "rank"), [(64, 0), (64, 5), (1024, 1023)])
 def test_up_to_1024_workers_hand_over_what_is_modelled(workers: int, rank: int) -> None:
     run_processes(of_many_workers, 1, workers, rank)
 
@@ -141,7 +141,7 @@ def of_real_buckets(rank: int, world_size: int) -> None:
 
         wrapped = DistributedDataParallel(model)
         wrapped.register_comm_hook(seen, hook)
-        for _ in range(3):
+        for _ in range(2):  # DDP lays its buckets out anew after the first
             seen.clear()
             wrapped(inputs).sum().backward()
         assert seen == [sum(bucket) for bucket in buckets([each.numel() for each in model.parameters()])]

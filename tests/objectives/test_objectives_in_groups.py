@@ -92,7 +92,9 @@ def test_objectives_do_not_depend_on_placement(objective: str) -> None:
         assert_same_everywhere(parameter.grad)
 
 
-@in_processes(1, 2, 4, objective=NAMES)
+@in_processes(4, slow=True, objective=NAMES)
+@in_processes(4, objective=["vrex", "coral", "mixup", "meta-irm"])  # of losses, features, pairs, batches of others
+@in_processes(1, 2, objective=NAMES)
 def test_two_steps_are_the_same_for_any_counts_weights_and_shapes(objective: Any) -> None:
     """Hypothesis draws the same in every process; nothing is shrunk, since processes would then part."""
 

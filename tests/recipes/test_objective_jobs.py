@@ -34,13 +34,13 @@ def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mappi
 
 def test_example_1_finds_the_causes_with_the_penalty_and_not_without() -> None:
     job = load_job("irm-regression").job
-    # A fifteenth of the steps, at a rate that makes up for most of it.
-    quick = {"epochs": 2000, "lr": 1e-2, "evaluations": 1, "examples": 2000, "batch_size": 2000}
+    # A hundredth of the steps, at a rate that makes up for most of it and would diverge at first without clipping.
+    quick = {"epochs": 500, "lr": 3e-2, "clip": 1.0, "evaluations": 1, "examples": 2000, "batch_size": 2000}
     metrics = train(job, job.config.with_options(**quick), ProcessContext(), Silent()).metrics
     weights = [metrics[f"weight_{place}"] for place in range(4)]
     assert weights == pytest.approx([1, 1, 0, 0], abs=0.07)
     assert metrics["test-0.01_loss"] < 0.01
-    averaged = job.config.with_options(**quick | {"epochs": 200}, objective="erm", aggregator="mean")
+    averaged = job.config.with_options(**quick | {"epochs": 200, "lr": 1e-2}, objective="erm", aggregator="mean")
     metrics = train(job, averaged, ProcessContext(), Silent()).metrics
     assert metrics["weight_2"] > 0.25
     assert metrics["test-0.01_loss"] > 0.1
@@ -55,8 +55,7 @@ def test_the_table_of_example_1_stands_beside_the_tutorials(
     irm, erm = result["rows"]
     assert (irm["name"], irm["seeds"], irm["metrics"]["weight_0"]["paper"]) == ("irm", 2, 1.006)
     assert erm["metrics"]["test-0.01_loss"]["paper"] == 0.2302
-    assert main(words) == 0
-    assert "best possible" in capsys.readouterr().out
+    assert "| best possible |" in (Path(result["artifacts"]) / "tables" / "example-1.md").read_text()
     assert Path(result["figures"]["data"]).stat().st_size > 10_000
 
 

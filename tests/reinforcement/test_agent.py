@@ -217,7 +217,7 @@ def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
 def expert_options(output: Path) -> dict[str, Any]:
     return {
         "output": output, "name": "agent", "environments": 4, "rollout": 16, "epochs": 1, "minibatches": 2,
-        "steps": 256, "evaluations": 4, "evaluation_episodes": 2, "final_episodes": 2,
+        "steps": 256, "evaluations": 4, "evaluation_episodes": 1, "final_episodes": 2,
         "checkpoints": 4, "levels": 50, "game": "bigfish",
     }  # fmt: skip
 
