@@ -168,6 +168,13 @@ def test_pcgrad_of_gradients_without_conflict_is_their_sum(gradients: Tensor) ->
     assert_near(update(PCGrad(), agreeing), agreeing.sum(0), agreeing)
 
 
+@pytest.mark.parametrize(("size", "projected"), [(1e-3, True), (1e-9, False)])
+def test_pcgrad_projects_onto_no_direction_of_rounding_errors(size: float, projected: bool) -> None:
+    gradients = torch.tensor([[1.0, 0.0], [-size, 2 * size]], dtype=torch.float64)
+    expected = torch.tensor([[0.8, 0.4], [0.0, 2 * size]]) if projected else gradients
+    assert_near(update(PCGrad(), gradients), expected.double().sum(0), gradients)
+
+
 def test_pcgrad_draws_another_order_at_each_step_and_the_same_again() -> None:
     gradients = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
     of_steps = [update(PCGrad(), gradients.double(), step) for step in (0, 1, 0)]

@@ -11,7 +11,8 @@ from torch import Tensor
 class PCGrad:
     """The sum of the gradients, each without its parts against the others: g_i ← g_i - ⟨g_i, g_j⟩ / ‖g_j‖² g_j.
 
-    For every j in a random order, where the inner product is negative (algorithm 1).
+    For every j in a random order, where the inner product is negative (algorithm 1). A gradient that is below the
+    rounding errors of the largest, in float32, has no direction of its own: nothing is projected onto it.
     """
 
     seed: int = 0
@@ -20,10 +21,11 @@ class PCGrad:
 
     def weights(self, gram: Tensor, order: Tensor) -> Tensor:
         """The sums over i of what algorithm 1 makes of each gradient's weights, in the order of row i."""
-        count = len(gram)
+        count, squares = len(gram), gram.diagonal()
+        smallest = torch.finfo(torch.float32).eps ** 2 * squares.max()
         weights, rows = torch.eye(count, dtype=gram.dtype), torch.arange(count)
         for other in order.argsort(1).unbind(1):
             inner = (weights * gram[other]).sum(1)
-            against = (inner < 0) & (other != rows) & (gram.diagonal()[other] > 0)
-            weights[rows, other] -= torch.where(against, inner / gram.diagonal()[other], 0)
+            against = (inner < 0) & (other != rows) & (squares[other] > smallest)
+            weights[rows, other] -= torch.where(against, inner / squares[other], 0)
         return weights.sum(0)
