@@ -36,7 +36,8 @@ _SMALLEST_ENTRY = 1e-4  # of the mean of a layer's curvatures, the least that a 
 class Ratio:
     """The largest ratio of two curvatures, μ, and the direction of norm 1 where it is reached, ``(n,)``.
 
-    If it has not converged, μ may be larger. Where the two largest ratios differ by a few per cent, it may be the second.
+    If it has not converged, μ may be larger. Where the two largest ratios differ by a few per cent, it may be the
+    second.
     """
 
     value: float
