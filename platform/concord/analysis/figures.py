@@ -64,5 +64,6 @@ def finish(axes: Axes, **legend: Any) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure as a PNG of 150 dots an inch, making the folder; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    # A layout engine has used the space already, and "tight" would draw everything twice.
+    figure.savefig(path, dpi=150, bbox_inches=None if figure.get_layout_engine() else "tight")
     return path

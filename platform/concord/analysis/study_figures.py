@@ -114,10 +114,19 @@ def slices_figure(trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: st
         where = [axis.place(trial.point[axis.name]) for trial in chosen]
         if axis.categories is not None:
             where = [x + jitter.uniform(-0.2, 0.2) for x in where]
-            place.set_xticks(range(len(axis.categories)), [str(value) for value in axis.categories])
+            long = sum(len(str(value)) for value in axis.categories) > 20
+            place.set_xticks(
+                range(len(axis.categories)),
+                [str(value) for value in axis.categories],
+                **({"rotation": 20, "ha": "right"} if long else {}),
+            )
         elif axis.logarithmic:
             where = [10**x for x in where]
             place.set_xscale("log")
+            if len(where) > 0 and max(where) < 10 * min(where):  # labels of single digits would overlap
+                ends = sorted({min(where), max(where)})
+                place.set_xticks(ends, [f"{end:.2g}" for end in ends])
+                place.minorticks_off()
         order = [trial.number for trial in chosen]
         drawn = place.scatter(where, [trial.value for trial in chosen], s=8, c=order, cmap="viridis", linewidths=0)
         place.set_xlabel(axis.name.replace("_", " "))
