@@ -66,10 +66,10 @@ GROUPED = "concord/groups"
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run all tests in parallel; run named tests in this process.
 
-    The number of workers is the number of cores + 2, since tests of runs and clusters mostly wait for processes.
+    The number of workers is the number of cores + 1, since tests of runs and clusters mostly wait for processes.
     """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return 2 + max(2, os.cpu_count() or 1) if whole else 0
+    return 1 + max(2, os.cpu_count() or 1) if whole else 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
