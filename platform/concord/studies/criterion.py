@@ -131,8 +131,11 @@ def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | Non
             f"give --metric {SPREAD} --selection held-out, and --held-out above 0"
         )
     if plain not in known:
-        there = ", ".join(sorted(known))
-        raise InputError(f"--metric {measure}: the job does not report it; there are {there}, each also as worst_…")
+        there = ", ".join(sorted(set(known) - {SPREAD}))
+        spread = f"; and {SPREAD}" * (SPREAD in known)
+        raise InputError(
+            f"--metric {measure}: the job does not report it; there are {there}, each also as worst_…{spread}"
+        )
     own = known.get(plain)
     if own is None and asked is None:
         raise InputError(
