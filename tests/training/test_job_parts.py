@@ -12,7 +12,9 @@ from torch import nn
 from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
 from concord.objectives import Objective
+from concord.record import write_record
 from concord.runs.preflight import preflight
+from concord.runs.run_folder import recorded_config
 from concord.studies.plan import plan_study
 from concord.studies.study_options import options_for
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train
@@ -164,13 +166,21 @@ def test_an_evaluation_can_be_the_criterion_and_its_least_the_best() -> None:
     assert (plan.criterion.metric, plan.criterion.mode) == ("held_out_calibration_error", "min")
 
 
-def test_a_study_is_judged_by_the_criterion_with_what_it_requires() -> None:
+def test_a_study_is_judged_by_the_criterion_with_what_it_requires(tmp_path: Path) -> None:
     least = {"worst_held_out_accuracy": 0.6}
     job = dataclasses.replace(JOB, criterion="held_out_spread", mode="min", required=lambda _: least)
     file, options = dataclasses.replace(FILE, job=job), options_for(JOB.config).with_options(name="spread", lr=0.1)
     criterion = plan_study(file, options, {"name"}).criterion
     assert (criterion.metric, criterion.mode, criterion.required) == ("held_out_spread", "min", least)
     assert plan_study(file, options.with_options(metric="loss"), {"name", "metric"}).criterion.required == {}
+    # A study that began without the job's criterion goes on as it began.
+    options = options.with_options(output=tmp_path)
+    begun = plan_study(dataclasses.replace(file, job=dataclasses.replace(job, criterion=None)), options, {"name"})
+    begun.kept.path.mkdir(parents=True)
+    write_record(begun.kept, "study", {"job": file.name, "config": recorded_config(begun.base), **begun.record()})
+    again = plan_study(file, options, {"name"})
+    assert (again.criterion, again.measure) == (begun.criterion, begun.measure)
+    assert begun.criterion.metric != criterion.metric
     refused = [("worst_spread", {}), ("spread", {"selection": "validation"}), ("spread", {"held_out": 0.0})]
     for metric, given in refused:
         asked = options.with_options(metric=metric, **given)

@@ -328,7 +328,8 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
         plan = dataclasses.replace(plan, trials=size)
     if (record := read_record(plan.kept, "study")) is not None:
         _check_same(plan, record)
-        plan = dataclasses.replace(plan, own=OwnPoint.read(record["own"]))  # as the study began
+        began = {"measure": record["measure"], "criterion": Criterion(**record["criterion"])}
+        plan = dataclasses.replace(plan, own=OwnPoint.read(record["own"]), **began)  # as the study began
     return plan
 
 
