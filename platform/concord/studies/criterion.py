@@ -106,8 +106,7 @@ class Criterion:
 
 
 def measure_of(metric: str, measures: Iterable[str]) -> str | None:
-    """The one of the measures, such as ``loss`` or ``worst_loss``, that is this metric on validation or held-out
-    examples."""
+    """The measure, such as ``loss`` or ``worst_loss``, whose metric on validation or held-out examples this is."""
     for measure in measures:
         for either in (measure, f"worst_{measure}"):
             if metric in (metric_on(split, either) for split in ("validation", "held_out")):

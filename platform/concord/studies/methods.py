@@ -285,9 +285,10 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
         info(f"{method} is left out: {reason}")
     try:
         with sigterm_as_interrupt(), ray_session(plan.base):
-            info(_time_needed(plan, info))
             left = {method: _trainings_left(study) for method, study in plan.studies.items()}
-            total, began = sum(left.values()), time.perf_counter()
+            total = sum(left.values())
+            info(_time_needed(plan, total, info))
+            began = time.perf_counter()
             for method, study in plan.studies.items():
                 try:
                     found[method] = run_study(study, info)
@@ -313,9 +314,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     return dataclasses.replace(result, train=_train_command(plan, result))
 
 
-def _time_needed(plan: MethodsPlan, info: Info) -> str:
+def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
     """The trainings that are left and about how long they take, in words."""
-    left = sum(map(_trainings_left, plan.studies.values()))
     first = next(iter(plan.studies.values()))
     concurrent = trial_resources(first.sharing, first.base, info).concurrent
     trainings = f"{left} trainings of {len(plan.studies)} methods, {concurrent} at a time"
