@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from concord.errors import CheckpointError, InputError, first_line
 from concord.storage.checksum import file_checksum
+from concord.storage.full_disk import full_disk_in_one_line
 from concord.training.optimization import Optimization
 
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"
@@ -67,13 +68,18 @@ def write_checkpoint(
         if part is not None:
             # Clones, since safetensors refuses tensors that share memory, as tied weights do.
             weights = {name: value.detach().cpu().clone().contiguous() for name, value in part.state_dict().items()}
-            save_file(weights, folder / name)
+            _save(weights, folder / name)
     if momentum:
-        save_file({name: value.cpu() for name, value in momentum.items()}, folder / MOMENTUM)
+        _save({name: value.cpu() for name, value in momentum.items()}, folder / MOMENTUM)
     with (folder / OPTIMIZER).open("wb") as file:  # opened here: PyTorch hides the error of a full disk
         torch.save(optimization.state_dict(), file)
     (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress) | {"written": time.time()}))
     write_checksums(folder)
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    with full_disk_in_one_line(file):  # safetensors' own error names no file
+        save_file(tensors, file)
 
 
 def write_checksums(folder: Path) -> None:
