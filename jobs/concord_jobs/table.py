@@ -14,7 +14,7 @@ from concord.environments.table import Kind, TableEnvironments, from_table
 from concord.environments.table_summary import lines, table_summary
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
-from concord.options import OptionGroup
+from concord.options import OptionGroup, group
 from concord.training import Job, TrainConfig
 from concord.training.job import Data
 
@@ -66,7 +66,7 @@ class TableConfig(TrainConfig):
     """Rows of a table, in environments by one of its columns."""
 
     # fmt: off
-    table: TableOptions = field(default_factory=TableOptions)
+    table: TableOptions = group(TableOptions)
     network_options: TableNetworkOptions = field(default_factory=lambda: TableNetworkOptions(hidden_units=64))
     # fmt: on
 

@@ -16,6 +16,7 @@ from concord.dynamics.skip_figures import skip_figures
 from concord.environments import Environment, Environments
 from concord.models.dynamics_network import DynamicsNetworkOptions
 from concord.objectives import Objective
+from concord.options import group
 from concord.space import Choice, Entry, Space, Value
 from concord.training import Comparison, Data, EnvironmentEvaluation, Job, Study, TrainConfig
 from concord.training.evaluation import Mode
@@ -45,8 +46,8 @@ class TrajectoryConfig(TrainConfig):
     """A model of dynamics, trained on trajectories that ``concord data`` has made."""
 
     chosen: TrajectoryChoice = field(default_factory=lambda: TrajectoryChoice(trajectories=500))
-    skips: SkipOptions = field(default_factory=SkipOptions)
-    network: DynamicsNetworkOptions = field(default_factory=DynamicsNetworkOptions)
+    skips: SkipOptions = group(SkipOptions)
+    network: DynamicsNetworkOptions = group(DynamicsNetworkOptions)
     # fmt: off
     lr_decay_steps: int = 15_000
     """Steps after which the learning rate is multiplied by --decay, again and again; 0: at --milestones."""
