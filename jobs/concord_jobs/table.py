@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -67,7 +67,7 @@ class TableConfig(TrainConfig):
 
     # fmt: off
     table: TableOptions = group(TableOptions)
-    network_options: TableNetworkOptions = field(default_factory=lambda: TableNetworkOptions(hidden_units=64))
+    network_options: TableNetworkOptions = group(TableNetworkOptions, hidden_units=64)
     # fmt: on
 
 

@@ -85,13 +85,13 @@ class OptionGroup:
 Group = TypeVar("Group", bound=OptionGroup)
 
 
-def group(kind: type[Group]) -> Group:
-    """A field with an inner group at its defaults.
+def group(kind: type[Group], **values: Any) -> Group:
+    """A field with an inner group at its defaults, but for these values.
 
     The group's docstring is given as its help, since tyro would search the classes' sources for it at every parse.
     """
     text = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")[0]
-    made: Any = dataclasses.field(default_factory=kind, metadata={"help": text})
+    made: Any = dataclasses.field(default_factory=functools.partial(kind, **values), metadata={"help": text})
     return cast(Group, made)
 
 

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -45,7 +45,7 @@ _EVALUATED = 8  # number of trajectories evaluated at a time
 class TrajectoryConfig(TrainConfig):
     """A model of dynamics, trained on trajectories that ``concord data`` has made."""
 
-    chosen: TrajectoryChoice = field(default_factory=lambda: TrajectoryChoice(trajectories=500))
+    chosen: TrajectoryChoice = group(TrajectoryChoice, trajectories=500)
     skips: SkipOptions = group(SkipOptions)
     network: DynamicsNetworkOptions = group(DynamicsNetworkOptions)
     # fmt: off
