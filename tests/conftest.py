@@ -51,7 +51,7 @@ SECONDS = 20.0  # "a few" on a shared machine; starting Ray and training would t
 # The slowest files and groups, slowest first, so that none starts last when they run in parallel. A group is where its
 # first file is.
 LONG = (
-    "test_study", "test_submission", "test_readme", "test_analyze", "test_tracking", "test_training", "test_ui",
+    "test_study", "test_analyze", "test_submission", "test_readme", "test_tracking", "test_training", "test_ui",
     "test_record", "test_own_rule", "test_collective", "test_cli", "test_objective_jobs", "test_store_creation",
     "test_storage", "test_readers", "test_dynamics", "test_network_consistency", "test_run_lifecycle",
     "test_consistency_job", "test_watching", "test_wire_model", "test_last_words", "test_synthetic", "test_weightings",
@@ -59,6 +59,8 @@ LONG = (
 )  # fmt: skip
 # Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
 GROUPS = {"ray_cluster": "ray", "process_groups": "processes", "server": "servers"}
+# The tests of these folders use a second Ray: with one, they would wait for each other longest of all.
+SECOND = ("cli", "recipes", "reinforcement")
 GROUPED = "concord/groups"
 
 
@@ -75,9 +77,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Order the files; a file's tests stay together and in their order, but for those of a group."""
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
-    used = {item.nodeid: GROUPS.keys() & set(getattr(item, "fixturenames", ())) for item in items}
     if hasattr(config, "workerinput") and hasattr(config, "cache"):
-        config.cache.set(GROUPED, {name: GROUPS[min(fixtures)] for name, fixtures in used.items() if fixtures})
+        config.cache.set(GROUPED, {item.nodeid: group for item in items if (group := group_of(item))})
+
+
+def group_of(item: pytest.Item) -> str | None:
+    """The group of a test, if it uses what is expensive to start."""
+    used = GROUPS.keys() & set(getattr(item, "fixturenames", ()))
+    if not used:
+        return None
+    group = GROUPS[min(used)]
+    return f"second {group}" if group == "ray" and item.path.parent.name in SECOND else group
 
 
 class Scheduling(LoadFileScheduling):
