@@ -36,8 +36,8 @@ from concord.dynamics import (
     task_measures,
     unroll,
 )
-from concord.dynamics.draws import uniform
 from concord.dynamics.skip_figures import aligned_sequences, timelines
+from concord.dynamics.trajectory_draws import uniform
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError

@@ -101,17 +101,17 @@ class ColoredMNIST(ColourOptions):
             raise ArgumentError("examples", self.examples, f"there are {most} for each training environment")
 
     def as_environments(self) -> Environments:
-        """Training environments ``train-0.1 …``, the test ``ood-0.9`` and the observed ones ``flip-0.1 …``."""
+        """Training environments ``train-0.1 …``, the test ``ood-0.9`` and the monitored ones ``flip-0.1 …``."""
         train = {f"train-{flip:g}": index for index, flip in enumerate(self.flips)}
         if len(train) < len(self.flips):
             train = {f"train-{flip:g}-{index}": index for index, flip in enumerate(self.flips)}
         tests = {f"ood-{self.test_flip:g}": self.test_flip}
-        observed = {f"flip-{flip:g}": flip for flip in self.observed_flips}
+        monitored = {f"flip-{flip:g}": flip for flip in self.observed_flips}
 
         def load(name: str) -> tuple[Tensor, Tensor]:
-            return self._training(name, train[name]) if name in train else self._test({**tests, **observed}[name])
+            return self._training(name, train[name]) if name in train else self._test({**tests, **monitored}[name])
 
-        return Environments(load, train, test=tests, observed=observed)
+        return Environments(load, train, test=tests, monitored=monitored)
 
     def _training(self, name: str, index: int) -> tuple[Tensor, Tensor]:
         order = torch.randperm(len(self.train), generator=generator_for(self.seed, "colored mnist"))

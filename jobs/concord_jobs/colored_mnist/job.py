@@ -96,7 +96,7 @@ def scale_slope(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str, float]:
-    """PWCCA of representations of the test digits under other colours with those at the first observed p_e (A.2), and
+    """PWCCA of representations of the test digits under other colours with those at the first monitored p_e (A.2), and
     with meta-IRM of each layer before and after the inner steps (A.1).
 
     The representation is the last layer's input; with irm, whose fixed classifier comes last, the last layer's output.

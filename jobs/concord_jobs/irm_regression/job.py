@@ -32,7 +32,7 @@ class RegressionConfig(TrainConfig):
 
 
 def environments(config: RegressionConfig) -> Environments:
-    """The training environments; observed are the tests and, a second time, the training data."""
+    """The training environments; monitored are the tests and, a second time, the training data."""
     return linear_example(config.train_sigmas, config.test_sigmas, config.examples, config.dimensions, config.run.seed)
 
 

@@ -20,12 +20,12 @@ left to itself.
 """
 
 from concord.dynamics.curriculum import Curriculum, staircase
-from concord.dynamics.evaluation import skip_measures, task_measures
 from concord.dynamics.matching import CrossEntropy, FrameLoss, SquaredError, as_float, best_match
-from concord.dynamics.objective import PredictionMean, SkipRisk, skip_objective
-from concord.dynamics.options import SkipOptions
+from concord.dynamics.measures import skip_measures, task_measures
 from concord.dynamics.rollout import accuracies, rollout, rollout_depth
 from concord.dynamics.sequences import keys, sequences
+from concord.dynamics.skip_options import SkipOptions
+from concord.dynamics.skip_risk import PredictionMean, SkipRisk, skip_objective
 from concord.dynamics.unroll import SkipConfig, Unrolled, unroll
 
 __all__ = [

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from concord.environments.sharded import SPLITS, RowGroup, Rows, ShardedData, Split, data_folder
+from concord.environments.sharded import SPLITS, RowGroup, RowGroupData, ShardedData, Split, data_folder
 from concord.reinforcement.actor_critic import Policy
 from concord.reinforcement.episodes import Step, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
@@ -146,9 +146,9 @@ def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
     }
 
 
-def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, seed: int) -> Sequence[Rows]:
+def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, seed: int) -> Sequence[RowGroupData]:
     states = states_of(expert, shard.split, shard.first, shard.count, shard.states, game, difficulty, seed)
-    return [Rows(vars(states), {"levels": sorted(set(states.level.tolist()))})]
+    return [RowGroupData(vars(states), {"levels": sorted(set(states.level.tolist()))})]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.sharded import (
     FORMAT,
     MANIFEST,
-    Rows,
+    RowGroupData,
     ShardedData,
     Split,
     invalid_data_error,
@@ -96,7 +96,7 @@ def make_sharded(
     folder: Path,
     about: Mapping[str, Any],
     shards: Sequence[AnyShard],
-    task: Callable[[AnyShard], Sequence[Rows]],
+    task: Callable[[AnyShard], Sequence[RowGroupData]],
     options: MakingOptions,
     info: Info,
 ) -> tuple[ShardedData, dict[str, Any]]:
@@ -158,7 +158,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _made(
-    shards: Sequence[AnyShard], task: Callable[[AnyShard], Sequence[Rows]], tasks: int | None
+    shards: Sequence[AnyShard], task: Callable[[AnyShard], Sequence[RowGroupData]], tasks: int | None
 ) -> Iterator[tuple[AnyShard, tuple[bytes, list[dict[str, Any]]]]]:
     """The files as they are made, in any order."""
     import ray
@@ -185,6 +185,6 @@ def _made(
             ray.cancel(each, force=True)
 
 
-def _make(task: Callable[[AnyShard], Sequence[Rows]], shard: AnyShard) -> tuple[bytes, list[dict[str, Any]]]:
+def _make(task: Callable[[AnyShard], Sequence[RowGroupData]], shard: AnyShard) -> tuple[bytes, list[dict[str, Any]]]:
     tune_process(threads=1)
     return shard_of(task(shard))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from concord.dynamics.curriculum import Curriculum
-from concord.dynamics.draws import uniform
 from concord.dynamics.matching import FrameLoss, as_float
 from concord.dynamics.sequences import number_of, parts_of
+from concord.dynamics.trajectory_draws import uniform
 from concord.dynamics.unroll import SkipConfig, Unrolled, unroll
 from concord.gradients.risk import Batch
 from concord.objectives import ERM, Objective

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from concord.dynamics.curriculum import Curriculum
-from concord.dynamics.objective import SkipRisk
+from concord.dynamics.skip_risk import SkipRisk
 from concord.dynamics.unroll import SkipConfig
 from concord.options import OptionGroup, option_values
 
