@@ -11,7 +11,7 @@ from concord.options import OptionGroup, option_values
 
 @dataclass(frozen=True, kw_only=True)
 class SkipOptions(OptionGroup):
-    """Which later frame a prediction is compared with."""
+    """The later frame with which a prediction is compared."""
 
     # fmt: off
     skip: Literal["adaptive", "fixed"] = "adaptive"
@@ -43,7 +43,7 @@ class SkipOptions(OptionGroup):
 
     @property
     def skips(self) -> SkipConfig:
-        """How far a prediction reaches."""
+        """The matching of predictions."""
         return SkipConfig(self.horizon, None if self.skip == "adaptive" else self.stride)
 
     def risk(self, seed: int) -> SkipRisk:
