@@ -417,7 +417,7 @@ def test_what_is_privileged_is_not_known_and_not_read_at_test(job: str, data: Pa
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "frames": (["train", "distill-mujoco", "--noise-frames", "17"], "--noise-frames 17: must lie in 0 … 16"),
+    "frames": (["train", "distill-mujoco", "--noise-frames", "17"], "--noise-frames 17: must lie in [0, 16]"),
     "an inner rate": (["train", "distill-mujoco", "--unrolled-lr", "0"], "--unrolled-lr 0.0: must be a finite number"),
     "a decay": (["train", "distill-mujoco", "--meta-beta1", "1"], "--meta-beta1 1.0: must lie in"),
     "a fraction": (["train", "distill-mujoco", "--validation-fraction", "0"], "--validation-fraction 0.0: must lie"),

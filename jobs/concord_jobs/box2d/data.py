@@ -19,17 +19,17 @@ class TrajectoryOptions(MakingOptions):
 
     # fmt: off
     trajectories: int = 500
-    """Trajectories to train on."""
+    """Number of training trajectories."""
     validation_trajectories: int = 500
-    """Trajectories to choose by."""
+    """Number of validation trajectories, which select models."""
     test_trajectories: int = 500
-    """Trajectories that nothing is chosen by; the thesis has none."""
+    """Number of test trajectories; the thesis has none."""
     perturbed: bool = False
-    """Other physics on the same courses: nothing bounces in funnels, or the agent never walks slowly."""
+    """Perturbed physics on the same courses: nothing bounces, or the agent never walks slowly."""
     seed: int = 0
     """Seed of all trajectories."""
     shard_size: int = 25
-    """Trajectories a file."""
+    """Number of trajectories in a file."""
     # fmt: on
 
     @property

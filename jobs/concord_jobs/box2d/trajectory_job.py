@@ -49,7 +49,7 @@ class TrajectoryConfig(TrainConfig):
     network: DynamicsNetworkOptions = field(default_factory=DynamicsNetworkOptions)
     # fmt: off
     lr_decay_steps: int = 15_000
-    """Steps after which the learning rate is multiplied by --decay, again and again; 0: at --milestones."""
+    """Interval in steps after which the learning rate is multiplied by --decay; 0 uses --milestones."""
     # fmt: on
 
     @abstractmethod

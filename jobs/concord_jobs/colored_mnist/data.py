@@ -22,23 +22,23 @@ class ColourOptions(OptionGroup):
 
     # fmt: off
     classes: int = 2
-    """Classes, and colours: 2, 5 or 10."""
+    """Number of classes and of colours: 2, 5 or 10."""
     flips: tuple[float, ...] = (0.1, 0.2)
-    """How often the colour misleads in each training environment, p_e."""
+    """Probability p_e that the colour misleads, for each training environment."""
     test_flip: float = 0.9
-    """How often it misleads in the test."""
+    """Probability that the colour misleads in the test."""
     observed_flips: tuple[float, ...] = ()
-    """More tests, which are only reported on."""
+    """Probabilities p_e of further tests, which are only reported."""
     noise: float = 0.25
-    """How often the label is wrong, η."""
+    """Probability η of a wrong label."""
     noise_gap: float = 0.0
-    """How much more often in the first training environment than in the last; the mean stays."""
+    """Difference of the label noise between first and last training environment, with the same mean."""
     patch_flips: tuple[float, ...] = ()
-    """How often a second shortcut, a patch in a corner, misleads in each training environment; none has no patch."""
+    """Probability that a second shortcut, a patch in a corner, misleads, for each training environment; or no patch."""
     grey: bool = False
     """Images without colour."""
     side: int = 14
-    """Pixels of a side: 14, or 28."""
+    """Height and width in pixels: 14 or 28."""
     # fmt: on
 
     def check(self) -> None:

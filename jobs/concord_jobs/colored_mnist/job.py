@@ -38,9 +38,9 @@ class ColoredMNISTConfig(TrainConfig):
     )
     # fmt: off
     examples: int = 25_000
-    """Examples to train on in each environment; its held-out part comes on top."""
+    """Number of training examples of each environment; held-out examples are additional."""
     similarity: bool = False
-    """Measure at the end how alike representations are (PWCCA): under other colours, and with meta-irm before and after
+    """Measure the similarity of representations at the end (PWCCA): under other colours, with meta-irm before and after
     the inner steps."""
     mlp: MLPOptions = field(default_factory=MLPOptions)
     # fmt: on

@@ -29,13 +29,13 @@ class ReturnOptions(MakingOptions):
 
     # fmt: off
     simulator: Simulator = "Hopper"
-    """Which of Gymnasium's environments, in version 4."""
+    """One of Gymnasium's environments, in version 4."""
     examples: int = 4000
-    """Training examples."""
+    """Number of training examples."""
     test_examples: int = 10000
-    """Test examples."""
+    """Number of test examples."""
     validation_examples: int = 2000
-    """Validation examples; to choose by."""
+    """Number of validation examples, which select models."""
     seed: int = 0
     """Seed of initial states and actions."""
     # fmt: on

@@ -25,9 +25,9 @@ class XorConfig(TrainConfig):
 
     # fmt: off
     dimensions: int = 256
-    """Dimensions of x."""
+    """Number of dimensions of x."""
     examples: int = 512
-    """Training examples; with --teacher meta some of them judge the teacher."""
+    """Number of training examples; with --teacher meta some of them judge the teacher."""
     teaching: TeacherOptions = field(default_factory=TeacherOptions)
     # fmt: on
 

@@ -23,11 +23,11 @@ class RegressionConfig(TrainConfig):
     train_sigmas: tuple[float, ...] = (0.1, 1.0)
     """Standard deviation of the noise in each training environment."""
     test_sigmas: tuple[float, ...] = (0.01, 0.1, 1.0)
-    """That in each test environment."""
+    """Standard deviation of the noise in each test environment."""
     examples: int = 10_000
-    """Examples of each environment."""
+    """Number of examples of each environment."""
     dimensions: int = 2
-    """Dimensions of the cause, and of the effect."""
+    """Number of dimensions of the cause, and of the effect."""
     # fmt: on
 
 

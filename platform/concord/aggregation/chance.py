@@ -61,7 +61,7 @@ def threshold_at_chance(significance: float, environments: int) -> float:
         ArgumentError: even full agreement is more probable, or an argument is out of its range.
     """
     if not 0 < significance <= 1:
-        raise ArgumentError("significance", significance, "a probability above 0, and at most 1")
+        raise ArgumentError("significance", significance, "must be a probability above 0 and at most 1")
     _check_environments(environments)
     numerator, denominator = significance.as_integer_ratio()
     most = (numerator << environments) // denominator

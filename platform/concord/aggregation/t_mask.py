@@ -38,7 +38,7 @@ class TMask:
 
     def __post_init__(self) -> None:
         if not 0 < self.significance < 1:
-            raise ArgumentError("significance", self.significance, "the t-test's must lie between 0 and 1")
+            raise ArgumentError("significance", self.significance, "must lie between 0 and 1 for the t-mask")
 
     def quantile(self, environments: int) -> float:
         """q, the least |t| that is kept, for 2 environments or more."""

@@ -33,20 +33,20 @@ class TeacherOptions(OptionGroup):
 
     # fmt: off
     teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
-    """Teacher that learns its targets (meta), none, a random one that stays as it is (fixed), or an optimal one,
+    """Teacher that learns its targets (meta), none, a fixed random one (fixed), or an optimal one,
     made by hand (oracle)."""
     teaching_weight: float = 1000.0
     """α, the weight of the teacher's targets beside the labels."""
     auxiliary_weight: float = 0.0
     """With --teacher none, the weight of predicting x* from the student's last hidden layer, beside the labels."""
     resample_split: bool = False
-    """Draw anew for each step of the teacher which examples judge it: those that the student is not trained on next."""
+    """Draw new judging examples for each step of the teacher: those outside of the student's next batches."""
     validation_fraction: float = 0.5
-    """Fraction of the examples that judges the teacher, where it is always the same."""
+    """Fraction of the examples that judge the teacher, if they are fixed."""
     unrolled_steps: int = 64
-    """n, the steps of the student's copy through which the teacher's gradient goes."""
+    """n: number of steps of the student's copy, through which the teacher's gradient passes."""
     student_steps: int = 16
-    """N, the steps of the student between two steps of the teacher."""
+    """N: number of the student's steps between two steps of the teacher."""
     meta_lr: float = 1e-3
     """Learning rate of the teacher's optimizer."""
     # fmt: on

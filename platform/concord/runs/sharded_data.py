@@ -73,9 +73,9 @@ class MakingOptions(OptionGroup):
     tasks: int | None = None
     """Number of parallel Ray tasks; by default one for each CPU."""
     address: str | None = None
-    """Ray cluster to run on; by default RAY_ADDRESS, else a Ray that is started on this machine."""
+    """Ray cluster to run on; by default RAY_ADDRESS, else a Ray started on this machine."""
     data_dir: Path | None = None
-    """Folder for the data; by default one of their name under data/ of --output."""
+    """Folder for the data; by default a folder named after the data in data/ of --output."""
     output: Path = DEFAULT_OUTPUT
     """Folder of runs and data."""
     # fmt: on

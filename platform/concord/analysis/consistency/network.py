@@ -36,24 +36,23 @@ _LINE_POINTS, _PLANE_POINTS = 41, 15
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(OptionGroup):
-    """What is measured, how closely, and on which examples."""
+    """The parts to measure, their precision, and the examples."""
 
     # fmt: off
     epsilon: tuple[float, ...] = (0.01, 0.1)
-    """By how much the loss of the environment that does not see the change may change, ε."""
+    """ε: largest change of the first environment's loss in a pair."""
     radius: float = 0.1
-    """How far parameters may be moved, ρ, over the norm of all parameters."""
+    """ρ: largest distance from the solution, as a fraction of the norm of all parameters."""
     parts: tuple[Part, ...] = PARTS
-    """What is measured: agreement of signs; curvature, to second order; a bound on the true losses; slices."""
+    """Parts to measure: agreement of signs; curvature, to second order; a bound on the true losses; slices."""
     pairs: int = 16
-    """Ordered pairs of environments to measure, drawn by the seed if there are more."""
+    """Number of ordered pairs of environments, drawn by the seed if there are more."""
     examples: int = 256
-    """Examples of each environment, drawn by the seed; all of one that has fewer."""
+    """Number of examples of each environment, drawn by the seed if there are more."""
     split: Literal["train", "held-out"] = "train"
-    """Of the training environments, what was trained on or what was held out."""
+    """Examples of the training environments: those that trained, or those held out."""
     environments: int = 0
-    """Deal the pooled examples out at random to this number of groups, for jobs without environments; 0 keeps the
-    job's."""
+    """Number of random groups of the pooled examples, for jobs without environments; 0 takes the job's environments."""
     seed: int = 0
     """Seed of examples, pairs, directions and pseudo-environments."""
     # fmt: on
@@ -67,7 +66,7 @@ class Settings(OptionGroup):
         self.require("pairs", self.pairs >= 1, "must be at least 1")
         self.require("examples", self.examples >= 1, "must be at least 1")
         right = self.environments == 0 or self.environments >= 2
-        self.require("environments", right, "must be 2 at least, or 0 for those of the job")
+        self.require("environments", right, "must be at least 2, or 0 for the job's environments")
 
 
 def measure(
