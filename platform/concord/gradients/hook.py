@@ -73,7 +73,7 @@ class AggregationHook:
             left out; None if the rule is no weighting.
 
     Raises:
-        InputError: the rule's statistics are not what they say, or ``parameters`` are needed and missing.
+        InputError: the rule's statistics lack a property that they claim, or ``parameters`` are needed and missing.
     """
 
     def __init__(

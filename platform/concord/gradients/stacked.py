@@ -81,8 +81,8 @@ class StackedGradients:
 
     Raises:
         InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, the rule's
-            statistics are not what they say, or ``pooled`` came with ``environment_momentum``. Later: the environments'
-            gradients do not fit ``memory_limit``, and the rule needs them all.
+            statistics lack a property that they claim, or ``pooled`` came with ``environment_momentum``. Later: the
+            environments' gradients do not fit ``memory_limit``, and the rule needs them all.
     """
 
     def __init__(

@@ -75,8 +75,8 @@ class Aggregation:
         clock: records how long each phase of a step takes.
 
     Raises:
-        InputError: the rule's statistics are not what they say, ``rescale`` came with a rule that drops no components,
-            ``environment_momentum`` is out of its range, or ``nonfinite`` is unknown.
+        InputError: the rule's statistics lack a property that they claim, ``rescale`` came with a rule that drops no
+            components, ``environment_momentum`` is out of its range, or ``nonfinite`` is unknown.
     """
 
     rule: Rule

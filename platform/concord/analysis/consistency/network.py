@@ -1,10 +1,10 @@
-"""Consistency of a trained network: every part of it that can be computed or bounded, and the same by chance alone.
+"""Measures the consistency of a trained network, and the same numbers by chance alone.
 
-The paper never computes I^ε of a network. It cannot be had exactly: directions in which one environment's loss is flat
-make N_e unbounded, so a ball of radius ρ around θ* stands beside every number, and what is given are a quadratic's two
-ends (:mod:`~concord.analysis.consistency.curvature`) and a lower bound on the true losses
-(:mod:`~concord.analysis.consistency.certified`). Everything is measured again on pseudo-environments, dealt out at
-random from the same examples: these differ by sampling alone, not by a mechanism.
+The paper never computes I^ε of a network, and an exact computation is impossible: in directions in which one
+environment's loss is flat, N_e is unbounded. So every number is restricted to a ball of radius ρ around θ*. The numbers
+are the two bounds of a quadratic (:mod:`~concord.analysis.consistency.curvature`) and a lower bound on the true losses
+(:mod:`~concord.analysis.consistency.certified`). Everything is also measured on pseudo-environments, random groups of
+the same examples, which differ only by sampling.
 """
 
 import itertools
@@ -78,10 +78,10 @@ def measure(
     """Measure a network's consistency, and beside each number the same on pseudo-environments.
 
     Args:
-        losses: of the network.
-        settings: what is measured.
-        advance: called after each piece of work with the number done and the number of all.
-        through: the offset of another solution, ``(n,)``, through which the slices lead.
+        losses: the network's losses.
+        settings: the parts to measure, and their precision.
+        advance: called after each piece of work with the number of finished pieces and of all.
+        through: the offset of another solution, ``(n,)``, through which the slices pass.
     """
     d = len(losses.names)
     if d < 2:
@@ -152,8 +152,8 @@ def _pairs(
 ) -> tuple[list[Measurement], list[Tensor]]:
     """Measurements of the drawn pairs, and the directions of their ratios, the largest ratio first.
 
-    ``ratio`` is μ of :func:`pair_ratio`, ``converged`` whether that is found for every ε (1) or may be larger (0), and
-    ``bound`` the largest change of L_e' that was found.
+    ``ratio`` is μ of :func:`pair_ratio`; ``converged`` is 1 if μ converged for every ε, and 0 if it may be larger;
+    ``bound`` is the largest change of L_e' found.
     """
     possible = list(itertools.permutations(losses.names, 2))
     drawn = np.random.default_rng(settings.seed).permutation(len(possible))[: settings.pairs]
