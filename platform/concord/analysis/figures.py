@@ -43,7 +43,7 @@ _METHODS = {
 
 
 def method_name(method: str) -> str:
-    """The published name of a method, or of several with commas between: ``vrex`` is V-REx. A user's own names are unchanged."""
+    """The published names of methods with commas between: ``vrex`` is V-REx. A user's own names are unchanged."""
     return ", ".join(_METHODS.get(part, part) for part in method.split(", "))
 
 
