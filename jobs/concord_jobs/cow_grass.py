@@ -30,11 +30,11 @@ class CowGrassConfig(TrainConfig):
 
     # fmt: off
     grass: float = 0.8
-    """How often the background agrees with the animal."""
+    """Probability that the background agrees with the animal."""
     test_grass: float = 0.2
-    """How often it does in the test."""
+    """Probability that the background agrees with the animal in the test."""
     split: bool = False
-    """Two environments: where the background agrees, and where it does not."""
+    """Train on two environments: images whose background agrees, and images whose background does not."""
     mlp: MLPOptions = group(MLPOptions)
     # fmt: on
 

@@ -30,13 +30,13 @@ class CodedDomains(OptionGroup):
 
     # fmt: off
     domains: int = 10
-    """Training domains; the images are dealt out to them."""
+    """Number of training domains, among which the images are divided."""
     validation_domains: int = 2
-    """More domains, with codes of their own, to choose models by without looking at the test."""
+    """Number of validation domains, with their own codes, which select models without the test."""
     code_dimensions: int = 32
-    """Numbers of a domain's code for a digit; 0 has no shortcut."""
+    """Length of a domain's code for a digit; 0: no shortcut."""
     code_scale: float = 1.0
-    """Their standard deviation; pixels lie in [0, 1]."""
+    """Standard deviation of the codes' numbers; pixels lie in [0, 1]."""
     # fmt: on
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ NOISE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColoredMNISTConfig(TrainConfig):
+class DomainBedColoredMNISTConfig(TrainConfig):
     """Coloured digits of two environments, and of a third for the test."""
 
     # fmt: off
@@ -31,7 +31,7 @@ class ColoredMNISTConfig(TrainConfig):
     # fmt: on
 
 
-def environments(config: ColoredMNISTConfig) -> Environments:
+def environments(config: DomainBedColoredMNISTConfig) -> Environments:
     """An environment for each agreement of colour and class."""
     seed = config.run.seed
 
@@ -48,7 +48,7 @@ def environments(config: ColoredMNISTConfig) -> Environments:
     return Environments(coloured, train, test=[name for name in FLIPS if name == config.test_environment])
 
 
-def model(config: ColoredMNISTConfig) -> nn.Module:
+def model(config: DomainBedColoredMNISTConfig) -> nn.Module:
     """DomainBed's network for small images."""
     return network(2, 2)
 
@@ -57,7 +57,9 @@ job = Job(
     environments,
     model,
     nn.functional.cross_entropy,
-    config=ColoredMNISTConfig().with_options(held_out=HELD_OUT, batch_size=64, lr=1e-3, epochs=4, aggregator="mean"),
+    config=DomainBedColoredMNISTConfig().with_options(
+        held_out=HELD_OUT, batch_size=64, lr=1e-3, epochs=4, aggregator="mean"
+    ),
     studies=studies(),
     reproduces="DomainBed: ColoredMNIST, with a fifth of its steps",
     comparisons={

@@ -33,7 +33,7 @@ class FlightsConfig(TrainConfig):
 
     # fmt: off
     by: By = "week"
-    """Environments: weeks, or all 16 carriers or 3 airports of the year without a test."""
+    """Environments: weeks; or all 16 carriers or 3 airports, without a test."""
     network_options: TableNetworkOptions = field(
         default_factory=lambda: TableNetworkOptions(network="linear", hidden_units=64)
     )

@@ -39,11 +39,11 @@ class DomainOptions(OptionGroup):
     test: tuple[str, ...] = ()
     """Domains to test on."""
     validation: tuple[str, ...] = ()
-    """Domains to choose models by."""
+    """Domains that select models."""
     image_size: int = 224
     """Height and width to which images are resized."""
     augment: bool = True
-    """DomainBed's augmentation: a crop of 0.7 to 1, a flip, other colours, one in ten images grey."""
+    """DomainBed's augmentation: random crops of 0.7 to 1, flips and colours; one image in ten is grey."""
     skip_unreadable: bool = False
     """Leave out images that cannot be read, with a warning."""
     # fmt: on
@@ -55,7 +55,7 @@ class DomainOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         if self.data is None:
-            raise ArgumentError("data", None, "needed; a folder with DOMAIN/CLASS/IMAGE")
+            raise ArgumentError("data", None, "needed; give a folder with DOMAIN/CLASS/IMAGE")
         self.require("image_size", self.image_size >= 32, "must be at least 32")
 
 
@@ -67,9 +67,9 @@ class VisionOptions(OptionGroup):
     network: Literal["resnet18", "resnet50", "vit-b-16"] = "resnet18"
     """Network of torchvision."""
     weights: Path | None = None
-    """Safetensors file with its first weights, by torchvision's names; the last layer is new. Without: at random."""
+    """Safetensors file with the first weights, by torchvision's names, but for the last layer; by default random."""
     batch_norm: Literal["auto", "frozen", "trained"] = "auto"
-    """Keep the statistics of the given weights, or update them; auto: frozen with --weights."""
+    """Keep the statistics of the given weights (frozen) or update them (trained); auto is frozen with --weights."""
     # fmt: on
 
     def __post_init__(self) -> None:

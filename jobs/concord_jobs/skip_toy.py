@@ -38,15 +38,15 @@ class ToyConfig(TrainConfig):
     # fmt: off
     skips: SkipOptions = group(SkipOptions)
     exits: int = 6
-    """Exits of the ring."""
+    """Number of exits of the ring."""
     side: int = 6
-    """Pixels of a frame, in each direction."""
+    """Height and width of a frame, in pixels."""
     passed: int = 8
-    """Exits of a sequence after the first one."""
+    """Number of exits of a sequence after the first one."""
     examples: int = 64
-    """Sequences of each environment."""
+    """Number of sequences of each environment."""
     brightness: tuple[float, ...] = (0.4, 0.6)
-    """Of the noise in the training environments, the probability of a bright pixel; validation and test have 0.5."""
+    """Probability of a bright pixel in the noise, for each training environment; validation and test have 0.5."""
     # fmt: on
 
     def check(self) -> None:
@@ -56,7 +56,7 @@ class ToyConfig(TrainConfig):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
         self.require("exits", self.exits >= 2, "must be at least 2")
         right = len(set(self.brightness)) == len(self.brightness) and all(0 <= each <= 1 for each in self.brightness)
-        self.require("brightness", right and len(self.brightness) > 0, "different probabilities, in [0, 1]")
+        self.require("brightness", right and len(self.brightness) > 0, "give different probabilities, in [0, 1]")
 
 
 def ring(config: ToyConfig) -> Tensor:

@@ -23,37 +23,38 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(OptionGroup):
-    """Which table, and what its columns are."""
+    """The table and its columns."""
 
     # fmt: off
     data: Path | None = None
-    """CSV or Parquet file, or a folder with a file an environment."""
+    """CSV or Parquet file, or a folder with one file for each environment."""
     environment: str | None = None
-    """Column that says where each row comes from; of a folder, the files' names."""
+    """Column that says where each row comes from; in a folder, by default the files' names."""
     target: str = ""
     """Column to predict."""
     test: tuple[str, ...] = ()
     """Environments to test on."""
     validation: tuple[str, ...] = ()
-    """Environments to choose models by."""
+    """Environments that select models."""
     task: Literal["auto", "classification", "regression"] = "auto"
-    """What to predict; auto: classes of text and of few whole numbers, else numbers."""
+    """Kind of the target; auto takes text and few whole numbers as classes, other targets as numbers."""
     columns: tuple[str, ...] = ()
-    """What columns are, where the table does not show it, such as zip=category patient=ignore."""
+    """Kinds of columns that override the inferred ones, such as zip=category patient=ignore."""
     environment_bins: int | None = None
     """Cut a numeric environment column at quantiles into this many environments."""
     separator: str = ","
-    """Between the columns of a CSV file."""
+    """Separator of the columns of a CSV file."""
     encoding: str = "utf-8"
-    """Of a CSV file."""
+    """Encoding of a CSV file."""
     # fmt: on
 
     def check(self) -> None:
         """Validate options."""
         if self.data is None:
-            raise ArgumentError("data", None, "needed; a CSV or Parquet file, or a folder with a file an environment")
+            needed = "needed; give a CSV or Parquet file, or a folder with one file for each environment"
+            raise ArgumentError("data", None, needed)
         if not self.target:
-            raise ArgumentError("target", None, "needed; the column to predict")
+            raise ArgumentError("target", None, "needed; give the column to predict")
         self.require("environment_bins", (self.environment_bins or 2) >= 2, "must be at least 2")
         for given in self.columns:
             kind = given.rpartition("=")[2]
@@ -73,7 +74,7 @@ class TableConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TableCheck(TableOptions):
-    """Says what is understood of a table, and trains nothing."""
+    """Show how Concord reads a table; trains nothing."""
 
     # fmt: off
     # Its option is --check: ``check`` is the method of every group of options.

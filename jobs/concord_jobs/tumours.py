@@ -32,13 +32,13 @@ class SpuriousColumn(OptionGroup):
 
     # fmt: off
     flips: tuple[float, ...] = (0.05, 0.1, 0.15)
-    """How often the column misleads at each site, p_e."""
+    """Probability p_e that the column misleads, for each training site."""
     validation_flip: float = 0.5
-    """How often it misleads in the validation environment; .5 tells nothing."""
+    """Probability that the column misleads in the validation environment; with 0.5 it has no information."""
     test_flip: float = 0.9
-    """How often it misleads in the test."""
+    """Probability that the column misleads in the test."""
     noise: float = 0.2
-    """How often the label is wrong, η."""
+    """Probability η of a wrong label."""
     # fmt: on
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from concord.analysis.trajectory_figures import moving_picture
 from concord.benchmark import Row, interleaved
-from concord.environments.sharded import Rows, shard_of
+from concord.environments.sharded import RowGroupData, shard_of
 from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
 from concord_jobs.funnel_board import simulator as funnel_board
 from concord_jobs.funnel_board.simulator import FunnelBoard
@@ -36,7 +36,7 @@ def rows() -> Iterator[Row]:
         keys = [(0, 0, number) for number in range(TRAJECTORIES)]
 
         def whole(task: TrajectoryTask = task, keys: Sequence[Sequence[int]] = keys) -> None:
-            shard_of([Rows({"frames": task.trajectory(key).frames}) for key in keys])
+            shard_of([RowGroupData({"frames": task.trajectory(key).frames}) for key in keys])
 
         def alone(physics: Callable[..., object] = physics, keys: Sequence[Sequence[int]] = keys) -> None:
             for key in keys:

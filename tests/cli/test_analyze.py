@@ -197,7 +197,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--name mask-1 --radius -1", "--radius -1.0: must be a number above 0"),
     ("synthetic", "--name mask-1 --pairs 0", "--pairs 0: must be at least 1"),
     ("synthetic", "--name mask-1 --examples 0", "--examples 0: must be at least 1"),
-    ("synthetic", "--name mask-1 --environments 1", "--environments 1: must be 2 at least, or 0"),
+    ("synthetic", "--name mask-1 --environments 1", "--environments 1: must be at least 2, or 0"),
     ("synthetic", "--name mask-1 --environments 9999", "--environments 9999: there are 192 examples"),
     ("synthetic", "--name mask-1 --parts shape", "--parts shape: must be one of"),
     ("synthetic", "--name mask-1 --through mask-1", "--through mask-1: is the same model; a slice needs two"),

@@ -50,7 +50,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads
 
 @linux
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_what_a_server_started_ends_with_whoever_started_the_server(number: int, tmp_path: Path) -> None:
+def test_a_servers_processes_end_with_the_process_that_started_it(number: int, tmp_path: Path) -> None:
     said = tmp_path / "pids"
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, sys.executable, "-c", SERVER, str(said)], stderr=subprocess.DEVNULL

@@ -271,7 +271,7 @@ def test_several_layers_are_taught_at_once() -> None:
 
 
 def examples(name: str) -> tuple[Tensor, Tensor]:
-    """What the label is lies in x*; of the test nobody knows x*."""
+    """x* determines the label; for test data x* is unknown."""
     seed = sum(map(ord, name))
     inputs, drawn = batch(seed, 40)
     labels = inputs[:, 0] * inputs[:, 1]

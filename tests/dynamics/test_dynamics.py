@@ -36,8 +36,8 @@ from concord.dynamics import (
     task_measures,
     unroll,
 )
-from concord.dynamics.draws import uniform
 from concord.dynamics.skip_figures import aligned_sequences, timelines
+from concord.dynamics.trajectory_draws import uniform
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
@@ -593,7 +593,7 @@ def test_wrong_input_is_one_line(do: Callable[[], Any], said: str) -> None:
         ({"sampling_steps": -1}, "--sampling-steps -1: must not be negative"),
         ({"stride": 2}, "--stride 2: --skip adaptive finds its own; give --skip fixed"),
         ({"skip": "fixed", "stride": 0}, "--stride 0: must be at least 1"),
-        ({"brightness": (0.5, 2.0)}, "--brightness 0.5 2.0: different probabilities"),
+        ({"brightness": (0.5, 2.0)}, "--brightness 0.5 2.0: give different probabilities"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], said: str) -> None:

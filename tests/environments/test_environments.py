@@ -160,7 +160,7 @@ def test_what_is_switched_is_alike() -> None:
 def test_rows_of_every_width_keep_every_bit(dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> None:
     width = max(math.prod(shape), 1)
     memory = torch.randint(0, 255, (8 * (7 * width + 1),), dtype=torch.uint8)
-    memory = memory % 2 if dtype == torch.bool else memory  # any bits: floats that are not numbers, too
+    memory = memory % 2 if dtype == torch.bool else memory  # any bits, so also NaN
     table = memory.view(dtype)[offset : offset + 6 * math.prod(shape)].view(6, *shape)
     stream = BatchStream([Environment("a", table, torch.arange(6))], 5, seed=2)
     inputs, targets = stream.batch(3)
@@ -494,7 +494,7 @@ def test_environments_of_trees_come_from_arrays_or_a_function() -> None:
         assert (len(first), len(second)) == (4, 6)
         assert second.data["labels"].tolist() == [0, 1, 0, 1, 0, 1]
         bitwise(first.data["tokens"]["ids"], given["a"]["tokens"]["ids"])
-    alone = Environment.of("alone", torch.arange(3.0))  # a tensor is a tree, too
+    alone = Environment.of("alone", torch.arange(3.0))  # a tensor is also a tree
     bitwise(BatchStream([alone], 3, seed=0).batch(0).sort().values, torch.arange(3.0)[None])
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from concord.environments.sharded import FORMAT, Rows, ShardedData, shard_of
+from concord.environments.sharded import FORMAT, RowGroupData, ShardedData, shard_of
 from concord.errors import InputError
 from concord.storage.checksum import file_checksum
 
@@ -22,7 +22,7 @@ columns = st.dictionaries(
 )
 
 
-def write(folder: Path, *shards: list[Rows], **changed: Any) -> None:
+def write(folder: Path, *shards: list[RowGroupData], **changed: Any) -> None:
     described = []
     for number, rows in enumerate(shards):
         content, groups = shard_of(rows)
@@ -43,7 +43,7 @@ def test_row_groups_of_any_lengths_are_read_as_they_were_written(
         {name: data.draw(arrays(kind, (length, *shape))) for name, (kind, shape) in columns.items()}
         for length in lengths
     ]
-    write(folder, [Rows(each, {"number": number}) for number, each in enumerate(given)])
+    write(folder, [RowGroupData(each, {"number": number}) for number, each in enumerate(given)])
     made = ShardedData(folder, "made")
     groups = made.groups("train")
     assert [(group.rows, group.facts["number"]) for group in groups] == list(zip(lengths, range(3), strict=False))
@@ -57,7 +57,7 @@ def test_row_groups_of_any_lengths_are_read_as_they_were_written(
 
 
 def test_the_version_depends_on_the_rows_alone(tmp_path: Path) -> None:
-    rows = [Rows({"a": np.arange(3) + number}) for number in range(4)]
+    rows = [RowGroupData({"a": np.arange(3) + number}) for number in range(4)]
     versions = []
     for name, shards in {"whole": [rows], "cut": [rows[:1], rows[1:]], "fewer": [rows[:3]]}.items():
         (tmp_path / name).mkdir()
@@ -67,6 +67,6 @@ def test_the_version_depends_on_the_rows_alone(tmp_path: Path) -> None:
 
 
 def test_data_of_an_earlier_format_are_refused_in_one_line(tmp_path: Path) -> None:
-    write(tmp_path, [Rows({"a": np.arange(3)})], format=1)
+    write(tmp_path, [RowGroupData({"a": np.arange(3)})], format=1)
     with pytest.raises(InputError, match=r"has format 1; this Concord reads 2; make the data in another folder$"):
         ShardedData(tmp_path, "made")

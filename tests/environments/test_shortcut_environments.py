@@ -346,7 +346,7 @@ def test_the_background_agrees_as_often_as_given(grass: float, test_grass: float
         assert abs(agrees.mean() - probability) <= 4 * (probability * (1 - probability) / len(agrees)) ** 0.5
 
 
-def test_a_split_herd_is_the_same_where_its_background_agrees_and_where_not() -> None:
+def test_a_split_herd_has_the_rows_of_the_whole_herd() -> None:
     images, labels, agrees = pasture("all", seed=3)
     for name, chosen in (("agrees", agrees), ("differs", ~agrees)):
         found = pasture(name, seed=3, split=True)

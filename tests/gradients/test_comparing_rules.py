@@ -385,7 +385,7 @@ def test_rescaling_what_drops_no_components_is_refused() -> None:
         StackedGradients(network(), mse_loss, PCGrad(), rescale=True)
 
 
-def test_more_gradients_than_the_limit_of_a_model_that_is_not_pooled_are_refused() -> None:
+def test_gradients_above_the_limit_of_a_model_not_pooled_are_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     one = 4 * sum(parameter.numel() for parameter in model.parameters())
     needed = f"memory_limit: MGDA compares the gradients of 5 environments, which take {5 * one} bytes"

@@ -195,7 +195,7 @@ def test_an_own_loop_resumes_from_a_state_by_environment_names() -> None:
         torch.testing.assert_close(one.grad, again.grad, rtol=1e-12, atol=1e-15)
 
 
-# What cannot be meant
+# Invalid arguments
 
 
 @pytest.mark.parametrize("beta", [-0.1, 1.0, float("nan")])

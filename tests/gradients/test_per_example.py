@@ -55,7 +55,7 @@ class EveryStatistic:
 
 @dataclass(frozen=True)
 class Clipped:
-    """The mean of clipped gradients, where at least one sign in two agrees if that is asked for, too."""
+    """The mean of clipped gradients, optionally only where at least half of the signs agree."""
 
     signs: bool = False
 
@@ -932,7 +932,7 @@ def test_an_input_that_was_written_to_is_refused():
 
 
 class HeadElsewhere(nn.Module):
-    """The embedding is the output, too, without its module being called for it."""
+    """The output layer uses the embedding's weight without calling the embedding's module."""
 
     def __init__(self) -> None:
         super().__init__()

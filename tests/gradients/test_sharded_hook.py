@@ -138,7 +138,7 @@ class Forked(nn.Module):
 
 
 @in_processes(2)
-def test_a_parameter_that_a_process_does_not_use_has_a_gradient_of_zero_there() -> None:
+def test_a_parameter_unused_in_a_process_has_a_gradient_of_zero_there() -> None:
     model, rank, (inputs, targets) = fully_shard(Forked()), dist.get_rank(), batches(2)
     register_aggregation(model, RULES["mean"])
     mse_loss(model(inputs[rank], rank), targets[rank]).backward()
@@ -158,7 +158,7 @@ def test_an_environment_that_is_not_finite_is_named_in_every_process() -> None:
 
 
 @in_processes(2)
-def test_a_scaled_loss_leaves_scaled_gradients_and_an_overflow_to_the_scaler() -> None:
+def test_a_scaled_loss_leaves_scaled_gradients_and_overflow_to_the_scaler() -> None:
     plain, (inputs, targets) = network(), batches(2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model, _ = sharded(plain, RULES["sand-mask"], scaler=scaler)

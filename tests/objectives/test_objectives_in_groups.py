@@ -141,7 +141,7 @@ def of_weighted(model: nn.Module, batch: Any, step: int) -> tuple[Tensor, Tensor
 
 @in_processes(2, part=["dann", "group-dro", "fishr", "mixup", "own"])
 def test_training_an_objectives_parameters_is_placement_free(part: str) -> None:
-    """The job's own evaluation, too: what it draws at random is the same."""
+    """The job's own evaluation also draws the same random numbers."""
     job = load_job(str(Path(__file__).parents[1] / "jobs" / "calibrated.py")).job
     job = job if part == "own" else dataclasses.replace(job, objective=None)
     objective = "erm" if part == "own" else part

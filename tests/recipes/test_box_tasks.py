@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from concord.cli import main
-from concord.environments.sharded import FORMAT, SPLITS, Rows, ShardedData, shard_of
+from concord.environments.sharded import FORMAT, SPLITS, RowGroupData, ShardedData, shard_of
 from concord.errors import InputError
 from concord.storage.checksum import file_checksum
 from concord.training import load_job
@@ -228,7 +228,7 @@ def test_reading_takes_the_memory_of_one_trajectory_not_of_the_data(tmp_path: Pa
         parts = []
         for number in range(8):
             frames[1:, :, shard, number] = number + 1
-            parts.append(Rows({"frames": frames.copy()}, {"label": 0}))
+            parts.append(RowGroupData({"frames": frames.copy()}, {"label": 0}))
         content, groups = shard_of(parts)
         path = tmp_path / f"part-{shard}.parquet"
         path.write_bytes(content)

@@ -195,9 +195,9 @@ def test_what_is_found_elsewhere_is_said_to_differ() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "consistency", "--rows", "0", "4"], "--rows 0 4: one or more of 0 to 3, each once"),
-        (["train", "consistency", "--rows", "1", "1"], "--rows 1 1: one or more of 0 to 3, each once"),
-        (["train", "consistency", "--rows", "-1"], "--rows -1: one or more of 0 to 3, each once"),
+        (["train", "consistency", "--rows", "0", "4"], "--rows 0 4: give one or more of 0 to 3, each once"),
+        (["train", "consistency", "--rows", "1", "1"], "--rows 1 1: give one or more of 0 to 3, each once"),
+        (["train", "consistency", "--rows", "-1"], "--rows -1: give one or more of 0 to 3, each once"),
         (["train", "consistency", "--rows", "first"], "--rows first"),
         (["train", "consistency", "--decay-per-step", "0"], "--decay-per-step 0.0: must lie in (0, 1]"),
         (["report", "consistency", "--draws", "1"], "--draws 1: must be at least 2"),
@@ -218,7 +218,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 
 def test_no_rows_at_all_are_refused_too() -> None:
     config = load_job("consistency").job.config.with_options(rows=())
-    with pytest.raises(InputError, match="--rows : one or more of 0 to 3"):
+    with pytest.raises(InputError, match="--rows : give one or more of 0 to 3"):
         config.check()
 
 

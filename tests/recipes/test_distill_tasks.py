@@ -374,7 +374,7 @@ def test_the_last_hidden_layer_predicts_all_states_and_rewards(data: Path) -> No
 
 @pytest.mark.parametrize("job", ["distill-xor", "distill-logits", "distill-life", "distill-mujoco"])
 def test_an_option_that_nothing_looks_at_makes_no_other_run(job: str) -> None:
-    """Rows that were trained before --auxiliary-weight are found, and x* is disturbed for whoever sees it."""
+    """Runs from before --auxiliary-weight are found, and x* is disturbed for teacher and auxiliary prediction."""
     alone = load_job(job).job.config.with_options(teacher="none")
     of_meta = {"auxiliary_weight", "teaching_weight", "resample_split", "validation_fraction", "unrolled_steps"}
     assert of_meta | {"student_steps", "meta_lr"} <= alone.unused()
@@ -417,7 +417,7 @@ def test_what_is_privileged_is_not_known_and_not_read_at_test(job: str, data: Pa
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "frames": (["train", "distill-mujoco", "--noise-frames", "17"], "--noise-frames 17: must lie in 0 … 16"),
+    "frames": (["train", "distill-mujoco", "--noise-frames", "17"], "--noise-frames 17: must lie in [0, 16]"),
     "an inner rate": (["train", "distill-mujoco", "--unrolled-lr", "0"], "--unrolled-lr 0.0: must be a finite number"),
     "a decay": (["train", "distill-mujoco", "--meta-beta1", "1"], "--meta-beta1 1.0: must lie in"),
     "a fraction": (["train", "distill-mujoco", "--validation-fraction", "0"], "--validation-fraction 0.0: must lie"),

@@ -155,7 +155,7 @@ def test_weights_of_another_network_are_refused_by_name(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "--data: needed; a folder with DOMAIN/CLASS/IMAGE"),
+        ([], "--data: needed; give a folder with DOMAIN/CLASS/IMAGE"),
         (["--data", "nowhere"], "nowhere: there is no such folder"),
         (["--data", "IMAGES", "--test", "day", "night"], "two training domains are needed"),
         (["--data", "IMAGES", "--image-size", "8"], "--image-size 8: must be at least 32"),

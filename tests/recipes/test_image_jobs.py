@@ -64,7 +64,7 @@ def test_label_noise_reports_wrong_and_right_labels_by_themselves(mnist: Path) -
     expected = (metrics["wrong_labels_accuracy"] * len(wrong) + metrics["right_labels_accuracy"] * len(right)) / 60
     assert metrics["train_accuracy"] == pytest.approx(expected, abs=1e-6)
     silent = config.with_options(label_noise=0.0)
-    assert job.environments(silent).observed == ("right_labels",)
+    assert job.environments(silent).monitored == ("right_labels",)
 
 
 @pytest.mark.parametrize("definition", ["contribution", "loss"])

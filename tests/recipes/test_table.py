@@ -166,8 +166,8 @@ def test_a_column_that_names_the_environment_is_found(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "--data: needed; a CSV or Parquet file"),
-        (["--data", "TABLE"], "--target: needed; the column to predict"),
+        ([], "--data: needed; give a CSV or Parquet file"),
+        (["--data", "TABLE"], "--target: needed; give the column to predict"),
         (["--data", "TABLE", "--target", "dead"], "--environment: needed; a column of"),
         (["--data", "TABLE", "--environment", "ward", "--target", "died"], "--environment ward: no such column"),
         (

@@ -164,7 +164,7 @@ def read(output: Path, options: dict[str, Any]) -> None:
             "/nowhere: no data of room-runner; concord data room-runner --size 32 --perturbed makes them",
         ),
         ({"trajectories": 9}, "have 5 to train on"),
-        ({"trajectories": 0}, "--lr-decay-steps 15000: needs to know the steps of a run; give --trajectories, too"),
+        ({"trajectories": 0}, "--lr-decay-steps 15000: needs the number of a run's steps; give also --trajectories"),
         ({"perturbed": True, "perturbed_dir": Path("x")}, "--perturbed-dir x: with --perturbed there is no other"),
         ({"perturbed": True, "switch_epoch": 1}, "--switch-epoch 1: with --perturbed there is no other physics"),
         ({"switch_epoch": -1}, "--switch-epoch -1: must not be negative"),

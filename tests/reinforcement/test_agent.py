@@ -362,7 +362,7 @@ def test_a_torn_checkpoint_is_refused_by_name(file: str, tmp_path: Path) -> None
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_more_processes_than_cpus_are_refused(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
-    with pytest.raises(InputError, match=r"--runners 500 --learners 0: they want a CPU each, 500 in all"):
+    with pytest.raises(InputError, match=r"--runners 500 --learners 0: they need a CPU each, 500 in all"):
         run(job, AgentConfig().with_options(output=tmp_path, runners=500, name="many"), print)
     assert not (tmp_path / "runs" / "many").exists()
 

@@ -180,7 +180,7 @@ def told_to_end() -> None:
     try:
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
-        os.kill(os.getpid(), signal.SIGTERM)  # by whoever is impatient
+        os.kill(os.getpid(), signal.SIGTERM)  # by an impatient user
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "where-ctrl-c-is-ignored"])

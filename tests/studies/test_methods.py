@@ -231,7 +231,7 @@ def test_a_method_with_a_failed_or_diverged_seed_is_not_recommended(values: list
     assert f"AND-mask: ranks last; on seed {lacking} it has no finite validation_accuracy" in result.lines()
 
 
-def test_without_a_value_of_the_average_the_best_other_method_is_recommended() -> None:
+def test_without_the_averages_value_the_best_other_method_is_recommended() -> None:
     result = compared([0.9], [0.2, 0.3], [0.1, 0.1])
     assert result.recommended == "and-mask"
     assert result.lines()[0] == (

@@ -900,7 +900,7 @@ def test_a_child_that_was_made_just_before_a_kill_is_found_again(output: Path) -
     parent = store.start_run("children", "parent", {}, {})
     made = store.start_run("children", "0", {}, {"mlflow.parentRunId": parent, "concord.task": "trial 0"})
     with mirrored(output, parent, store) as (events, killed):
-        killed.discard()  # else it would send the beginning, too
+        killed.discard()  # otherwise it would also send the beginning
         began(events, 0, lr=0.2)
     with mirrored(output, parent, store) as (events, mirror):
         events.append("evaluated", run="trial 0", epoch=1, step=1, metrics={"loss": 0.5})

@@ -39,7 +39,7 @@ def reported(environments: Environments, measures: Sequence[str]) -> tuple[list[
     """What an evaluation reports, and how many metrics it should be."""
     splits = [("train", environments.train), ("held_out", environments.train)]
     splits += [("validation", environments.validation), ("ood", environments.test)]
-    splits += [(name, (name,)) for name in environments.observed]
+    splits += [(name, (name,)) for name in environments.monitored]
     parts = [EvaluatedPart(split, name, one(name)) for split, names in splits for name in names]
     functions: dict[str, Measure] = dict.fromkeys(measures, Measure(none, "max"))
     found = evaluate(nn.Identity(), nn.functional.mse_loss, functions, parts, torch.device("cpu"), distributed=False)
@@ -56,7 +56,7 @@ def reported(environments: Environments, measures: Sequence[str]) -> tuple[list[
 def test_names_that_are_let_through_stay_apart(names: list[str], few: int, measures: list[str]) -> None:
     train, rest = names[:few], names[few:]
     try:
-        environments = Environments(lambda name: ([], []), train, test=rest[:1], observed=rest[1:])
+        environments = Environments(lambda name: ([], []), train, test=rest[:1], monitored=rest[1:])
         check_metric_names(environments, measures, ["weight"])
     except InputError:
         return
@@ -93,18 +93,18 @@ def odd_layers(_: TrainConfig) -> nn.Module:
             "environment '90°' and environment '90%': both would be reported as the metric loss/train/90_; rename one",
         ),
         (
-            {"environments": lambda _: Environments(data, ["a", "b"], observed=["train"])},
-            "environment train: observed environments are reported by name, and train_loss is the loss of the training "
-            "environments; rename it",
+            {"environments": lambda _: Environments(data, ["a", "b"], monitored=["train"])},
+            "environment train: monitored environments are reported by name, and train_loss is the loss of the "
+            "training environments; rename it",
         ),
         (
-            {"environments": lambda _: Environments(data, ["a", "b"], observed=["worst_train"])},
-            "the worst of the training environments and observed environment 'worst_train': both would be reported as "
+            {"environments": lambda _: Environments(data, ["a", "b"], monitored=["worst_train"])},
+            "the worst of the training environments and monitored environment 'worst_train': both would be reported as "
             "the metric worst_train_loss; rename one",
         ),
         (
-            {"environments": lambda _: Environments(data, ["a", "b"], observed=["seen°", "seen%"])},
-            "observed environment 'seen°' and observed environment 'seen%': both would be reported as the metric "
+            {"environments": lambda _: Environments(data, ["a", "b"], monitored=["seen°", "seen%"])},
+            "monitored environment 'seen°' and monitored environment 'seen%': both would be reported as the metric "
             "seen__loss; rename one",
         ),
         (
@@ -130,7 +130,7 @@ def odd_layers(_: TrainConfig) -> nn.Module:
             "kept_fraction/one_.weight; rename one",
         ),
     ],
-    ids=["environments", "a split", "worst", "observed", "long", "measures", "loss", "spread", "layers"],
+    ids=["environments", "a split", "worst", "monitored", "long", "measures", "loss", "spread", "layers"],
 )
 def test_names_that_meet_are_refused_before_a_run(changes: dict[str, object], line: str, tmp_path: Path) -> None:
     job = JobFile(dataclasses.replace(JOB, **changes), str(tmp_path / "names.py"), "")

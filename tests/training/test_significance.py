@@ -110,7 +110,7 @@ def test_the_one_that_is_given_later_takes_the_other_s_place() -> None:
         ("--significance 1e-4",
          "--significance 0.0001: by chance 8 environments agree fully with probability 7.8e-3; give 7.9e-3 or more, or "
          "at least 15 environments"),
-        ("--significance 0", "--significance 0.0: a probability above 0, and at most 1"),
+        ("--significance 0", "--significance 0.0: must be a probability above 0 and at most 1"),
         ("--significance 0.01 --aggregator sand-mask",
          "--significance 0.01: sand-mask does not keep components by their signs alone; it is for and-mask, "
          "geometric-mean, xor-mask, t-mask"),
@@ -131,7 +131,7 @@ def test_what_cannot_be_meant_is_refused_before_training(refused: Callable[..., 
         ("--vary significance=1e-4,1e-2", "--significance 0.0001: by chance 8 environments agree fully"),
         ("--significance 0.01 --selection leave-one-out", "--significance 0.01: by chance 7 environments agree fully"),
         ("--significance 0.01 --vary threshold=0.5,0.9", "--significance 0.01: replaces --threshold, which"),
-        ("--vary significance=0.5,1.5", "space: --significance 1.5: a probability above 0"),
+        ("--vary significance=0.5,1.5", "space: --significance 1.5: must be a probability above 0"),
     ],
 )
 def test_a_study_is_refused_what_its_trials_could_not_have(refused: Callable[..., str], words: str, line: str) -> None:

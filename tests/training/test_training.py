@@ -529,7 +529,7 @@ def test_a_process_holds_its_data_once(held_out: float) -> None:
         return torch.full((4000, 64), float(ord(name))), torch.zeros(4000, dtype=torch.long)
 
     job = Job(lambda _: Environments(load, ["a", "b", "c"]), lambda _: nn.Linear(64, 3), cross_entropy)
-    gc.freeze()  # what there is already is not looked at
+    gc.freeze()  # ignore existing objects
     run = training(
         job,
         CONFIG.with_options(epochs=2, evaluations=2, batch_size=100, held_out=held_out),
@@ -545,7 +545,7 @@ def bytes_of_new_tensors() -> int:
     """Memory of all tensors since ``gc.freeze()``, each part of it counted once."""
     gc.collect()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what other libraries have lying about warns when it is looked at
+        warnings.simplefilter("ignore")  # objects of other libraries warn when inspected
         tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
@@ -792,8 +792,8 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
         ("batch_size", -1, "--batch-size -1"),
         ("lr", 0.0, "--lr 0.0"),
         ("seed", -1, "--seed -1"),
-        ("min_workers", 0, "--min-workers 0: between 1 and --workers 1"),
-        ("min_workers", 2, "--min-workers 2: between 1 and --workers 1"),
+        ("min_workers", 0, "--min-workers 0: must lie in [1, 1], up to --workers"),
+        ("min_workers", 2, "--min-workers 2: must lie in [1, 1], up to --workers"),
         ("workers", 0, "--workers 0"),
         ("milestones", (0.5, 1.5), "--milestones 0.5 1.5"),
         ("aggregator", "mode", "--aggregator mode"),

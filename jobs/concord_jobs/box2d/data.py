@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from concord.environments.sharded import SPLITS, Rows, Split, data_folder
+from concord.environments.sharded import SPLITS, RowGroupData, Split, data_folder
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
 
@@ -19,17 +19,17 @@ class TrajectoryOptions(MakingOptions):
 
     # fmt: off
     trajectories: int = 500
-    """Trajectories to train on."""
+    """Number of training trajectories."""
     validation_trajectories: int = 500
-    """Trajectories to choose by."""
+    """Number of validation trajectories, which select models."""
     test_trajectories: int = 500
-    """Trajectories that nothing is chosen by; the thesis has none."""
+    """Number of test trajectories; the thesis has none."""
     perturbed: bool = False
-    """Other physics on the same courses: nothing bounces in funnels, or the agent never walks slowly."""
+    """Perturbed physics on the same courses: nothing bounces, or the agent never walks slowly."""
     seed: int = 0
     """Seed of all trajectories."""
     shard_size: int = 25
-    """Trajectories a file."""
+    """Number of trajectories in a file."""
     # fmt: on
 
     @property
@@ -82,7 +82,7 @@ def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
     }
 
 
-def _simulated(shard: SplitPart, task: TrajectoryTask, seed: int) -> Sequence[Rows]:
+def _simulated(shard: SplitPart, task: TrajectoryTask, seed: int) -> Sequence[RowGroupData]:
     numbers = range(shard.first, shard.first + shard.count)
     made = [task.trajectory((seed, SPLITS.index(shard.split), number)) for number in numbers]
-    return [Rows({"frames": each.frames}, {"label": each.label, "rejected": each.rejected}) for each in made]
+    return [RowGroupData({"frames": each.frames}, {"label": each.label, "rejected": each.rejected}) for each in made]

@@ -12,18 +12,18 @@ from concord_jobs.box2d.trajectories import Trajectories, TrajectoryExamples, Tr
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryChoice(OptionGroup):
-    """The trajectories that are learned from."""
+    """The training trajectories."""
 
     # fmt: off
     trajectories: int = 0
-    """Train on the first so many; 0 takes all there are."""
+    """Number of training trajectories, from the first; 0 takes all."""
     perturbed: bool = False
-    """Those of the perturbed physics."""
+    """Train on trajectories of the perturbed physics."""
     perturbed_dir: Path | None = None
-    """Folder of trajectories of the perturbed physics, which are a second training environment beside the standard."""
+    """Folder of trajectories of the perturbed physics, a second training environment beside the standard physics."""
     switch_epoch: int = 0
-    """Train on the perturbed physics for so many epochs, and on the standard in its place from then on; 0: never. Where
-    --perturbed-dir is not given, the data are those that concord data has made."""
+    """Number of epochs on the perturbed physics, before the standard physics takes its place; 0 never switches. Without
+    --perturbed-dir the perturbed trajectories are those of concord data."""
     # fmt: on
 
     def check(self) -> None:

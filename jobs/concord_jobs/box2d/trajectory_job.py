@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.dynamics import SkipConfig, SkipOptions, skip_objective, staircase
-from concord.dynamics.evaluation import task_measures
+from concord.dynamics.measures import task_measures
 from concord.dynamics.skip_figures import skip_figures
 from concord.environments import Environment, Environments
 from concord.models.dynamics_network import DynamicsNetworkOptions
@@ -45,12 +45,12 @@ _EVALUATED = 8  # number of trajectories evaluated at a time
 class TrajectoryConfig(TrainConfig):
     """A model of dynamics, trained on trajectories that ``concord data`` has made."""
 
-    chosen: TrajectoryChoice = group(TrajectoryChoice, trajectories=500)
+    data_selection: TrajectoryChoice = group(TrajectoryChoice, trajectories=500)
     skips: SkipOptions = group(SkipOptions)
     network: DynamicsNetworkOptions = group(DynamicsNetworkOptions)
     # fmt: off
     lr_decay_steps: int = 15_000
-    """Steps after which the learning rate is multiplied by --decay, again and again; 0: at --milestones."""
+    """Interval in steps after which the learning rate is multiplied by --decay; 0 uses --milestones."""
     # fmt: on
 
     @abstractmethod
@@ -60,9 +60,9 @@ class TrajectoryConfig(TrainConfig):
     def resolve(self, num_environments: int | None = None) -> Self:
         """Also computes the milestones from --lr-decay-steps."""
         found = super().resolve(num_environments)
-        if self.lr_decay_steps <= 0 or self.chosen.trajectories <= 0:  # check reports the error
+        if self.lr_decay_steps <= 0 or self.data_selection.trajectories <= 0:  # check reports the error
             return found
-        batches = math.ceil(self.chosen.trajectories / self.data.batch_size)
+        batches = math.ceil(self.data_selection.trajectories / self.data.batch_size)
         steps = self.schedule.epochs * math.ceil(batches / max(1, self.aggregation.steps_per_update))
         return found.with_options(milestones=staircase(self.lr_decay_steps, steps))
 
@@ -74,20 +74,20 @@ class TrajectoryConfig(TrainConfig):
         """Validate options."""
         super().check()
         self.require("lr_decay_steps", self.lr_decay_steps >= 0, "must not be negative")
-        known = self.chosen.trajectories > 0 or self.lr_decay_steps == 0
-        self.require("lr_decay_steps", known, "needs to know the steps of a run; give --trajectories, too")
+        known = self.data_selection.trajectories > 0 or self.lr_decay_steps == 0
+        self.require("lr_decay_steps", known, "needs the number of a run's steps; give also --trajectories")
         whole = self.data.environments_per_step == 0 or self.lr_decay_steps == 0
         self.require("environments_per_step", whole, "--lr-decay-steps counts steps of all environments; give 0")
-        switch, epochs = self.chosen.switch_epoch, self.schedule.epochs
+        switch, epochs = self.data_selection.switch_epoch, self.schedule.epochs
         self.require("switch_epoch", switch < max(epochs, 1), f"must come before the last of the {epochs} epochs")
         self.require("held_out", self.data.held_out == 0, "there are trajectories for validation; give 0")
 
 
 def environments(config: TrajectoryConfig) -> Environments:
     """The standard physics, and the perturbed one if an option asks for it."""
-    chosen, output = config.chosen, config.run.output
-    data = chosen.read(config.task(chosen.perturbed), config.data.data_dir, output)
-    return chosen.environments(data, chosen.read_perturbed(config.task(perturbed=True), output))
+    selection, output = config.data_selection, config.run.output
+    data = selection.read(config.task(selection.perturbed), config.data.data_dir, output)
+    return selection.environments(data, selection.read_perturbed(config.task(perturbed=True), output))
 
 
 def network(config: TrajectoryConfig) -> nn.Module:
@@ -102,7 +102,9 @@ def objective(config: TrajectoryConfig) -> Objective:
 
 def evaluation(config: TrajectoryConfig) -> EnvironmentEvaluation:
     """Labels read from rollouts."""
-    return EnvironmentEvaluation(partial(_measured, config.skips.skips, config.task(config.chosen.perturbed)), MODES)
+    return EnvironmentEvaluation(
+        partial(_measured, config.skips.skips, config.task(config.data_selection.perturbed)), MODES
+    )
 
 
 def _measured(

@@ -22,23 +22,23 @@ class ColourOptions(OptionGroup):
 
     # fmt: off
     classes: int = 2
-    """Classes, and colours: 2, 5 or 10."""
+    """Number of classes and of colours: 2, 5 or 10."""
     flips: tuple[float, ...] = (0.1, 0.2)
-    """How often the colour misleads in each training environment, p_e."""
+    """Probability p_e that the colour misleads, for each training environment."""
     test_flip: float = 0.9
-    """How often it misleads in the test."""
+    """Probability that the colour misleads in the test."""
     observed_flips: tuple[float, ...] = ()
-    """More tests, which are only reported on."""
+    """Probabilities p_e of further tests, which are only reported."""
     noise: float = 0.25
-    """How often the label is wrong, η."""
+    """Probability η of a wrong label."""
     noise_gap: float = 0.0
-    """How much more often in the first training environment than in the last; the mean stays."""
+    """Difference of the label noise between first and last training environment, with the same mean."""
     patch_flips: tuple[float, ...] = ()
-    """How often a second shortcut, a patch in a corner, misleads in each training environment; none has no patch."""
+    """Probability that a second shortcut, a patch in a corner, misleads, for each training environment; or no patch."""
     grey: bool = False
     """Images without colour."""
     side: int = 14
-    """Pixels of a side: 14, or 28."""
+    """Height and width in pixels: 14 or 28."""
     # fmt: on
 
     def check(self) -> None:
@@ -101,17 +101,17 @@ class ColoredMNIST(ColourOptions):
             raise ArgumentError("examples", self.examples, f"there are {most} for each training environment")
 
     def as_environments(self) -> Environments:
-        """Training environments ``train-0.1 …``, the test ``ood-0.9`` and the observed ones ``flip-0.1 …``."""
+        """Training environments ``train-0.1 …``, the test ``ood-0.9`` and the monitored ones ``flip-0.1 …``."""
         train = {f"train-{flip:g}": index for index, flip in enumerate(self.flips)}
         if len(train) < len(self.flips):
             train = {f"train-{flip:g}-{index}": index for index, flip in enumerate(self.flips)}
         tests = {f"ood-{self.test_flip:g}": self.test_flip}
-        observed = {f"flip-{flip:g}": flip for flip in self.observed_flips}
+        monitored = {f"flip-{flip:g}": flip for flip in self.observed_flips}
 
         def load(name: str) -> tuple[Tensor, Tensor]:
-            return self._training(name, train[name]) if name in train else self._test({**tests, **observed}[name])
+            return self._training(name, train[name]) if name in train else self._test({**tests, **monitored}[name])
 
-        return Environments(load, train, test=tests, observed=observed)
+        return Environments(load, train, test=tests, monitored=monitored)
 
     def _training(self, name: str, index: int) -> tuple[Tensor, Tensor]:
         order = torch.randperm(len(self.train), generator=generator_for(self.seed, "colored mnist"))

@@ -84,7 +84,7 @@ def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Fi
 
 
 def by_flip(runs: Sequence[FinishedRun]) -> ByPlace:
-    """Each run's final accuracy at each p_e, in the observed environments and in the test."""
+    """Each run's final accuracy at each p_e, in the monitored environments and in the test."""
     accuracies: dict[float, list[float]] = {}
     for run in runs:
         at = {float(flip): f"flip-{flip:g}_accuracy" for flip in run.options["observed_flips"]}

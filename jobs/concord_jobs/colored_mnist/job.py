@@ -38,9 +38,9 @@ class ColoredMNISTConfig(TrainConfig):
     )
     # fmt: off
     examples: int = 25_000
-    """Examples to train on in each environment; its held-out part comes on top."""
+    """Number of training examples of each environment; held-out examples are additional."""
     similarity: bool = False
-    """Measure at the end how alike representations are (PWCCA): under other colours, and with meta-irm before and after
+    """Measure the similarity of representations at the end (PWCCA): under other colours, with meta-irm before and after
     the inner steps."""
     mlp: MLPOptions = group(MLPOptions)
     # fmt: on
@@ -96,7 +96,7 @@ def scale_slope(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str, float]:
-    """PWCCA of representations of the test digits under other colours with those at the first observed p_e (A.2), and
+    """PWCCA of representations of the test digits under other colours with those at the first monitored p_e (A.2), and
     with meta-IRM of each layer before and after the inner steps (A.1).
 
     The representation is the last layer's input; with irm, whose fixed classifier comes last, the last layer's output.

@@ -32,7 +32,7 @@ class ConsistencyConfig(TrainConfig):
         """Validate options."""
         super().check()
         right = len(self.rows) > 0 and len(set(self.rows)) == len(self.rows) and all(0 <= r < ROWS for r in self.rows)
-        self.require("rows", right, f"one or more of 0 to {ROWS - 1}, each once")
+        self.require("rows", right, f"give one or more of 0 to {ROWS - 1}, each once")
 
 
 def environments(config: ConsistencyConfig) -> Environments:

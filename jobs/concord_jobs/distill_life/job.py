@@ -55,9 +55,9 @@ class LifeConfig(TrainConfig):
 
     # fmt: off
     examples: int = 5000
-    """Training examples; with --teacher meta some of them judge the teacher."""
+    """Number of training examples; with --teacher meta some of them judge the teacher."""
     filters: int = 12
-    """Feature maps of each layer."""
+    """Number of feature maps of each layer."""
     teaching: LifeTeacher = group(LifeTeacher)
     # fmt: on
 

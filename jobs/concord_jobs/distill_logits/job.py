@@ -28,11 +28,11 @@ class LogitsConfig(TrainConfig):
 
     # fmt: off
     examples: int = 1000
-    """Training examples; with --teacher meta some of them judge the teacher."""
+    """Number of training examples; with --teacher meta some of them judge the teacher."""
     logit_scale: float = 3.0
-    """What the hidden numbers A x are multiplied by: 1 in the thesis, 3 in its authors' code and figure."""
+    """Factor of the hidden numbers A x: 1 in the thesis, 3 in its authors' code and figure."""
     entropy_weight: float = 0.0
-    """β: the label loss is the cross-entropy less β times the entropy of what the student predicts."""
+    """β: the label loss is the cross-entropy less β times the entropy of the student's prediction."""
     teaching: TeacherOptions = group(TeacherOptions)
     # fmt: on
 

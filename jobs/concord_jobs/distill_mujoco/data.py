@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from concord.environments.sharded import Rows, ShardedData, data_folder
+from concord.environments.sharded import RowGroupData, ShardedData, data_folder
 from concord.errors import ArgumentError
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 from concord.storage import display_path
@@ -29,13 +29,13 @@ class ReturnOptions(MakingOptions):
 
     # fmt: off
     simulator: Simulator = "Hopper"
-    """Which of Gymnasium's environments, in version 4."""
+    """One of Gymnasium's environments, in version 4."""
     examples: int = 4000
-    """Training examples."""
+    """Number of training examples."""
     test_examples: int = 10000
-    """Test examples."""
+    """Number of test examples."""
     validation_examples: int = 2000
-    """Validation examples; to choose by."""
+    """Number of validation examples, which select models."""
     seed: int = 0
     """Seed of initial states and actions."""
     # fmt: on
@@ -70,8 +70,8 @@ def make_returns(options: ReturnOptions, info: Info) -> dict[str, Any]:
     return made | {"simulator": options.simulator} | counts
 
 
-def _simulated(shard: SplitPart, simulator: Simulator, seed: int) -> Sequence[Rows]:
-    return [Rows(vars(simulate(simulator, shard.split, seed, shard.first, shard.count)))]
+def _simulated(shard: SplitPart, simulator: Simulator, seed: int) -> Sequence[RowGroupData]:
+    return [RowGroupData(vars(simulate(simulator, shard.split, seed, shard.first, shard.count)))]
 
 
 def _folder(data_dir: Path | None, output: Path, simulator: str) -> Path:

@@ -40,11 +40,11 @@ class ReturnTeacher(TeacherOptions):
 
     # fmt: off
     teacher: Literal["meta", "none", "fixed"] = "meta"
-    """Teacher that learns its targets (meta), none, or a random one that stays as it is (fixed)."""
+    """Teacher that learns its targets (meta), none, or a fixed random one (fixed)."""
     permute_time: bool = False
-    """Shuffle the states of x*, each example's in an order of its own."""
+    """Shuffle the states of x* in another order for each example."""
     noise_frames: int = 0
-    """Replace this many of the last states of x* by noise."""
+    """Number of last states of x* to replace by noise."""
     unrolled_lr: float = 1e-2
     """Learning rate of the copy, SGD with momentum 0.75."""
     meta_beta1: float = 0.0
@@ -54,7 +54,7 @@ class ReturnTeacher(TeacherOptions):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        self.require("noise_frames", 0 <= self.noise_frames <= trajectories.HORIZON, "must lie in 0 … 16")
+        self.require("noise_frames", 0 <= self.noise_frames <= trajectories.HORIZON, "must lie in [0, 16]")
         self.require("unrolled_lr", 0 < self.unrolled_lr < float("inf"), "must be a finite number above 0")
         self.require("meta_beta1", 0 <= self.meta_beta1 < 1, "must lie in [0, 1)")
 
@@ -70,7 +70,7 @@ class ReturnConfig(TrainConfig):
 
     # fmt: off
     simulator: trajectories.Simulator = "Hopper"
-    """Which of Gymnasium's environments the data are of."""
+    """Gymnasium's environment of the data."""
     teaching: ReturnTeacher = group(ReturnTeacher)
     # fmt: on
 

@@ -26,9 +26,9 @@ class XorConfig(TrainConfig):
 
     # fmt: off
     dimensions: int = 256
-    """Dimensions of x."""
+    """Number of dimensions of x."""
     examples: int = 512
-    """Training examples; with --teacher meta some of them judge the teacher."""
+    """Number of training examples; with --teacher meta some of them judge the teacher."""
     teaching: TeacherOptions = group(TeacherOptions)
     # fmt: on
 

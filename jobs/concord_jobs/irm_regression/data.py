@@ -19,7 +19,7 @@ def linear_example(
 
     X ~ N(0, σ²), Y = X + N(0, σ²), Z = Y + N(0, 1), each with ``dimensions`` numbers. The inputs are X and Z, the
     target is the sum of Y's numbers. Only X causes the target: the least error that holds in all environments, 2σ² in
-    2 dimensions, is that of the weights 1 on X and 0 on Z. The observed environments are the tests and, a second time,
+    2 dimensions, is that of the weights 1 on X and 0 on Z. The monitored environments are the tests and, a second time,
     the training data.
     """
     for option, value in (("examples", examples), ("dimensions", dimensions)):
@@ -29,14 +29,14 @@ def linear_example(
         if not sigmas or min(sigmas) <= 0:
             raise ArgumentError(option, tuple(sigmas), "give standard deviations above 0")
     named = {f"train-{sigma:g}": sigma for sigma in train}
-    observed = {f"seen-{sigma:g}": f"train-{sigma:g}" for sigma in train}
+    monitored = {f"seen-{sigma:g}": f"train-{sigma:g}" for sigma in train}
     tests = {f"test-{sigma:g}": sigma for sigma in test}
 
     def load(name: str) -> tuple[Tensor, Tensor]:
-        name = observed.get(name, name)
+        name = monitored.get(name, name)
         sigma, generator = {**named, **tests}[name], generator_for(seed, "linear example", name)
         x, noise, other = torch.randn(3, examples, dimensions, generator=generator)
         y = x * sigma + noise * sigma
         return torch.cat([x * sigma, y + other], 1), y.sum(1, keepdim=True)
 
-    return Environments(load, named, observed=[*observed, *tests])
+    return Environments(load, named, monitored=[*monitored, *tests])

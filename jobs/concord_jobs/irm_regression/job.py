@@ -23,16 +23,16 @@ class RegressionConfig(TrainConfig):
     train_sigmas: tuple[float, ...] = (0.1, 1.0)
     """Standard deviation of the noise in each training environment."""
     test_sigmas: tuple[float, ...] = (0.01, 0.1, 1.0)
-    """That in each test environment."""
+    """Standard deviation of the noise in each test environment."""
     examples: int = 10_000
-    """Examples of each environment."""
+    """Number of examples of each environment."""
     dimensions: int = 2
-    """Dimensions of the cause, and of the effect."""
+    """Number of dimensions of the cause, and of the effect."""
     # fmt: on
 
 
 def environments(config: RegressionConfig) -> Environments:
-    """The training environments; observed are the tests and, a second time, the training data."""
+    """The training environments; monitored are the tests and, a second time, the training data."""
     return linear_example(config.train_sigmas, config.test_sigmas, config.examples, config.dimensions, config.run.seed)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from concord.environments import Environments, shuffle_labels
 from concord.environments.image_options import ImageOptions
-from concord.models.image_options import ImageNetworkOptions
+from concord.models.image_network_options import ImageNetworkOptions
 from concord.options import group
 from concord.space import Choice, Space
 from concord.training import Job, Study, TrainConfig
@@ -46,7 +46,7 @@ def environments(config: LabelNoiseConfig) -> Environments:
             return data.test.images, data.test.labels
         return data.train.images[parts[name]], labels[parts[name]]
 
-    return Environments(load, ["train"], test=["test"], observed=[name for name in parts if name != "train"])
+    return Environments(load, ["train"], test=["test"], monitored=[name for name in parts if name != "train"])
 
 
 job = Job(

@@ -84,13 +84,13 @@ class PunctuationOptions(OptionGroup):
 
     # fmt: off
     flips: tuple[float, ...] = (0.1, 0.2)
-    """How often the mark misleads in each training environment, p_e."""
+    """Probability p_e that the mark misleads, for each training environment."""
     test_flip: float = 0.9
-    """How often it misleads in the test."""
+    """Probability that the mark misleads in the test."""
     noise: float = 0.25
-    """How often the label is wrong, η."""
+    """Probability η of a wrong label."""
     punctuate: bool = True
-    """Put the marks at the ends of the sentences."""
+    """Add the marks at the ends of the sentences."""
     # fmt: on
 
     def check(self) -> None:

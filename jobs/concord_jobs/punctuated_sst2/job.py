@@ -27,9 +27,9 @@ class PunctuatedSST2Config(TrainConfig):
 
     # fmt: off
     glove: Path | None = None
-    """File of GloVe vectors; without one the words' vectors are learned."""
+    """File of GloVe vectors; by default the model learns the words' vectors."""
     embedding_size: int | None = None
-    """Size of the words' vectors; that of the file, or 100."""
+    """Size of the words' vectors; by default the file's, or 100."""
     marks: PunctuationOptions = group(PunctuationOptions)
     mlp: MLPOptions = group(MLPOptions)
     # fmt: on

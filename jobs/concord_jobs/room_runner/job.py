@@ -23,7 +23,7 @@ class RoomRunnerConfig(TrajectoryConfig):
 
     # fmt: off
     size: Literal[64, 32] = 64
-    """Pixels of a frame's height and width, as they were made."""
+    """Height and width of the data's frames, in pixels."""
     # fmt: on
 
     def task(self, perturbed: bool) -> RoomRunner:
@@ -36,7 +36,7 @@ class RoomRunnerOptions(TrajectoryOptions):
     """Trajectories of room runner: an agent walks through rooms to the red or the blue one."""
 
     size: int = 64
-    """Pixels of a frame's height and width: 64, or 32 for its 2 × 2 means."""
+    """Height and width of a frame in pixels: 64, or 32 for 2 × 2 means."""
 
     @property
     def task(self) -> RoomRunner:

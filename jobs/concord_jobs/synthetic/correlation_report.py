@@ -18,15 +18,15 @@ from concord_jobs.synthetic.spirals import MECHANISM_DIMENSIONS, Spirals
 
 @dataclass(frozen=True, kw_only=True)
 class CorrelationReport:
-    """How masked gradients correlate with the mechanism's and the shortcuts' (Fig. 7)."""
+    """Correlate masked gradients with those of the mechanism and of the shortcuts (Fig. 7)."""
 
     # fmt: off
     seeds: int = 10
-    """Networks for the gradient correlations."""
+    """Number of networks for the gradient correlations."""
     environments: int = 16
-    """Environments for the gradient correlations."""
+    """Number of environments for the gradient correlations."""
     batch_size: int = 1024
-    """Examples of each environment for the gradient correlations."""
+    """Number of examples of each environment for the gradient correlations."""
     shortcut_scale: float = 0.1**0.5
     """Standard deviation of the shortcuts."""
     revolutions: float = 3.0

@@ -32,7 +32,10 @@ COUNTING = ("threshold", "environment_momentum", "steps_per_update", "per_exampl
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticConfig(TrainConfig):
-    """The synthetic memorization task of the AND-mask paper (§3.1, appendix B)."""
+    """The synthetic memorization task of the AND-mask paper (§3.1, appendix B).
+
+    --epochs 0, the default, is the paper's 3000 epochs over the number of environments: 94 with 32.
+    """
 
     spirals: SpiralOptions = group(SpiralOptions)
     mlp: MLPOptions = group(MLPOptions)
@@ -41,7 +44,7 @@ class SyntheticConfig(TrainConfig):
     batch_norm: bool = False
     """Batch normalization of the hidden layers, by each environment's own batch."""
     initialization: Literal["kaiming", "default"] = "kaiming"
-    """How the first weights are drawn."""
+    """Distribution of the first weights."""
     # fmt: on
 
     def resolve(self, num_environments: int | None = None) -> Self:

@@ -20,19 +20,19 @@ class SpiralOptions(OptionGroup):
 
     # fmt: off
     environments: int = 32
-    """Training environments, the paper's D."""
+    """Number of training environments, the paper's D."""
     examples: int = 1280
-    """Training examples of each environment; its held-out part comes on top."""
+    """Number of training examples of each environment; held-out examples are additional."""
     test_examples: int = 2000
-    """Examples of the out-of-distribution test, each with shortcuts of its own."""
+    """Number of examples of the out-of-distribution test, each with its own shortcuts."""
     validation_environments: int = 0
-    """More environments, with shortcuts of their own, to choose models by without looking at the test."""
+    """Number of validation environments, with their own shortcuts, which select models without the test."""
     shortcut_dimensions: int = 32
-    """Dimensions of the shortcuts, d_S."""
+    """Number of dimensions of the shortcuts, d_S."""
     shortcut_scale: float = 0.1**0.5
     """Standard deviation of the shortcuts' components; the paper's N(0, 0.1), read as a variance, is 0.316."""
     revolutions: float = 3.0
-    """Revolutions of each spiral."""
+    """Number of revolutions of each spiral."""
     smallest_radius: float = 0.08
     """Smallest radius of the spirals, before noise."""
     largest_radius: float = 1.0

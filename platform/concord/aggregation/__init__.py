@@ -8,8 +8,8 @@ and it turns the sums into the update (``finish``). Three rules as instances:
 * AND-mask: statistics ``g, sign g``; finish ``Σg / d`` where ``|Σ sign g| ≥ τd``, else 0.
 * geometric mean: statistics ``g, sign g, log|g|``; finish ``sign(Σg) · exp(Σ log|g| / d)`` under the same mask.
 
-So a new rule is a frozen dataclass with these two parts, one file, and runs wherever the others do; a statistic of its
-own is a :class:`Statistic`, a name and a function. Rules that need more than sums belong to one of two other families:
+So a new rule is a frozen dataclass with these two parts, in one file, and runs wherever the others run. A new
+statistic is a :class:`Statistic`: a name and a function. Rules that need more than sums are of two other families:
 :mod:`weightings <concord.aggregation.weighting>`, which need the inner products of whole gradients, and
 :mod:`column rules <concord.aggregation.column_rule>`, which need all values of a component. In a training loop of one's
 own, with ``gradients`` of shape ``(environments, *parameter.shape)``::

@@ -47,7 +47,7 @@ def kept_where_signs_agree(sign_sum: Tensor, threshold: float, environments: int
 def rescaled(update: Update) -> Tensor:
     """Divide one layer's update by the fraction of it that was kept (appendix B.3.1).
 
-    The fraction gets 1e-10 added, as in the paper's published code, so a layer of which nothing was kept stays 0.
+    1e-10 is added to the fraction, as in the paper's published code, so a layer of which nothing was kept stays 0.
     ``update`` is a whole layer (a parameter tensor); the fraction of a part would be another.
     """
     factor = rescaling_factor(update.kept.mean(dtype=torch.float32))

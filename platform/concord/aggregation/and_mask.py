@@ -14,7 +14,7 @@ class AndMask(SignMask):
     """The average gradient where the environments' signs agree: Σg / d where |Σ sign g| ≥ τd, zero elsewhere.
 
     τ = 0 keeps everything (the plain average), τ = 1 keeps a component only if all d environments have the same
-    sign there. A zero component counts for neither sign; with one environment every component but zeros is kept.
+    sign there. A zero component counts for neither sign; with one environment every component except zeros is kept.
     """
 
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN)

@@ -1,6 +1,6 @@
 """How often signs agree by chance, and the threshold that they seldom reach by chance.
 
-Where environments have nothing in common, each sign of a component is a fair coin. At most u of d such signs are in the
+If environments have nothing in common, each sign of a component is a fair coin. At most u of d such signs are in the
 minority with probability 2 · Σ C(d, i) / 2ᵈ over i ≤ u < d/2, and then |Σ sign g| ≥ d - 2u (learning explanations that
 are hard to vary, appendix A.4, equation 4, where t = d - u). Counts are compared as whole numbers, not rounded::
 
@@ -58,10 +58,10 @@ def threshold_at_chance(significance: float, environments: int) -> float:
         The required agreement |Σ sign|, divided by d.
 
     Raises:
-        ArgumentError: even full agreement is likelier, or an argument is out of its range.
+        ArgumentError: even full agreement is more probable, or an argument is out of its range.
     """
     if not 0 < significance <= 1:
-        raise ArgumentError("significance", significance, "a probability above 0, and at most 1")
+        raise ArgumentError("significance", significance, "must be a probability above 0 and at most 1")
     _check_environments(environments)
     numerator, denominator = significance.as_integer_ratio()
     most = (numerator << environments) // denominator
@@ -91,7 +91,7 @@ def format_chance(probability: float) -> str:
 
 
 def _outcomes(environments: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """Agreements |Σ sign| from d downwards, and how many of the 2ᵈ outcomes reach each: ``most`` of them, or fewer."""
+    """Agreements |Σ sign| from d downwards, and the number of the 2ᵈ outcomes that reach each, up to ``most``."""
     count, ways = 0, 1
     for minority in range(environments // 2 + 1):
         count += ways if 2 * minority == environments else 2 * ways

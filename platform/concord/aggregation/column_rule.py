@@ -1,4 +1,4 @@
-"""Rules that compare the environments' values of a component, such as their median: no sum tells these.
+"""Rules that compare the environments' values of a component, such as the median, which no sum gives.
 
 They run where all environments' gradients of a component lie side by side.
 """

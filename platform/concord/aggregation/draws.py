@@ -1,4 +1,4 @@
-"""Random numbers of a rule, which depend on its seed, the step and the component, and on nothing else.
+"""Random numbers of a rule, which depend only on its seed, the step and the component.
 
 A rule that draws at random, such as GradDrop, must draw the same whether its sums are finished in one piece, in blocks,
 or in slices by several processes. So it has no generator: it names its draws, and finds the numbers beside the sums::
@@ -30,10 +30,10 @@ _GAMMA, _FIRST, _SECOND = (
 
 
 def with_draws(rule: Any, sums: Statistics, step: SupportsInt, components: Callable[[], Tensor]) -> Statistics:
-    """The sums, and beside them what the rule draws.
+    """The sums, with the rule's random numbers beside them.
 
     Args:
-        rule: one that draws has ``draws``, names, and ``seed``; any other gets the sums as they are.
+        rule: a rule with the attributes ``draws`` (names) and ``seed``; for any other rule the sums are returned.
         sums: of components of any shape.
         step: the step's number.
         components: gives the components' numbers among all of the model, int64, shaped as the sums.
@@ -56,5 +56,5 @@ def uniform(components: Tensor, key: str) -> Tensor:
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Shifted to the right as unsigned numbers are."""
+    """Shift to the right, as of unsigned numbers."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)

@@ -12,10 +12,10 @@ Rule = Aggregator | Weighting | ColumnRule
 
 
 def as_rule(rule: Any) -> Rule:
-    """The rule as it is, checked; TorchJD's weightings of Gram matrices as rules.
+    """Check the rule and return it; a weighting of TorchJD becomes a rule.
 
     Raises:
-        InputError: it belongs to no family, or its statistics are not what they say.
+        InputError: it belongs to no family, or its statistics lack a property that they claim.
     """
     kinds = {kind.__name__ for kind in type(rule).__mro__}
     if "Weighting" in kinds and "_MatrixWeighting" not in kinds and not isinstance(rule, Weighting):
@@ -32,7 +32,7 @@ def masks(rule: Rule) -> bool:
 
 
 def of_sums(rule: Any, place: str) -> Aggregator:
-    """The rule, checked, if it needs sums over environments alone; ``place`` is named in the error."""
+    """Check that the rule needs only sums over environments, and return it; ``place`` is named in the error."""
     known = as_rule(rule)
     if isinstance(known, Weighting | ColumnRule):
         needs = "inner products of whole gradients" if isinstance(known, Weighting) else "all values of a component"

@@ -1,4 +1,4 @@
-"""The average gradient: empirical risk minimization, and the baseline of everything here."""
+"""The average gradient: empirical risk minimization, the baseline of all rules."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -9,7 +9,7 @@ from concord.aggregation.column_rule import ordered
 
 @dataclass(frozen=True)
 class Median:
-    """The median of the environments' values of each component; of an even number the mean of the two in the middle."""
+    """The median of the environments' values of each component; of an even number, the mean of the middle two."""
 
     def combine(self, columns: Tensor) -> Tensor:
         """The medians (definition 1)."""

@@ -11,7 +11,7 @@ from concord.aggregation.nonnegative import minimum_norm
 class MGDA:
     """The point of least norm in the convex hull of the gradients: min ‖Σ w_e g_e‖² over w ≥ 0, Σ w_e = 1.
 
-    No environment's loss grows along it, and where it is 0 no direction is good for all.
+    No environment's loss grows along this direction; if it is 0, no direction is good for all environments.
     """
 
     def weights(self, gram: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
 
     Q ``(d, d)`` is positive definite, float64. By block principal pivoting (Kim and Park: Fast nonnegative matrix
     factorization, 2011, algorithm 2). x is solved on a set of variables, and all that violate a condition change sides.
-    Where that does not reduce their number three times in a row, the last of them alone changes (Murty's rule), which
-    ends.
+    If that does not reduce their number three times in a row, only the last of them changes (Murty's rule), which
+    terminates.
     """
     problems, size = linear.shape
     eye = torch.eye(size, dtype=linear.dtype)

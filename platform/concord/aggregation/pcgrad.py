@@ -20,7 +20,7 @@ class PCGrad:
     draws: ClassVar[tuple[str, ...]] = ("order",)
 
     def weights(self, gram: Tensor, order: Tensor) -> Tensor:
-        """The sums over i of what algorithm 1 makes of each gradient's weights, in the order of row i."""
+        """Algorithm 1 on the weights of each gradient i, in the order of row i, summed over i."""
         count, squares = len(gram), gram.diagonal()
         smallest = torch.finfo(torch.float32).eps ** 2 * squares.max()
         weights, rows = torch.eye(count, dtype=gram.dtype), torch.arange(count)

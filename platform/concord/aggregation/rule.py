@@ -29,7 +29,7 @@ class Update(NamedTuple):
 
 
 class Aggregator(Protocol):
-    """A rule, which works element by element and so on any shape, any part of a gradient.
+    """A rule: it works element by element, so it applies to any shape and to any part of a gradient.
 
     A rule that draws at random has two more attributes: ``draws``, names under which ``finish`` finds uniform numbers
     in [0, 1) beside the sums, and ``seed``; see :mod:`concord.aggregation.draws`.
@@ -46,7 +46,7 @@ class Aggregator(Protocol):
 
 
 def accumulation_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """The dtype in which statistics of such gradients are summed: float32, or float64 where a gradient is that."""
+    """The dtype in which statistics of such gradients are summed: float32, or float64 for float64 gradients."""
     result = torch.float32
     for dtype in dtypes:
         result = torch.promote_types(result, dtype)
@@ -110,12 +110,12 @@ def new_statistics(rule: Aggregator, shape: Sequence[int], dtype: torch.dtype, d
 
 
 def aggregate(rule: Aggregator, gradients: Tensor, step: int = 0) -> Update:
-    """Aggregate gradients that lie stacked, ``(environments, *shape)``, into one update of shape ``shape``.
+    """Aggregate stacked gradients, ``(environments, *shape)``, into one update of shape ``shape``.
 
     Args:
         rule: the rule.
         gradients: of the environments, floating point.
-        step: for a rule that draws at random: it draws anew at each step, for each component.
+        step: the step's number, for a rule that draws at random: it draws new numbers at each step.
 
     Raises:
         InputError: there is no environment, the gradients are no floating-point numbers, the rule's statistics are

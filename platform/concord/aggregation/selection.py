@@ -73,9 +73,9 @@ def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
 
 
 def default_threshold(name: str, environments: int) -> float:
-    """0.8; of ``and-mask`` and ``geometric-mean`` the least that chance reaches with at most 1e-5, and 0.5 at least.
+    """The default τ: 0.8; for ``and-mask`` and ``geometric-mean`` the least from 0.5 with at most 1e-5 by chance.
 
-    With 17 environments or fewer even full agreement is likelier by chance, and the default is 0.8.
+    With 17 environments or fewer even full agreement is more probable by chance, and the default is 0.8.
     """
     by_chance = name in _BY_CHANCE and 2.0 ** (1 - environments) <= DEFAULT_SIGNIFICANCE
     return max(_LEAST, threshold_at_chance(DEFAULT_SIGNIFICANCE, environments)) if by_chance else _USUAL
@@ -95,5 +95,5 @@ def aggregator_at_chance(name: AggregatorName, significance: float, environments
 
 
 def without_chance(name: str) -> str:
-    """Why a rule cannot have a significance."""
+    """The reason why a rule cannot have a significance."""
     return f"{name} does not keep components by their signs alone; it is for {', '.join(WITH_CHANCE)}"

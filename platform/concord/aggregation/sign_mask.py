@@ -23,10 +23,10 @@ class SignMask:
 
         Args:
             significance: the probability, if the signs of the environments were independent and fair.
-            environments: d, how many there are at a step.
+            environments: d, the number of environments at a step.
 
         Raises:
-            ArgumentError: even full agreement is likelier; see :func:`~concord.aggregation.chance.threshold_at_chance`.
+            ArgumentError: even full agreement is more probable by chance.
         """
         return cls(threshold_at_chance(significance, environments))
 

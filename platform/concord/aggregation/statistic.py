@@ -18,18 +18,18 @@ Statistics = dict[str, Tensor]
 class Statistic:
     """A function of one environment's gradient, element by element, the values of which are added over environments.
 
-    The name and the function are enough for every way in which gradients are obtained. What is known beside them makes
-    some of these ways faster, and is checked on a few numbers before it is relied on::
+    The name and the function are enough for every way in which gradients are computed. Known properties make some of
+    these ways faster; they are checked on a few numbers first::
 
         Statistic("clipped", lambda gradient: gradient.clamp(-1, 1))
         Statistic("sign", torch.sign, on_products="multiplicative", degree=0, whole=1)
 
     Args:
-        name: the key of its sum in what the rule's ``finish`` gets.
+        name: the key of its sum in the argument of the rule's ``finish``.
         of: maps a gradient of any shape to values of this shape, and leaves the gradient as it is.
         on_products: ``multiplicative``: f(a·b) = f(a)·f(b). ``additive``: f(a·b) = f(a) + f(b). None: neither is known.
         degree: p, where f(c·a) = cᵖ·f(a) for every c > 0. None: unknown, or none.
-        whole: the values are whole numbers of at most this magnitude, so that sums may travel as integers.
+        whole: the values are whole numbers of at most this magnitude, so that sums may be sent as integers.
         dtype: the least dtype in which it is computed and summed, where float32 is too coarse.
     """
 
@@ -41,7 +41,7 @@ class Statistic:
     dtype: torch.dtype = torch.float32
 
     def wire_dtype(self, environments: int, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which the sum over ``environments`` travels: the smallest integer one, or ``dtype``."""
+        """The dtype in which the sum over ``environments`` is sent: the smallest integer type, or ``dtype``."""
         integers = (torch.int8, torch.int16, torch.int32) if self.whole is not None else ()
         fitting = (each for each in integers if environments * (self.whole or 0) <= torch.iinfo(each).max)
         return next(fitting, torch.promote_types(dtype, self.dtype))
@@ -50,7 +50,7 @@ class Statistic:
         """The sum over ``environments``, of gradients that were ``scale`` times as large when ``total`` was formed.
 
         Raises:
-            InputError: it is not known how the statistic follows the gradient's scale.
+            InputError: the statistic has no degree, so its dependence on the gradient's scale is unknown.
         """
         if self.degree is not None:
             return total / float(scale**self.degree)
@@ -82,7 +82,7 @@ _PROBE = torch.tensor([[-3.0, -0.75, 0.0], [0.3, 1.0, 250.0]])
 
 
 def check_statistics(rule: Any) -> None:
-    """Refuse a rule whose statistics are wrong, as far as a few numbers tell.
+    """Refuse a rule whose statistics are wrong on a few numbers.
 
     Raises:
         InputError: the rule has none, two have one name, or one of them gives another shape, is no function of single

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def match_strides(value: Tensor, parameter: Tensor) -> Tensor:
-    """``value`` with the strides of ``parameter``, as PyTorch leaves a gradient behind; itself if it has them already.
+    """``value`` with the strides of ``parameter``, as PyTorch gives a gradient; ``value`` itself if it has them.
 
     Fused optimizers walk through a parameter, its gradient and its state side by side in memory, so that other strides
     pair components that do not belong together. For a parameter with gaps or overlaps in memory the result is dense.

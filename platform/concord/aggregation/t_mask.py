@@ -1,4 +1,4 @@
-"""A mask by Student's t-test, which asks how sure a mean is and not how many signs agree.
+"""A mask by Student's t-test, which tests whether a mean differs from 0 in place of counting signs.
 
 Of the environments' gradients, t² is d times what is called the gradient's signal-to-noise ratio (Liu, Jiang, Bai,
 Chen, Wang: Understanding why neural networks generalize well through GSNR of parameters, ICLR 2020), there of examples.
@@ -21,12 +21,12 @@ class TMask:
 
     t = ḡ √d / s, with s² the unbiased variance of the component over the environments, and q the quantile of Student's
     t with d - 1 degrees of freedom that a fraction p of independent normal gradients around 0 exceeds. So p may be as
-    small as one likes for any d of 2 or more, where signs that all agree do so by chance with 2^(1 - d). The price is
-    that what agrees in sign and not in size is dropped; averages of each environment's gradients over its steps
+    small as you like for any d of 2 or more, while d signs agree by chance with probability 2^(1 - d). The price:
+    components that agree in sign but not in size are dropped; averages of each environment's gradients over its steps
     (``--environment-momentum``) agree more in size than those of one batch.
 
-    Where all gradients are equal, t is infinite. One environment has nothing to compare: as by the other masks, every
-    component but zeros is kept.
+    Where all gradients are equal, t is infinite. One environment has nothing to compare: as with the other masks, every
+    component except zeros is kept.
     """
 
     significance: float = 1e-4
@@ -38,16 +38,16 @@ class TMask:
 
     def __post_init__(self) -> None:
         if not 0 < self.significance < 1:
-            raise ArgumentError("significance", self.significance, "the t-test's must lie between 0 and 1")
+            raise ArgumentError("significance", self.significance, "must lie between 0 and 1 for the t-mask")
 
     def quantile(self, environments: int) -> float:
-        """q, which |t| has to reach, of 2 environments or more."""
+        """q, the least |t| that is kept, for 2 environments or more."""
         from scipy.special import stdtrit  # here, since every worker imports this module and few need SciPy
 
         return -float(stdtrit(environments - 1, self.significance / 2))
 
     def chance(self, environments: int) -> float:
-        """The part of the components that is kept where the environments' gradients are independent and normal: p."""
+        """The part of the components that is kept if the environments' gradients are independent and normal: p."""
         return self.significance if environments > 1 else 1.0
 
     def finish(self, sums: Statistics, environments: int) -> Update:

@@ -27,9 +27,9 @@ _Part = list[Tensor]
 
 
 class TemporalAgreementAdam(Optimizer):
-    """Adam, each step of which is multiplied with what a rule keeps, given averages over time in place of environments.
+    """Adam whose steps are masked by a rule, which sees averages over time in place of sums over environments.
 
-    Where consecutive batches come from different environments, agreement over time is agreement between them
+    If consecutive batches come from different environments, agreement over time is agreement between environments
     (Parascandolo et al., Learning explanations that are hard to vary, 2021, appendix B.6). For a rule with statistics
     sᵢ, of which it keeps ``kept(s₁, s₂, …)``::
 
@@ -38,10 +38,10 @@ class TemporalAgreementAdam(Optimizer):
         aᵢ ← β₃ aᵢ + (1 - β₃) sᵢ(g)
         θ ← θ - α m / (√v + ε) ⊙ kept(a₁, a₂, …)
 
-    Where the rule keeps everything, this is ``torch.optim.Adam`` with the same arguments, to the last bit; where it
-    keeps nothing, a weight stays to the last bit. The averages begin at 0 and are not corrected for it, as in the
-    paper. m is the average of the statistic ``GRADIENT``; of any other, the state of a parameter has an average beside
-    Adam's, such as ``sign_avg``, in float32 at least. An average that a checkpoint lacks begins at 0.
+    If the rule keeps everything, this is ``torch.optim.Adam`` with the same arguments, to the last bit; if it keeps
+    nothing, a weight does not change. The averages begin at 0 without a correction, as in the paper.
+    m is the average of the statistic ``GRADIENT``. For any other statistic the state of a parameter has an average
+    beside Adam's, such as ``sign_avg``, in float32 at least. An average that a checkpoint lacks begins at 0.
 
     Args:
         params: parameters or parameter groups; a group may have its own values of all options. Parameters that are
@@ -51,19 +51,19 @@ class TemporalAgreementAdam(Optimizer):
         betas: β₁ and β₂ of Adam, and β₃ of the averages of the rule's statistics.
         eps: ε.
         weight_decay: λ, see ``decoupled``.
-        decoupled: weight decay as an update of its own after the masked one, θ ← θ - α λ θ, which moves masked
-            weights too and which the paper found better; otherwise λ θ is added to the gradient, as in Adam.
+        decoupled: weight decay as an update of its own after the masked one, θ ← θ - α λ θ, which also moves masked
+            weights and which the paper found better; otherwise λ θ is added to the gradient, as in Adam.
         bias_correction: divide m and v by 1 - βᵗ as Adam does. The paper prints the algorithm without it; then the
             first steps are long, since v begins at 0.
         foreach: one operation for many tensors, unless False.
         fused: PyTorch's fused kernel for Adam's part.
         capturable: keep the number of steps on the GPU, so that a CUDA graph may hold the step.
-        maximize: ascend.
+        maximize: maximize the objective in place of minimizing it.
 
     Raises:
         ValueError: an option is out of its range, the rule cannot mask, or a parameter is complex.
         RuntimeError: options contradict one another; or, in ``step``, a gradient is sparse or a parameter's state has
-            another shape. Then nothing has been changed.
+            another shape. In that case nothing is changed.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TemporalAgreementAdam(Optimizer):
         super().__init__(params, {**options, "foreach": foreach, "fused": fused, "capturable": capturable})
 
     def rule_of(self, group: dict[str, Any]) -> Aggregator:
-        """The rule of a parameter group. One that depends on the group's options has the same statistics in all."""
+        """The rule of a parameter group; rules of different groups have the same statistics."""
         return self.rule
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class TemporalAgreementAdam(Optimizer):
         return kept / components if components else 1.0
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state, the averages as they are: PyTorch rounds all state to the parameters' dtype."""
+        """Load the state without rounding the averages, as PyTorch would, to the parameters' dtype."""
         super().load_state_dict(state_dict)
         names = {_key(each) for each in _averaged(self.rule)}
         numbers = (number for group in state_dict["param_groups"] for number in group["params"])
@@ -152,7 +152,7 @@ class TemporalAgreementAdam(Optimizer):
         return (parameter for group in self.param_groups for parameter in group["params"])
 
     def _prepared(self, parameter: Tensor, group: dict[str, Any], rule: Aggregator) -> tuple[dict[str, Tensor], _Part]:
-        """The parameter's state (zeros at first), in the memory format that it has now, and what its step needs."""
+        """The parameter's state (zeros at first), in its present memory format, and the inputs of its step."""
         gradient: Any = parameter.grad
         if gradient.layout != torch.strided:
             raise RuntimeError(f"{type(self).__name__}: a gradient is sparse; the averages need a dense one")
@@ -196,15 +196,15 @@ class TemporalAgreementAdam(Optimizer):
 
 
 class TemporalAndMaskAdam(TemporalAgreementAdam):
-    """Adam that moves a weight only while the signs of its late gradients agree.
+    """Adam that moves a weight only while the signs of its recent gradients agree.
 
     Algorithm 1 of appendix B.6 of the paper: :class:`TemporalAgreementAdam` with the AND-mask, where a is the average
     of signs and the step is taken where |a| ≥ τ. A weight first moves when its gradients have agreed for
     log(1 - τ) / log(β₃) steps; τ = 0 keeps everything.
 
     Args:
-        threshold: agreement threshold τ in [0, 1]; above, no weight could ever move. A group may have its own.
-        options: the others of :class:`TemporalAgreementAdam`.
+        threshold: agreement threshold τ in [0, 1]. A group may have its own.
+        options: the other options of :class:`TemporalAgreementAdam`.
     """
 
     rule: AndMask
@@ -278,7 +278,7 @@ def _update(group: dict[str, Any], rule: Aggregator, block: Sequence[_Part]) -> 
 
 
 def _blocks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """Parts to be updated together, of one device and dtype; large tensors are cut."""
+    """The parts that are updated together, of one device and dtype; large tensors are cut."""
     alike: dict[tuple[torch.device, torch.dtype], list[_Part]] = {}
     for part in sorted(parts, key=lambda part: part[1].numel()):
         alike.setdefault((part[1].device, part[1].dtype), []).append(part)
@@ -300,7 +300,7 @@ def _blocks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """The components of all tensors one after the other, so that a rule is asked once."""
+    """The concatenated components of all tensors, so that the rule is called once."""
     return torch.cat([each.reshape(-1) for each in tensors]) if len(tensors) > 1 else tensors[0].reshape(-1)
 
 
@@ -326,7 +326,7 @@ def _local(tensor: Any) -> Any:
 
 
 def _check(group: dict[str, Any], rule: Aggregator) -> None:
-    """Refuse a rule that cannot mask, as far as a few numbers tell, and options that are wrong."""
+    """Refuse a rule that cannot mask a few numbers, and wrong options."""
     kind, lr, betas = type(rule).__name__, group["lr"], group["betas"]
     probe = torch.tensor([[-0.75, 0.0, 0.3, 250.0]])
     aggregate(of_sums(rule, "an average over steps"), probe)

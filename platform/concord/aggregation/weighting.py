@@ -1,8 +1,8 @@
 """Rules that weigh the environments by the inner products of their gradients: Gram matrix, weights, weighted sum.
 
-With the gradients g_e of d environments, G_ef = ⟨g_e, g_f⟩ is a sum over components, so it is formed where parts of the
-gradients lie, and added. A rule maps G to d weights, and the update is Σ w_e g_e. Its own work does not grow with the
-model. Two rules as instances:
+With the gradients g_e of d environments, G_ef = ⟨g_e, g_f⟩ is a sum over components, so each process sums
+its part, and the parts are added. A rule maps G to d weights, and the update is Σ w_e g_e. The rule's own work does not
+grow with the model. Two rules as instances:
 
 * clipping: w_e = min(1, c / √G_ee) / d.
 * Krum: w is 1 for the environment with the smallest sum of G_ee + G_ff - 2 G_ef over its nearest neighbours, else 0.
@@ -51,7 +51,7 @@ class GramFunction:
 
 
 def gram_of(rows: Tensor, columns: Tensor | None = None) -> Tensor:
-    """The inner products of rows with rows, or with others of the same length; float64 on the CPU.
+    """The inner products of these rows with each other, or with other rows; float64 on the CPU.
 
     Products are formed in float32, or float64 where these overflow, and added in float64.
     """
@@ -71,8 +71,8 @@ def weights_of(rule: Weighting, gram: Tensor, step: SupportsInt = 0) -> Tensor:
 
     Args:
         rule: the rule.
-        gram: of their gradients, ``(d, d)``.
-        step: for a rule that draws at random.
+        gram: the inner products of their gradients, ``(d, d)``.
+        step: the step's number, for a rule that draws at random.
 
     Raises:
         InputError: the rule gives another number of weights, or weights that are not finite.

@@ -1,4 +1,4 @@
-"""The XOR-mask: what the AND-mask takes away (learning explanations that are hard to vary, §3.1, Fig. 7)."""
+"""The XOR-mask: the components that the AND-mask drops (learning explanations that are hard to vary, §3.1, Fig. 7)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +13,7 @@ from concord.aggregation.statistic import GRADIENT, SIGN, Statistic, Statistics
 class XorMask(SignMask):
     """The average gradient where the environments' signs disagree: Σg / d where |Σ sign g| < τd, zero elsewhere.
 
-    A diagnostic: it shows what consistent components contribute by leaving them out. τ = 0 keeps nothing.
+    A diagnostic: it leaves out the consistent components, and so shows what they contribute. τ = 0 keeps nothing.
     """
 
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN)

@@ -1,4 +1,4 @@
-"""An agent's return against environment steps, and an episode of it as a moving picture."""
+"""Figures of an agent: its return by environment steps, and an episode as an animation."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[i
 
 
 def write_video(policy: Callable[[Tensor], Tensor], environment: Any, path: Path) -> None:
-    """Play one episode in a vector environment of one that renders, and write a GIF of at most 20 seconds."""
+    """Play one episode in a vector environment with one rendered copy, and write a GIF of at most 20 seconds."""
     rate = int(environment.metadata["render_fps"])
     generator = torch.Generator().manual_seed(0)
     frames, _ = environment.reset()

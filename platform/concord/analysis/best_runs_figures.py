@@ -1,4 +1,4 @@
-"""The best runs of every method, and their curves, in the form of the AND-mask paper's for behavioural cloning."""
+"""The best runs of every method, and their curves, as in the AND-mask paper's figures of behavioural cloning."""
 
 from collections.abc import Mapping, Sequence
 
@@ -60,7 +60,7 @@ def bootstrapped_interval(
     """The ends of the 95 % interval of the mean over runs, ``(runs, ...)``: quantiles over resampled runs."""
     generator = np.random.default_rng(0)
     runs = len(values)
-    # How often each run is in a resampling is all that its mean needs.
+    # The mean of a resampling needs only the count of each run in it.
     counts = generator.multinomial(runs, np.full(runs, 1 / runs), _RESAMPLINGS) / runs
     means = np.tensordot(counts, values, axes=1)
     low, high = np.quantile(means, [0.025, 0.975], axis=0)

@@ -1,4 +1,4 @@
-"""How every figure of the project looks and is written."""
+"""The style and the format of all figures."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 # Okabe and Ito's palette: told apart with every kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 
-# What methods are called where they are published. By the option's value, or the study's method, that chooses them.
+# The published names of methods, by the option's value or the study's method.
 _METHODS = {
     "mean": "average",
     "plain": "average",
@@ -43,7 +43,7 @@ _METHODS = {
 
 
 def method_name(method: str) -> str:
-    """The published name of a method, or of several with commas between: ``vrex`` is V-REx. A user's own names stay."""
+    """The published names of methods with commas between: ``vrex`` is V-REx. A user's own names are unchanged."""
     return ", ".join(_METHODS.get(part, part) for part in method.split(", "))
 
 
@@ -64,6 +64,6 @@ def finish(axes: Axes, **legend: Any) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure as a PNG of 150 dots an inch, making the folder; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A layout engine has used the space already, and "tight" would draw everything twice.
+    # A layout engine has used the space; "tight" would draw everything twice.
     figure.savefig(path, dpi=150, bbox_inches=None if figure.get_layout_engine() else "tight")
     return path

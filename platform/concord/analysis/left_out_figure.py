@@ -1,4 +1,4 @@
-"""The figure of environments left out in turn: each method in each of them."""
+"""The figure of environments left out in turn: each method in each environment."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,17 +1,17 @@
-"""Which of the options that a study varied its score depends on."""
+"""The importance of each varied option for a study's score."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-# Fewer trials say nothing of importance.
+# With fewer trials importances are not reliable.
 FEWEST_TRIALS = 16
 _FOLDS, _TREES, _REPEATS = 4, 100, 5
 
 
 def missing_for_importance(points: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> str | None:
-    """What :func:`parameter_importance` lacks with these, in words; None if nothing."""
+    """The reason why :func:`parameter_importance` is not possible with these, in words; None if it is."""
     if len(points) < FEWEST_TRIALS:
         return f"it needs {FEWEST_TRIALS} finished trials, and there are {len(points)}"
     if np.ptp(np.asarray(scores, dtype=float)) == 0:
@@ -24,9 +24,9 @@ def missing_for_importance(points: Sequence[Mapping[str, Any]], scores: Sequence
 def parameter_importance(points: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> dict[str, float]:
     """Permutation importance (Breiman, 2001) in a random forest that predicts the score, out of fold.
 
-    How much the forest's R² on trials it has not seen falls when one option's values are shuffled among them, at
-    least 0. Options that hang on a condition count as absent where they do not apply. The most important comes first;
-    it is empty where :func:`missing_for_importance` says why.
+    The fall of the forest's R² on unseen trials when one option's values are shuffled among them, at least 0.
+    Conditional options count as absent where they do not apply. The most important option comes first. The result is
+    empty if :func:`missing_for_importance` gives a reason.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
@@ -47,7 +47,7 @@ def parameter_importance(points: Sequence[Mapping[str, Any]], scores: Sequence[f
 
 
 def _column(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Numbers for values: ranks, so that neither scale nor logarithm matters; -1 for absent."""
+    """The ranks of values, which do not depend on the scale; -1 for absent."""
     numbers = (int, float)
     present = sorted(
         {value for value in values if value is not None},

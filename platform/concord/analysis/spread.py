@@ -1,4 +1,4 @@
-"""What tables and figures say of several runs: their mean and spread."""
+"""Mean and spread of several runs, for tables and figures."""
 
 import math
 import statistics
@@ -12,12 +12,12 @@ def with_spread(values: Sequence[float], digits: int) -> str:
 
 
 def finite(values: Iterable[float]) -> list[float]:
-    """Those that are finite."""
+    """The finite values."""
     return [value for value in values if math.isfinite(value)]
 
 
 def mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and standard deviation over runs, None where there are too few."""
+    """Mean and standard deviation over runs, None if there are too few."""
     return {
         "mean": statistics.fmean(values) if values else None,
         "std": statistics.stdev(values) if len(values) > 1 else None,

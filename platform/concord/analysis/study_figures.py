@@ -1,4 +1,4 @@
-"""Figures of hyperparameter studies: how they went, what mattered, and the methods side by side."""
+"""Figures of hyperparameter studies: history, importances, and the methods side by side."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 
 @dataclass(frozen=True)
 class TrialPoint:
-    """A finished trial: its number, what it chose, and the metric that the study judges by."""
+    """A finished trial: its number, its point, and the study's metric."""
 
     number: int
     point: Mapping[str, Any]
@@ -29,14 +29,14 @@ class TrialPoint:
 
 @dataclass(frozen=True)
 class Axis:
-    """An option that was varied; ``categories`` has its values in order, None where it is a number."""
+    """A varied option; ``categories`` has its values in order, None for a number."""
 
     name: str
     logarithmic: bool
     categories: tuple[Any, ...] | None
 
     def place(self, value: Any) -> float:
-        """Where a value lies on the axis, before scaling."""
+        """The position of a value on the axis, before scaling."""
         if self.categories is not None:
             return float(self.categories.index(value))
         return math.log10(value) if self.logarithmic else float(value)
@@ -45,7 +45,7 @@ class Axis:
 def study_figures(
     trials: Sequence[TrialPoint], space: Space, metric: str, mode: Literal["max", "min"], info: Callable[[str], None]
 ) -> dict[str, Figure]:
-    """The figures of a study, by name; ``info`` takes what a figure needs that cannot be drawn."""
+    """The figures of a study, by name; ``info`` receives the reason for a missing figure."""
     axes = _axes(space, trials)
     drawn = {"history": history_figure(trials, metric, mode)}
     if len(trials) > 1:
@@ -62,7 +62,7 @@ def study_figures(
 
 
 def _axes(space: Space, trials: Sequence[TrialPoint]) -> list[Axis]:
-    """An axis for each option that was varied and that a trial has."""
+    """An axis for each varied option that some trial has."""
     domains: dict[str, list[Domain]] = {}
     for located in space.varied():
         domains.setdefault(located.name, []).append(located.domain)
@@ -82,7 +82,7 @@ def _axes(space: Space, trials: Sequence[TrialPoint]) -> list[Axis]:
 
 
 def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max", "min"]) -> Figure:
-    """Every trial in the order of its end, and the best so far."""
+    """Every trial in the order of its end, and the best value so far."""
     figure, axes = one_panel(6, 3.2)
     values = np.array([trial.value for trial in trials])
     order = np.arange(1, len(values) + 1)
@@ -94,7 +94,7 @@ def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max
 
 
 def importance_figure(importance: Mapping[str, float], metric: str) -> Figure:
-    """How much the score depends on each option."""
+    """The importance of each option for the score."""
     figure, axes = one_panel(6, 0.6 + 0.3 * max(len(importance), 2))
     names = list(importance)[::-1]
     axes.barh(names, [importance[name] for name in names], color=BLUE)
@@ -141,7 +141,7 @@ def slices_figure(trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: st
 def parallel_figure(
     trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: str, mode: Literal["max", "min"]
 ) -> Figure:
-    """Every trial as a line through its options; the better, the darker. Absent options are at the bottom."""
+    """Every trial as a line through its options, darker for better trials; absent options are at the bottom."""
     figure, plot = one_panel(1.25 * (len(axes) + 1) + 1, 3.6)
     values = np.array([trial.value for trial in trials])
     sign = 1 if mode == "max" else -1
@@ -154,7 +154,7 @@ def parallel_figure(
     for index in np.argsort(ranks):
         heights = [column[index] for column in columns]
         best = ranks[index] > 0.9
-        # Of a thousand trials each is fainter than of fifty, so that the best are seen.
+        # With many trials the lines are fainter, so that the best remain visible.
         alpha = 0.9 if best else max(0.05, min(0.6, 40 / len(trials)))
         plot.plot(heights + jitter[index], color=colours[index], linewidth=1.2 if best else 0.6, alpha=alpha)
     names = [axis.name.replace("_", " ") for axis in axes] + [_words(metric)]
@@ -172,7 +172,7 @@ def parallel_figure(
 
 
 def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str) -> Figure:
-    """Fig. 6 of the AND-mask paper: ``train`` and ``ood`` of every method, a number a seed."""
+    """Fig. 6 of the AND-mask paper: ``train`` and ``ood`` of every method, one number for each seed."""
     figure, axes = one_panel(1.5 + 1.1 * len(runs), 3.4)
     for offset, (split, label) in enumerate((("train", "training"), ("ood", "o.o.d. test"))):
         places = [index + 0.36 * (offset - 0.5) for index in range(len(runs))]
@@ -200,7 +200,7 @@ def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: s
 def searches_figure(
     studies: Mapping[str, Sequence[Sequence[float]]], metric: str, mode: Literal["max", "min"]
 ) -> Figure:
-    """Best so far of several studies of each search: median, and the range between the quartiles.
+    """The best value so far over several studies of each search: median and quartiles.
 
     By search, each study has its trials' values in the order of their ends.
     """

@@ -22,11 +22,11 @@ class Evaluated(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Epochs done."""
+        """The number of epochs done."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """All metrics then."""
+        """All metrics at that time."""
 
 
 Histories = Sequence[Sequence[Evaluated]]
@@ -46,12 +46,12 @@ def draw_by_epoch(
 
 
 def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:
-    """One panel with a line a split, ``{split}_{measure}`` of each evaluation against epochs."""
+    """One panel with a line for each split: ``{split}_{measure}`` by epoch."""
     figure, axes = one_panel(5, 3.2, layout=None)
     for split, (label, colour) in _SPLITS.items():
         points = [(at.epoch, at.metrics[f"{split}_{measure}"]) for at in history if f"{split}_{measure}" in at.metrics]
         if points:
-            # The first line is broad, so that it is seen where another covers it.
+            # The first line is broad, so that it is visible below another line.
             width = 4.0 if split == "train" else 1.5
             axes.plot(*zip(*points, strict=True), label=label, color=colour, linewidth=width, marker=".", markersize=4)
     axes.set(xlabel="epoch", ylabel=measure)

@@ -10,7 +10,7 @@ from concord.errors import InputError
 
 
 def moving_picture(frames: Tensor, path: Path, milliseconds: int = 120, scale: int = 4) -> Path:
-    """Write frames as a GIF that begins anew after a second, with ``scale`` pixels for each; returns the path.
+    """Write frames as a GIF that repeats after a second, each pixel ``scale`` pixels wide; return the path.
 
     Frames are ``(length, 1 or 3 channels, height, width)``, uint8 or in [0, 1]; several such, ``(sequences, length,
     ...)``, are side by side.
@@ -21,7 +21,7 @@ def moving_picture(frames: Tensor, path: Path, milliseconds: int = 120, scale: i
         raise InputError(f"frames {tuple(frames.shape)}: expected (length, 1 or 3 channels, height, width)")
     path.parent.mkdir(parents=True, exist_ok=True)
     large = as_bytes(frames).expand(-1, 3, -1, -1).cpu().numpy().transpose(0, 2, 3, 1).repeat(scale, 1).repeat(scale, 2)
-    # One palette for all: else each frame has colours of its own, and flickers.
+    # One palette for all frames; with a palette for each frame colours flicker.
     sample = Image.fromarray(np.concatenate(list(large[:: max(len(large) // 6, 1)]), 1))
     palette = sample.quantize(64, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     pictures = [Image.fromarray(each).quantize(palette=palette, dither=Image.Dither.NONE) for each in large]
@@ -32,5 +32,5 @@ def moving_picture(frames: Tensor, path: Path, milliseconds: int = 120, scale: i
 
 
 def as_bytes(frames: Tensor) -> Tensor:
-    """Numbers in [0, 1] as bytes; bytes as they are."""
+    """Numbers in [0, 1] as bytes; bytes are unchanged."""
     return (frames.detach().clamp(0, 1) * 255).round().byte() if frames.is_floating_point() else frames

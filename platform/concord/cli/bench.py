@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Ratios, measured interleaved on this machine.
+    """Run the benchmarks: times on this machine, interleaved with those of a reference, and their ratios.
 
     Every row is printed to standard error as soon as it is measured, with --json as a JSON line; after Ctrl-C the table
     has the rows so far.
     """
 
     only: str = ""
-    """Only benchmarks whose file name contains this, including slow ones."""
+    """Only benchmarks whose file name contains this text, slow ones included."""
     all: bool = False
-    """Also the slow benchmarks, of minutes each."""
+    """Also run the slow benchmarks, minutes each."""
 
 
 def bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ class Models:
     version: tyro.conf.Positional[str | None] = None
     """Number of the version, or (for show) an alias; show takes the champion by default."""
     or_better: bool = False
-    """With promote: let better versions replace it, now and later."""
+    """With promote: a better version, present or later, replaces the promoted one."""
     output: Path = DEFAULT_OUTPUT
     """Folder of MLflow's store, without a tracking URI."""
     tracking_uri: str | None = None

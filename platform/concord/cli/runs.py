@@ -28,27 +28,27 @@ _TAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Tracked runs of all jobs, the newest first: list them, find some, or --compare them."""
+    """List, find or --compare tracked runs of all jobs, the newest first."""
 
     job: str | None = None
     """Only runs of this job."""
     status: Literal["running", "finished", "failed", "killed"] | None = None
     """Only runs of this status."""
     name: str | None = None
-    """Only runs whose name contains this."""
+    """Only runs whose name contains this text."""
     where: tuple[str, ...] = ()
-    """Only runs for which all of these hold, such as objective=irm 'ood_accuracy>0.9' (with quotes: to a shell > and <
-    are redirections)."""
+    """Only runs for which all conditions hold, such as objective=irm 'ood_accuracy>0.9' (with quotes, since > and < are
+    redirections in a shell)."""
     study: str | None = None
     """Show the trials of this study instead of runs."""
     metric: str | None = None
-    """Metric to order by, such as ood_accuracy; the best come first, and runs without it are left out."""
+    """Metric to sort by, such as ood_accuracy, the best first; runs without it are left out."""
     mode: Literal["max", "min"] | None = None
     """Mode of the metric; by default min for losses and errors, max for others."""
     show: tuple[str, ...] = ()
     """Further options and metrics to show."""
     top: int = 20
-    """Rows of the table."""
+    """Number of rows of the table."""
     compare: tuple[str, ...] = ()
     """Names (or ids) of runs to compare: the options that differ, and the metrics."""
     output: Path = DEFAULT_OUTPUT

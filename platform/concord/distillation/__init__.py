@@ -1,26 +1,26 @@
-"""Learning to distill trajectories: a teacher that sees what happened next, and learns what to tell a student.
+"""Learning to distill trajectories: a teacher sees privileged information, and learns targets for a student.
 
-A student maps an input x to a label. A teacher sees privileged information x*, which is there while training alone:
-what came after x, say. It says what the student's layers should compute, h* = T(x*), and the student's training loss is
+A student maps an input x to a label. A teacher sees privileged information x*, which is available only in training,
+such as the events after x. It computes targets for the student's layers, h* = T(x*). The student's training loss is
 
     label loss + α Σ_k L_t(h_k, h*_k).
 
 Useful targets are unknown in advance, so the teacher learns them: a copy of the student takes n steps on that loss, and
-the derivative of the label loss afterwards, on examples that the copy was not trained on, goes back through all n steps
-to the teacher. Then the student itself takes N steps with the new teacher, and so on.
+the label loss on examples that the copy was not trained on is differentiated through all n steps with respect to the
+teacher. Then the student takes N steps with the new teacher, and so on.
 
 Parts that are combined:
 
 =================  ====================================================================================
 :class:`Teaching`  α, the layers that are taught, and how a target and an activation are compared
 teacher            any module from x* to targets
-a rule             :class:`SGD` or :class:`Adam`, the steps of the copy; the run's own where none is given
-:class:`MetaLearning`  n, N, the teacher's optimizer, and the examples that judge it; None: it stays as it is
+a rule             :class:`SGD` or :class:`Adam`, the steps of the copy; by default the run's optimizer
+:class:`MetaLearning`  n, N, the teacher's optimizer, and the examples that judge it; None: it is fixed
 =================  ====================================================================================
 
-:class:`Distillation` is all of them as an objective of a job; :func:`meta_gradient` is the derivative alone, for any
-loop, and with :class:`Stacked` networks for several seeds at once. :class:`AuxiliaryPrediction` is the method
-that a teacher is compared with: the student predicts x*.
+:class:`Distillation` combines them to an objective of a job. :func:`meta_gradient` is the derivative alone, for any
+loop, and with :class:`Stacked` networks for several seeds at once. :class:`AuxiliaryPrediction` is the baseline: the
+student predicts x*.
 """
 
 from concord.distillation.auxiliary import AuxiliaryPrediction

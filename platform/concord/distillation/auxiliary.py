@@ -1,4 +1,4 @@
-"""Privileged information as something to predict: the usual way to use it, which a teacher is compared with."""
+"""Privileged information as a second target to predict: the baseline of a teacher."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from concord.objectives.objective import Objective
 
 
 class AuxiliaryPrediction(Objective):
-    """The mean over environments of label loss and w · mean (head(h) - x*)², with h what a layer gives.
+    """The mean over environments of label loss + w · mean (head(h) - x*)², with h the output of a layer.
 
     The head is trained with the model, by the run's optimizer, and is no part of the registered model.
 
@@ -28,7 +28,7 @@ class AuxiliaryPrediction(Objective):
         weight: w.
         layer: the name (in ``model.named_modules()``) of the module whose output is h; the last hidden layer, say.
         privileged: takes x* out of a batch ``(examples, ...)``, a tensor of the shape that the head gives.
-        autocast: what layers compute in.
+        autocast: the dtype in which layers compute.
 
     Raises:
         InputError: the weight is negative or not finite.

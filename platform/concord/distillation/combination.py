@@ -1,4 +1,4 @@
-"""How the meta-gradients of several students become one: by any aggregator, wherever the students are."""
+"""Combines the meta-gradients of several students by any aggregator, in one process or several."""
 
 from collections.abc import Callable
 
@@ -16,16 +16,16 @@ from concord.gradients.nonfinite import NonFiniteGradientError
 class MetaSums:
     """The aggregator's statistics of students' meta-gradients, added.
 
-    What the aggregator compares are students here, each of which was unrolled on data of its own. Only sums travel
-    between processes, once, so the result is the same however the students are placed.
+    The aggregator compares students here, each unrolled on its own data. Processes exchange only the sums, once, so the
+    result does not depend on the placement of the students.
 
     Args:
         rule: the aggregator.
-        teacher: whose gradient it is.
+        teacher: the module whose gradient is computed.
         rescale: whether each parameter's update is divided by the fraction of it that the rule kept.
 
     Raises:
-        InputError: the rule's statistics are not what they say.
+        InputError: the rule's statistics lack a property that they claim.
     """
 
     def __init__(self, rule: Aggregator, teacher: nn.Module, *, rescale: bool = False) -> None:
@@ -38,7 +38,7 @@ class MetaSums:
         self._counts = torch.zeros(3, dtype=self._layout.dtype, device=device)
 
     def add(self, found: MetaGradient) -> None:
-        """Take in a student's."""
+        """Add the meta-gradient of a student."""
         flat = torch.cat([bounded(each).flatten().to(self._layout.dtype) for each in found.gradients])
         right = torch.isfinite(flat).all() & torch.isfinite(found.loss)
         add_statistics([(each, self._sums[each.name]) for each in self._rule.statistics], flat.unsqueeze(0))
@@ -49,7 +49,7 @@ class MetaSums:
 
         Args:
             total: gives the sum of a tensor over all processes; called once.
-            step: for rules that draw at random, and errors.
+            step: the step's number, for rules that draw at random and for errors.
 
         Raises:
             NonFiniteGradientError: a student's meta-loss or its gradient is not finite, in any process.

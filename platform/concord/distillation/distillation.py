@@ -1,4 +1,4 @@
-"""Distillation as an objective: a student's steps on the platform's loop, and a teacher that learns between them."""
+"""Distillation as an objective: the platform's loop trains the student, and a teacher learns between its steps."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,19 +27,19 @@ _ADAM: MetaOptimizer = partial(torch.optim.Adam, lr=1e-3)
 
 @dataclass(frozen=True)
 class MetaLearning:
-    """How a teacher learns.
+    """The settings of a teacher's learning.
 
     Args:
-        outer: gives the examples that judge it, a tree of tensors ``(examples, ...)``; called once in every process.
-            None: the split is drawn anew for every step of the teacher. The N batches that come next train the copy,
-            again and again, and the other batches of that pass through the data judge it.
-        inner_steps: n, of the student's copy.
-        student_steps: N, of the student itself between two steps of the teacher.
-        optimizer: of the teacher, from its parameters.
-        rule: of the copy's steps. None: those of the run's optimizer, from its present state. They know neither
-            clipping nor the penalties --l1 and --l2.
-        aggregator: how the meta-gradients of the environments' copies become one, such as ``AndMask(0.8)`` or what
-            ``--aggregator`` says, ``config.rule(environments)``. None: their mean.
+        outer: returns the examples that judge the teacher, a tree of tensors ``(examples, ...)``; called once in every
+            process. None draws a new split for every step of the teacher: the next N batches train the copy, in
+            cycles, and the other batches of that pass through the data judge it.
+        inner_steps: n, the number of steps of the student's copy.
+        student_steps: N, the number of the student's steps between two steps of the teacher.
+        optimizer: makes the teacher's optimizer from its parameters.
+        rule: the copy's optimizer. None takes the run's optimizer with its present state, without clipping and
+            without the penalties --l1 and --l2.
+        aggregator: the rule that combines the meta-gradients of the environments' copies, such as ``AndMask(0.8)``, or
+            the one of ``--aggregator``, ``config.rule(environments)``. None takes their mean.
         rescale: divide each of the teacher's parameters' update by the fraction of it that the aggregator kept.
 
     Raises:
@@ -61,24 +61,23 @@ class MetaLearning:
 
 
 class Distillation(Objective):
-    """The mean over environments of label loss and teaching, α Σ_k L_t(h_k, h*_k) with h* = T(x*).
+    """The mean over environments of label loss + α Σ_k L_t(h_k, h*_k), with the teacher's targets h* = T(x*).
 
-    At steps 0, N, 2N, … the teacher takes a step first. From the student's present weights a copy for each environment
-    takes n steps on the environment's batches that come, and the teacher follows the mean of their meta-gradients, or
-    what another aggregator makes of them: so it is the same however environments are placed, and nothing is exchanged
-    within an unrolled copy. See :mod:`concord.distillation`.
+    At steps 0, N, 2N, … the teacher takes a step first. For each environment a copy of the student takes n steps on the
+    environment's next batches. The teacher follows the mean of the copies' meta-gradients, or another aggregator's
+    combination. So the result does not depend on the placement of the environments. See :mod:`concord.distillation`.
 
     Args:
         loss: the loss or the risk by labels.
         teacher: makes T; called in :meth:`begin`.
-        teaching: which layers are taught, and how.
-        meta: how the teacher learns; None: it stays as it was made.
+        teaching: the taught layers and the teaching loss.
+        meta: the settings of the teacher's learning; None keeps the teacher fixed.
         privileged: takes x* out of a batch ``(examples, ...)``.
-        autocast: what layers compute in.
+        autocast: the dtype in which layers compute.
 
     Attributes:
         module: the teacher; no part of the registered model.
-        meta_loss: the last one, the mean over environments; None before the first.
+        meta_loss: the latest meta-loss, the mean over environments; None before the first.
     """
 
     alternates: ClassVar[bool] = True
@@ -104,7 +103,7 @@ class Distillation(Objective):
         self.takes_aggregator = meta is not None and meta.aggregator is not None
 
     def metrics(self) -> dict[str, float]:
-        """``meta_loss``: the mean of those since this was last called, if there was one."""
+        """``meta_loss``: the mean since the last call, if there was a meta-loss."""
         losses, self._meta_losses = self._meta_losses, []
         return {"meta_loss": sum(losses) / len(losses)} if losses else {}
 
@@ -124,11 +123,11 @@ class Distillation(Objective):
     def attach(
         self, batch_at: Callable[[int], Batch], optimizer: torch.optim.Optimizer, steps_per_pass: int | None = None
     ) -> None:
-        """Keep what the copies are trained on, and like.
+        """Keep the run's batches and optimizer for the copies.
 
         Raises:
-            InputError: the run's optimizer cannot be unrolled, where the copies are to take its steps; or a pass
-                through the data is not several times N batches, where some of them judge.
+            InputError: the copies take the run's optimizer, and it cannot be unrolled; or ``outer`` is None, and a pass
+                through the data has not several times N batches.
         """
         if self.meta is not None and self.meta.outer is None:
             if steps_per_pass is None:
@@ -193,7 +192,7 @@ class Distillation(Objective):
         return torch.stack(losses), torch.stack(weights)
 
     def _parts(self, step: int, device: torch.device) -> tuple[list[Batch], Callable[[int], Batch]]:
-        """The batches of the copies' steps, and what judges the copy of an environment, by its place in the batch."""
+        """The batches of the copies' steps, and a function that returns the judging examples of an environment."""
         assert self.meta is not None
         assert self._batch_at is not None
         steps, real = self.meta.inner_steps, self.meta.student_steps

@@ -1,9 +1,8 @@
-"""The derivative of the student's loss after its steps by the teacher's parameters, exactly.
+"""The exact derivative of the student's loss after its steps with respect to the teacher's parameters.
 
-The derivative is cut at the targets. The teacher says all targets h* at once, by one forward pass for the examples of
-all n steps; a sweep back through the steps gives the derivative by h*; one product with the teacher's Jacobian gives
-that by the teacher's parameters φ. In between the teacher's graph is not walked, and a real step of the student needs
-none.
+The derivative is computed in two parts, before and after the targets. The teacher computes all targets h* in one
+forward pass for the examples of all n steps. A backward sweep through the steps gives the derivative with respect to
+h*. One product with the teacher's Jacobian gives the derivative with respect to the teacher's parameters φ.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +26,12 @@ LARGEST = 1e8
 
 @dataclass(frozen=True)
 class MetaGradient:
-    """The derivative of the meta-loss by the teacher's trainable parameters.
+    """The derivative of the meta-loss with respect to the teacher's trainable parameters.
 
     Attributes:
-        gradients: of each of them, in their order.
-        loss: the meta-loss, the label loss of the unrolled student on the outer batch; of students of several seeds
-            (:class:`~concord.distillation.StackedStudent`) each one's.
+        gradients: one for each parameter, in their order.
+        loss: the meta-loss, the label loss of the unrolled student on the outer batch; one
+            for each seed of a :class:`~concord.distillation.StackedStudent`.
     """
 
     gradients: tuple[Tensor, ...]
@@ -50,7 +49,7 @@ def meta_gradient(
     privileged: Callable[[Batch], Any],
     step: int = 0,
 ) -> MetaGradient:
-    """The derivative of the label loss after one step of a copy of the student for each batch, by the teacher.
+    """The derivative by the teacher of the label loss of the student's copy after a step on each batch.
 
     dL_outer/dφ = ∂L_outer/∂θ_n · dθ_n/dφ by reverse mode through all steps; θ_0 and the optimizer's first state are
     constants. Neither the model nor its buffers change. Time and memory grow with the number of steps.
@@ -60,10 +59,10 @@ def meta_gradient(
         teacher: maps x* to the targets of the layers that are taught.
         batches: one a step, trees of tensors ``(examples, ...)``, all of one size.
         outer: the examples that judge the student after its steps, by their labels alone.
-        rule: of the student's steps.
-        state: of the rule; None: it starts.
+        rule: the student's optimizer.
+        state: the optimizer's state; None starts a new one.
         privileged: takes x* out of a batch.
-        step: for the risk.
+        step: the step's number, for the risk.
     """
     targets = _targets(teacher, [privileged(batch) for batch in batches])
     graph = [pytree.tree_flatten(each) for each in targets]
@@ -81,7 +80,7 @@ def meta_gradient(
 
 
 def bounded(gradient: Tensor) -> Tensor:
-    """The same gradient, its components cut to ±1e8, and 0 where they are NaN unless all are."""
+    """The gradient with components cut to ±1e8; NaN becomes 0 unless all components are NaN."""
     missing = gradient.isnan()
     return torch.where(missing & ~missing.all(), 0.0, gradient).clamp(-LARGEST, LARGEST)
 
@@ -89,8 +88,8 @@ def bounded(gradient: Tensor) -> Tensor:
 def _targets(teacher: nn.Module, privileged: Sequence[Any]) -> list[Any]:
     """The teacher's targets of each batch, by one forward pass for all.
 
-    A teacher that normalizes over the batch does so over each one alone, as in the student's own steps. Where it keeps
-    running statistics, too, the batches come one after another.
+    A teacher that normalizes over the batch normalizes each batch separately, as in the student's own steps. If it also
+    keeps running statistics, the batches pass one after another.
     """
     sizes = [len(pytree.tree_leaves(each)[0]) for each in privileged]
     normalizing = [each for each in teacher.modules() if isinstance(each, _BatchNorm) and each.training]

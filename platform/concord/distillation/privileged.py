@@ -1,4 +1,4 @@
-"""Privileged information among the data: beside the labels, where a model and its registered version never see it."""
+"""Privileged information beside the labels, where neither the model nor its registered version sees it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from concord.gradients.risk import Batch, pair
 
 
 def with_privileged(labels: Tensor, privileged: Tensor) -> Tensor:
-    """Targets that hold both: a label, then x*, ``(examples, 1 + numbers)``, float32.
+    """Targets that hold a label and then x*, ``(examples, 1 + numbers)``, float32.
 
     Args:
         labels: ``(examples,)``.
-        privileged: x*, ``(examples, ...)``; its dimensions become one. For a test, where it is not known, zeros.
+        privileged: x*, ``(examples, ...)``; flattened. For test data, where x* is unknown, pass zeros.
 
     Raises:
         InputError: the shapes do not fit.
@@ -36,7 +36,7 @@ def privileged_of(batch: Batch) -> Tensor:
 
 
 def of_labels(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A loss or a measure of outputs and labels, for targets that are :func:`with_privileged`: x* is not read."""
+    """Make a loss or measure of labels accept targets that are :func:`with_privileged`; it does not read x*."""
 
     def of_label(outputs: Tensor, targets: Tensor) -> Tensor:
         return function(outputs, targets[:, 0])
@@ -52,13 +52,13 @@ class Parts(NamedTuple):
 
 
 def inner_outer(data: Any, fraction: float, seed: int, batch_size: int = 1) -> Parts:
-    """Examples in two parts, by the seed alone; they stay apart throughout.
+    """Split examples into two fixed parts, which depend only on the seed.
 
     Args:
         data: a tree of tensors ``(examples, ...)``.
-        fraction: of the outer part.
-        seed: decides which examples that is.
-        batch_size: of the student, whose part has to hold at least one batch.
+        fraction: the fraction of the outer part.
+        seed: draws the examples of the outer part.
+        batch_size: the student's batch size; the inner part must hold at least one batch.
 
     Raises:
         InputError: the fraction is not between 0 and 1, a part is empty, or a batch is larger than the inner part.

@@ -1,11 +1,10 @@
-"""Several students and teachers at once: one tensor a parameter, and each has data, weights and a loss of its own.
+"""Several students and teachers in one pass: each seed has its own data, weights and loss.
 
-Small networks spend their time on launching operations. Of S seeds that are alike but in their numbers, stacked, every
-operation is launched once. Nothing mixes them: the loss is a vector, and the gradient of its sum is, seed by seed, each
-one's own. Optimizers that go element by element, SGD and Adam, take every seed's own step.
+Small networks spend their time on launching operations. With the parameters of S seeds stacked in one tensor, each
+operation is launched once. No operation mixes the seeds: the loss is a vector, and the gradient of its sum consists of
+the seeds' own gradients. Elementwise optimizers (SGD and Adam) take an independent step for each seed.
 
-Batches begin with the examples, and then have the seeds: ``(examples, seeds, ...)``. Whatever is done with batches
-(joined, split, taken in order) stays as it is.
+Batches are ``(examples, seeds, ...)``: operations on the examples (join, split, order) do not change.
 """
 
 import copy
@@ -24,16 +23,16 @@ from concord.gradients.risk import Batch, Risk
 
 
 class Stacked(nn.Module):
-    """Networks of one form as one: parameters and buffers ``(seeds, ...)``, inputs ``(examples, seeds, ...)``.
+    """Networks of one architecture in one module: parameters ``(seeds, ...)``, inputs ``(examples, seeds, ...)``.
 
-    ``Stacked(models)(inputs)[:, s]`` is ``models[s](inputs[:, s])``. What networks draw, such as dropout, each draws by
-    itself.
+    ``Stacked(models)(inputs)[:, s]`` is ``models[s](inputs[:, s])``. Each network draws its own random numbers,
+    such as dropout's.
 
     Args:
-        networks: alike in their parameters' and buffers' names and shapes. Their numbers are copied.
+        networks: modules whose parameters and buffers have the same names and shapes. Their values are copied.
 
     Raises:
-        InputError: no network is given, or they are not alike.
+        InputError: there is no network, or names or shapes differ.
     """
 
     form: nn.Module
@@ -46,7 +45,7 @@ class Stacked(nn.Module):
             raise InputError(f"networks: {found}; expected at least one, alike but in their numbers")
         self.seeds = len(networks)
         form = copy.deepcopy(networks[0])
-        self.__dict__["form"] = form  # no submodule: what it holds is not trained
+        self.__dict__["form"] = form  # no submodule: its parameters are not trained
         for name, parameter in form.named_parameters():
             given = [network.get_parameter(name).detach() for network in networks]
             self.register_parameter(_flat(name), nn.Parameter(torch.stack(given), parameter.requires_grad))
@@ -61,7 +60,7 @@ class Stacked(nn.Module):
         return each(self.by_name(), inputs)
 
     def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
-        """Also those of one network, so that what asks for batch norm finds it."""
+        """All modules, with those of one network, so that a search for batch norm finds it."""
         yield from super().modules(remove_duplicate)
         yield from self.form.modules(remove_duplicate)
 
@@ -69,14 +68,14 @@ class Stacked(nn.Module):
         """Parameters and buffers ``(seeds, ...)`` by their names in one network.
 
         Args:
-            changed: some of them, by their names here, in place of the module's own.
+            changed: values in place of the module's own, by their names here.
         """
         own = {**dict(self.named_parameters()), **dict(self.named_buffers()), **(changed or {})}
         names = [name for name, _ in (*self.form.named_parameters(), *self.form.named_buffers())]
         return {name: own[_flat(name)] for name in names}
 
     def network(self, seed: int) -> nn.Module:
-        """A copy of one of them, with its numbers as they are now."""
+        """A copy of one network, with its present values."""
         alone, own = copy.deepcopy(self.form), self.by_name()
         with torch.no_grad():
             for name, value in (*alone.named_parameters(), *alone.named_buffers()):
@@ -89,9 +88,9 @@ class StackedStudent(Student):
 
     Args:
         model: the students.
-        risk: of the batch of one of them, by its labels.
-        teaching: which layers of one of them are taught, and how; targets are ``(examples, seeds, ...)``.
-        autocast: what layers compute in.
+        risk: the risk of one student's batch, by its labels.
+        teaching: the taught layers and the teaching loss; targets are ``(examples, seeds, ...)``.
+        autocast: the dtype in which layers compute.
 
     Raises:
         InputError: the networks have no layer of a taught name.
@@ -103,13 +102,13 @@ class StackedStudent(Student):
         self.risk, self.teaching, self.autocast = risk, teaching, autocast
 
     def loss(self, batch: Batch, targets: Any, step: int = 0, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
-        """What each student is trained on, and what its batch weighs, both ``(seeds,)``.
+        """The training loss of each student, and the weight of its batch, both ``(seeds,)``.
 
         Args:
             batch: a tree of tensors ``(examples, seeds, ...)``.
-            targets: what the teachers say of these examples, leaves ``(examples, seeds, ...)``.
-            step: for the risk.
-            weights: in place of the model's own, by their names in it.
+            targets: the teachers' targets for these examples, leaves ``(examples, seeds, ...)``.
+            step: the step's number, for the risk.
+            weights: values in place of the model's own, by name.
 
         Raises:
             InputError: see :class:`Student`.
@@ -135,10 +134,10 @@ class StackedStudent(Student):
 
 
 def side_by_side(batches: Sequence[Batch]) -> Batch:
-    """One batch for :class:`Stacked` networks, leaves ``(examples, seeds, ...)``, of a batch for each seed.
+    """Stack one batch for each seed into a batch for :class:`Stacked` networks, leaves ``(examples, seeds, ...)``.
 
     Raises:
-        InputError: the batches are not alike.
+        InputError: the batches differ in form.
     """
     forms = [pytree.tree_map(lambda leaf: (tuple(leaf.shape), leaf.dtype), batch) for batch in batches]
     if not forms or any(form != forms[0] for form in forms):

@@ -22,9 +22,9 @@ class Student:
 
     Args:
         model: the model to train.
-        risk: of a batch, by its labels.
-        teaching: which layers are taught, and how.
-        autocast: what layers compute in.
+        risk: the risk of a batch, by its labels.
+        teaching: the taught layers and the teaching loss.
+        autocast: the dtype in which layers compute.
 
     Raises:
         InputError: the model has no layer of a taught name.
@@ -40,13 +40,13 @@ class Student:
         self._taught = {layer: modules[layer] for layer in teaching.layers} or {"the model": model}
 
     def loss(self, batch: Batch, targets: Any, step: int = 0, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
-        """What the student is trained on, the label loss and what it is taught, and what the batch weighs.
+        """The training loss (label loss and teaching loss), and the weight of the batch.
 
         Args:
             batch: a tree of tensors ``(examples, ...)``.
-            targets: what the teacher says of these examples.
-            step: for the risk.
-            weights: in place of the model's own; buffers among them take in what the model writes into its own.
+            targets: the teacher's targets for these examples.
+            step: the step's number, for the risk.
+            weights: values in place of the model's own; buffers among them are updated as the model's are.
 
         Raises:
             InputError: the targets do not fit the layers, or a layer does not run once a batch.
@@ -82,7 +82,7 @@ class Student:
 
     @contextmanager
     def _activations(self) -> Iterator[dict[str, list[Any]]]:
-        """Meanwhile collect the outputs of each taught layer."""
+        """Collect the outputs of each taught layer while the body runs."""
         seen: dict[str, list[Any]] = {layer: [] for layer in self._taught}
 
         def keep(layer: str, outputs: Any) -> None:

@@ -20,10 +20,10 @@ from concord.options import OptionGroup
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherOptions(OptionGroup):
-    """What a student has beside its labels.
+    """The teacher or auxiliary prediction of a student.
 
-    A job whose teacher has further options makes a group of its own of this one, and adds to what only a teacher needs
-    (``of_any``), or only one that learns (``of_meta``).
+    A job with further options derives its own group, and adds the options that only a teacher needs to ``of_any``,
+    those that only a learning teacher needs to ``of_meta``.
     """
 
     of_any: ClassVar[frozenset[str]] = frozenset({"teaching_weight"})
@@ -33,27 +33,27 @@ class TeacherOptions(OptionGroup):
 
     # fmt: off
     teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
-    """Teacher that learns its targets (meta), none, a random one that stays as it is (fixed), or an optimal one,
+    """Teacher that learns its targets (meta), none, a fixed random one (fixed), or an optimal one,
     made by hand (oracle)."""
     teaching_weight: float = 1000.0
     """α, the weight of the teacher's targets beside the labels."""
     auxiliary_weight: float = 0.0
     """With --teacher none, the weight of predicting x* from the student's last hidden layer, beside the labels."""
     resample_split: bool = False
-    """Draw anew for each step of the teacher which examples judge it: those that the student is not trained on next."""
+    """Draw new judging examples for each step of the teacher: those outside of the student's next batches."""
     validation_fraction: float = 0.5
-    """Fraction of the examples that judges the teacher, where it is always the same."""
+    """Fraction of the examples that judge the teacher, if they are fixed."""
     unrolled_steps: int = 64
-    """n, the steps of the student's copy through which the teacher's gradient goes."""
+    """n: number of steps of the student's copy, through which the teacher's gradient passes."""
     student_steps: int = 16
-    """N, the steps of the student between two steps of the teacher."""
+    """N: number of the student's steps between two steps of the teacher."""
     meta_lr: float = 1e-3
     """Learning rate of the teacher's optimizer."""
     # fmt: on
 
     @property
     def fixed_split(self) -> bool:
-        """Whether some examples judge a teacher throughout, and never train the student."""
+        """Whether a fixed part of the examples judges the teacher and never trains the student."""
         return self.teacher == "meta" and not self.resample_split
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ class TeacherOptions(OptionGroup):
         self.require("auxiliary_weight", alone, f"--teacher {self.teacher} has x* already; give --teacher none")
 
     def unused(self) -> frozenset[str]:
-        """What only a teacher needs, or one that learns; and a weight of 0, so that no such run is another one."""
+        """The options of a teacher if there is none, or if it does not learn; and an auxiliary weight of 0."""
         left_out = self.of_any if self.teacher == "none" else frozenset[str]()
         if self.auxiliary_weight == 0:
             left_out |= {"auxiliary_weight"}
@@ -82,12 +82,12 @@ class TeacherOptions(OptionGroup):
         optimizer: Callable[..., torch.optim.Optimizer],
         rule: Rule | None = None,
     ) -> MetaLearning | None:
-        """How the teacher learns; None: it does not.
+        """The settings of the teacher's learning; None if it does not learn.
 
         Args:
-            outer: gives the examples that judge it, where these are always the same.
-            optimizer: of the teacher, from its parameters and ``lr``.
-            rule: of the copy's steps; None: those of the run's optimizer.
+            outer: returns the examples that judge the teacher, with a fixed split.
+            optimizer: makes the teacher's optimizer from its parameters and ``lr``.
+            rule: the copy's optimizer; None takes the run's.
         """
         if self.teacher != "meta":
             return None
@@ -101,7 +101,7 @@ class TeacherOptions(OptionGroup):
         layer: str,
         privileged: Callable[[Batch], Any] = privileged_of,
     ) -> Objective:
-        """What a student without a teacher minimizes: the labels alone, or with :class:`AuxiliaryPrediction`."""
+        """The objective of a student without a teacher: the label loss, or :class:`AuxiliaryPrediction`."""
         if self.auxiliary_weight == 0:
             return ERM(loss)
         return AuxiliaryPrediction(loss, head, self.auxiliary_weight, layer, privileged)

@@ -1,4 +1,4 @@
-"""What a student loses where its activations are not what the teacher says they should be."""
+"""Teaching losses: the distance of a student's activations from the teacher's targets."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ def divergence(activations: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GatedError:
-    """The mean of σ(m / scale - offset) (h - h*)², where the teacher says h* and m: of some units it need say nothing.
+    """The mean of σ(m / scale - offset) (h - h*)², for a teacher of h* and gates m, which can leave units untaught.
 
     Args:
-        scale: of the gates' logits m.
-        offset: what keeps gates nearly closed at first.
+        scale: the scale of the gates' logits m.
+        offset: closes the gates nearly at first.
 
     Raises:
         InputError: the scale is not above 0, or a number is not finite.
@@ -49,7 +49,7 @@ class GatedError:
             raise ArgumentError("offset", self.offset, "must be a finite number")
 
     def __call__(self, activations: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss of activations and of a pair (h*, m), all of one shape."""
+        """The loss of activations against a pair (h*, m), all of one shape."""
         if not isinstance(targets, tuple | list) or len(targets) != 2:
             raise InputError(f"teacher: gives {type(targets).__name__} for a layer; a gated loss needs a pair (h*, m)")
         wanted, gates = targets
@@ -60,13 +60,13 @@ class GatedError:
 
 @dataclass(frozen=True)
 class Teaching:
-    """Which layers are taught, and how: α Σ_k L_t(h_k, h*_k).
+    """The taught layers and the teaching loss, α Σ_k L_t(h_k, h*_k).
 
     Args:
         weight: α.
-        loss: L_t, :func:`squared_error`, :func:`divergence`, a :class:`GatedError`, or a function of one's own.
+        loss: L_t, :func:`squared_error`, :func:`divergence`, a :class:`GatedError`, or a function of your own.
         layers: names (in ``model.named_modules()``) of the modules whose outputs are h_k. None: the model's outputs.
-            The teacher gives what the loss takes of a layer; with several layers, a tuple of that.
+            The teacher returns one layer's argument of the loss; for several layers, a tuple of them.
 
     Raises:
         InputError: the weight is negative or not finite.
@@ -96,7 +96,7 @@ class Teaching:
 
 
 def _require_alike(activations: Tensor, targets: Any) -> None:
-    """Refuse targets of another shape (InputError), which would be paired with every unit, or with every example."""
+    """Refuse targets of another shape (InputError), which PyTorch would broadcast."""
     found = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
     if found != tuple(activations.shape):
         raise InputError(f"teacher: gives {found} for a layer of the student that has {tuple(activations.shape)}")

@@ -1,7 +1,7 @@
 """Optimizers as functions: weights, gradients and a state give the next weights and the next state.
 
-``torch.optim`` changes its parameters in place, where no derivative can follow. These give the same numbers out of
-place, so the derivative goes through the step and its moments.
+``torch.optim`` changes parameters in place, which cannot be differentiated. These functions compute the same numbers
+out of place, so the derivative passes through the step and its moments.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from concord.errors import ArgumentError
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer remembers.
+    """The state of an optimizer.
 
     Attributes:
-        steps: how many it has taken.
-        first: of each parameter, the momentum of SGD or Adam's average of gradients; empty: none is kept.
-        second: of each parameter, Adam's average of squared gradients; empty: none is kept.
+        steps: the number of steps taken.
+        first: SGD's momentum or Adam's average of gradients, for each parameter; empty if not used.
+        second: Adam's average of squared gradients, for each parameter; empty if not used.
     """
 
     steps: int = 0
@@ -34,7 +34,7 @@ Stepped = tuple[list[Tensor], OptimizerState]
 
 
 class Rule(Protocol):
-    """How gradients become a step."""
+    """The protocol of an optimizer as a function."""
 
     def start(self, weights: Sequence[Tensor]) -> OptimizerState:
         """The state before the first step."""
@@ -50,7 +50,7 @@ class SGD:
     Args:
         lr: the learning rate.
         momentum: 0 keeps none.
-        weight_decay: what times w is added to g.
+        weight_decay: λ; λ w is added to g.
 
     Raises:
         InputError: a number is out of its range.
@@ -87,7 +87,7 @@ class Adam:
         beta1: the decay β₁ of m.
         beta2: the decay β₂ of v.
         eps: ε.
-        weight_decay: what times w is added to g.
+        weight_decay: λ; λ w is added to g.
 
     Raises:
         InputError: a number is out of its range.
@@ -122,11 +122,11 @@ class Adam:
 
 
 def as_rule(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> tuple[Rule, OptimizerState]:
-    """What this optimizer does with these parameters next, as a function, and a copy of its state.
+    """This optimizer's next steps of these parameters as a function, and a copy of its state.
 
     Raises:
-        InputError: it is neither Adam nor SGD, has an option that the rules here have not, or treats some of the
-            parameters otherwise than others.
+        InputError: it is neither Adam nor SGD, has an option that these functions lack, or has several
+            parameter groups.
     """
     kind = type(optimizer)
     if kind not in (torch.optim.Adam, torch.optim.SGD):
@@ -162,7 +162,7 @@ def _decayed(weights: Sequence[Tensor], gradients: Sequence[Tensor], decay: floa
 
 
 def _square_root(values: Tensor) -> Tensor:
-    """The square root, whose derivative is taken for 0 at 0."""
+    """The square root, with a derivative of 0 at 0."""
     positive = values > 0
     return torch.where(positive, torch.where(positive, values, 1.0).sqrt(), 0.0)
 

@@ -1,4 +1,4 @@
-"""How much of training is exploration, how much of it starts from frames of the data, and when its rate falls."""
+"""Schedules of exploration, of starts from frames of the data, and of the learning rate."""
 
 import math
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from concord.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Curriculum:
-    """The probabilities of a step i of the optimizer (thesis, appendix A.0.3).
+    """The probabilities μ and ε at step i of the optimizer (thesis, appendix A.0.3).
 
     Args:
-        exploration_steps: K; a target is drawn evenly from the horizon with μ(i) = max(0, 1 - i/K). 0: never.
-        sampling_steps: S; a step starts from the frame of the data in place of the model's own with
-            ε(i) = 1 / (1 + i / (0.2 S)), inverse as in the authors' published code. 0: never.
+        exploration_steps: K; a target is drawn uniformly from the horizon with probability μ(i) = max(0, 1 - i/K).
+            0: never.
+        sampling_steps: S; a prediction starts from the frame of the data, not from the model's own, with probability
+            ε(i) = 1 / (1 + i / (0.2 S)), as in the authors' published code. 0: never.
 
     Raises:
         InputError: a number of steps is negative.
@@ -32,7 +33,7 @@ class Curriculum:
         return max(0.0, 1 - step / self.exploration_steps) if self.exploration_steps else 0.0
 
     def sampling(self, step: int) -> float:
-        """ε, the probability of going on from the frame of the data."""
+        """ε, the probability of a start from the frame of the data."""
         return 1 / (1 + step / (0.2 * self.sampling_steps)) if self.sampling_steps else 0.0
 
 
@@ -41,7 +42,7 @@ def staircase(every: int, steps: int) -> tuple[float, ...]:
 
     Args:
         every: steps between two falls; 0: none.
-        steps: of the whole run.
+        steps: the steps of the whole run.
 
     Raises:
         InputError: ``every`` is negative.

@@ -1,14 +1,14 @@
-"""Which frame of a window a prediction matches best: the search of adaptive skip intervals, and the losses it is by.
+"""Finds the frame of a window that a prediction matches best, and defines the losses of frames.
 
-A loss of frames says three things of what a model gives (``outputs``): which frame it is when it is fed back, what it
-costs against one target, with a gradient, and what it costs against every frame of a window, without one::
+A loss of frames has three functions of a model's ``outputs``: the frames that are fed back, the differentiable loss
+against one target, and the losses against every frame of a window, without a gradient::
 
     loss = CrossEntropy()
     loss.frames(outputs)            # (trajectories, ...)
     loss(outputs, targets)          # (trajectories,), to be differentiated
     loss.costs(outputs, window)     # (trajectories, window), for an argmin
 
-Whatever has these three can take their place in :func:`~concord.dynamics.unroll`.
+Any object with these three functions can be the loss of :func:`~concord.dynamics.unroll`.
 """
 
 from typing import Protocol
@@ -19,10 +19,10 @@ from torch.nn.functional import softplus
 
 
 class FrameLoss(Protocol):
-    """What outputs of a model, ``(trajectories, ...)``, cost as predictions of frames of the same shape."""
+    """The loss of a model's outputs, ``(trajectories, ...)``, as predictions of frames of the same shape."""
 
     def frames(self, outputs: Tensor) -> Tensor:
-        """The frames that outputs stand for, differentiable; they are fed back."""
+        """The frames of these outputs, differentiable; they are fed back."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each trajectory, ``(trajectories,)``, differentiable in the outputs."""
@@ -30,19 +30,19 @@ class FrameLoss(Protocol):
     def costs(self, outputs: Tensor, window: Tensor) -> Tensor:
         """``(trajectories, window)``: the losses against ``window`` ``(trajectories, window, ...)``.
 
-        They may be off by a constant for each trajectory, which an argmin does not see.
+        They may differ from the loss by a constant for each trajectory, which does not change the argmin.
         """
 
 
 def as_float(frames: Tensor) -> Tensor:
-    """Bytes (0 to 255) as float32 of 0 to 1; floating point as it is."""
+    """Bytes (0 to 255) as float32 of 0 to 1; floating point is unchanged."""
     return frames if frames.is_floating_point() else frames.to(torch.float32) / 255
 
 
 class CrossEntropy:
     """Binary cross-entropy of logits s, the mean over pixels: ℓ(x) = mean softplus(s) - ⟨x, s⟩/P.
 
-    Thesis, appendix A.0.1 and A.0.2; being computed of logits it is finite where the sigmoid is saturated, without
+    Thesis, appendix A.0.1 and A.0.2; computed from logits, it is finite also if the sigmoid is saturated, without
     a small number inside the logarithm. It is linear in its target, so a gray frame is never matched exactly.
     """
 
@@ -58,8 +58,9 @@ class CrossEntropy:
     def costs(self, outputs: Tensor, window: Tensor) -> Tensor:
         """Nats a pixel, less the cost of the window's first frame.
 
-        One product of window and logits. Frames that follow each other are nearly alike, so it takes their differences
-        from the first one: these are exact in float32, and small sums keep near-ties apart. Equal frames cost the same.
+        One product of the window with the logits. Successive frames are nearly equal, so the product takes their
+        differences from the first one: these are exact in float32, and small sums tell near-ties apart. Equal frames
+        cost the same.
         """
         logits = outputs.detach().float().flatten(1)
         differences = window.flatten(2).to(torch.float32)
@@ -88,15 +89,15 @@ class SquaredError:
 
 @torch.no_grad()
 def best_match(loss: FrameLoss, outputs: Tensor, frames: Tensor, rows: Tensor, first: Tensor, width: Tensor) -> Tensor:
-    """How many frames after ``first`` the frame lies that each output matches best; of equals the nearest.
+    """The distance from ``first`` to the frame that each output matches best; of equals the nearest.
 
     Args:
-        loss: the costs are by.
-        outputs: of the model, ``(trajectories, ...)``.
-        frames: of more trajectories, ``(all, length, ...)``; bytes or floating point.
-        rows: which of them the outputs are of, ``(trajectories,)`` int64, where ``frames`` are.
-        first: where the window of each begins, int64 ``(trajectories,)``, on the CPU.
-        width: how many frames the window of each has, at least 1; int64 ``(trajectories,)``, on the CPU.
+        loss: the loss of frames.
+        outputs: the model's outputs, ``(trajectories, ...)``.
+        frames: the frames of all trajectories, ``(all, length, ...)``; bytes or floating point.
+        rows: the row in ``frames`` of each output, ``(trajectories,)`` int64, on the device of ``frames``.
+        first: the beginning of each window, int64 ``(trajectories,)``, on the CPU.
+        width: the number of frames of each window, at least 1; int64 ``(trajectories,)``, on the CPU.
 
     Returns:
         int64 ``(trajectories,)``, on the CPU, from 0 to ``width`` - 1.

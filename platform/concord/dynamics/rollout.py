@@ -1,4 +1,4 @@
-"""Rollouts: from one frame on the model gets nothing but its own predictions (thesis, §2.3.1)."""
+"""Rollouts: from one frame on the model receives only its own predictions (thesis, §2.3.1)."""
 
 import math
 from collections.abc import Callable
@@ -16,9 +16,9 @@ def rollout(model: Callable[[Tensor], Tensor], first: Tensor, depth: int, *, los
 
     Args:
         model: maps frames to outputs of the same shape.
-        first: where to begin, ``(trajectories, ...)``, bytes or floating point.
-        depth: D, how many predictions to make.
-        loss: what makes frames of outputs; None: :class:`CrossEntropy`.
+        first: the first frames, ``(trajectories, ...)``, bytes or floating point.
+        depth: D, the number of predictions.
+        loss: the loss that turns outputs into frames; None takes :class:`CrossEntropy`.
 
     Returns:
         floating point ``(trajectories, depth, ...)``, without the first frames.
@@ -37,28 +37,28 @@ def rollout(model: Callable[[Tensor], Tensor], first: Tensor, depth: int, *, los
 
 
 def rollout_depth(predictions: Tensor, batch: int = 2) -> int:
-    """How many predictions a rollout is given: 1 more than the 99th percentile of what matching needed.
+    """The number of predictions of a rollout: 1 more than the 99th percentile of the number that matching needs.
 
     As in the authors' code the percentile is of means over batches, by linear interpolation.
 
     Args:
-        predictions: of the trajectories, ``(trajectories,)``.
-        batch: trajectories of a batch.
+        predictions: the number of predictions of each trajectory, ``(trajectories,)``.
+        batch: the number of trajectories of a batch.
     """
     means = torch.stack([part.double().mean() for part in predictions.split(batch)])
     return 1 + math.ceil(float(means.quantile(0.99)) - 1e-9)
 
 
 def accuracies(shares: Tensor, labels: Tensor) -> tuple[float, float]:
-    """How well classes are read from what was predicted.
+    """The soft and the hard accuracy of the shares of classes.
 
     Args:
-        shares: what each class is given, ``(trajectories, classes)``, not negative, of any sum above 0: ψ.
+        shares: ψ, the share of each class, ``(trajectories, classes)``, not negative, of any sum above 0.
         labels: the true classes, int64 ``(trajectories,)``.
 
     Returns:
-        The mean share of the true class, as in the thesis, and the fraction of trajectories of which it is the largest;
-        where several are, one of them is taken to be told by chance.
+        The mean share of the true class, as in the thesis, and the fraction of trajectories where it is the largest; a
+        tie between n classes counts 1 / n.
 
     Raises:
         InputError: shapes do not fit.

@@ -26,19 +26,19 @@ def sequences(
     """The examples of an environment of sequences, a tree of tensors.
 
     Args:
-        environment: its name, which the keys depend on.
-        frames: of each sequence ``(length, channels, height, width)``, or any other form of a frame, alike in all of
-            them: a list of arrays, or one array ``(sequences, longest, ...)``. Bytes stand for 0 to 1; floating point
-            has to lie there, unless they are not ``bounded``.
-        lengths: of the sequences, where ``frames`` is one array of which not all is meant; None: all of it.
-        longest: pad to this number of frames, the same for all environments; None: to the longest sequence.
-        bounded: False for states of any range, which are not for :class:`CrossEntropy` but for
-            :class:`SquaredError`, or for a loss of one's own.
+        environment: the environment's name; the keys depend on it.
+        frames: of each sequence ``(length, channels, height, width)``, or with frames of any other shape, the same
+            for all: a list of arrays, or one array ``(sequences, longest, ...)``. Bytes stand for 0 to 1; floating
+            point values must lie in [0, 1] if ``bounded``.
+        lengths: the numbers of valid frames, if ``frames`` is one padded array; None takes all frames.
+        longest: pad to this number of frames, the same for all environments; None pads to the longest sequence.
+        bounded: False for states of any range, with :class:`SquaredError` or a loss of your own in place of
+            :class:`CrossEntropy`.
         more: further arrays with a row for each sequence, such as ``label``.
 
     Returns:
         ``frames`` ``(sequences, longest, ...)`` uint8 or float32, ``length`` and ``key`` ``(sequences,)`` int64, and
-        whatever else was given.
+        the further arrays.
 
     Raises:
         InputError: no sequence is given, one has fewer than 2 frames, frames differ in shape or type, values lie
@@ -68,12 +68,12 @@ def sequences(
 
 
 def keys(environment: str, count: int) -> Tensor:
-    """What tells sequences apart wherever they are, int64 ``(count,)``; random draws for them depend on it."""
+    """Keys that identify sequences in any process, int64 ``(count,)``; their random draws depend on the keys."""
     return (zlib.crc32(environment.encode()) >> 1) * _NUMBERS + torch.arange(count)
 
 
 def number_of(key: int) -> int:
-    """Which sequence of its environment this is, counted from 0."""
+    """The number of a sequence in its environment, from 0."""
     return key % _NUMBERS
 
 

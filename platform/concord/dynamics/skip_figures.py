@@ -1,4 +1,4 @@
-"""What adaptive skips look like: sequences beside their predictions, timelines, rollouts."""
+"""Figures of adaptive skips: sequences beside their predictions, timelines, rollouts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -22,15 +22,15 @@ class WithSkips(Protocol):
 
     @property
     def skips(self) -> SkipOptions:
-        """How far predictions reach."""
+        """The matching of predictions."""
         ...
 
 
 def skip_figures(job: Any, config: WithSkips, outcome: Any, model: nn.Module) -> Mapping[str, Figure | Tensor]:
-    """Draw how a trained model skips, on sequences that did not train it, as a job's ``figures``.
+    """Draw the skips of a trained model on sequences that did not train it; for a job's ``figures``.
 
-    Which frames its predictions were matched with (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the true
-    frames of the same moments. For any job on :func:`~concord.dynamics.sequences` whose options have ``skips``.
+    The figures show the matched frames of the predictions (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the
+    true frames of the same times. For any job on :func:`~concord.dynamics.sequences` whose options have ``skips``.
     """
     environments = job.environments(config)
     name = (*environments.validation, *environments.test, *environments.train)[0]
@@ -70,7 +70,7 @@ def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int]) -
 
 
 def timelines(times: Tensor, lengths: Tensor, names: Sequence[str] = ()) -> Figure:
-    """Where predictions lie in sequences: a line for each of them, a mark for each frame that one was matched with.
+    """The places of predictions in sequences: a line for each sequence, a mark for each matched frame.
 
     Times are those of :class:`~concord.dynamics.Unrolled`, lengths in frames.
     """

@@ -1,16 +1,16 @@
-"""The loop of adaptive skip intervals: predict, find the frame that is meant, go on from there (thesis, algorithm 1).
+"""The loop of adaptive skip intervals: predict, match a frame, continue from there (thesis, algorithm 1).
 
 For one trajectory x[0], …, x[last]::
 
     t = 0; x = x[0]
     while t < last:
         p = f(x); T = min(t + H, last)
-        t = one of t+1, …, T, drawn evenly with probability μ, else argmin ℓ(p, x[s]) over t < s <= T
+        t = one of t+1, …, T, drawn uniformly with probability μ, else argmin ℓ(p, x[s]) over t < s <= T
         add ℓ(p, x[t])
         x = x[t] with probability ε, else p
 
-No gradient passes through the argmin; where p is fed back, it passes through f again and again, to the beginning or to
-the last frame of the data that was fed.
+No gradient passes through the argmin. If p is fed back, the gradient passes through f repeatedly, back to the last
+frame of the data that was fed.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ from concord.errors import ArgumentError, InputError
 
 @dataclass(frozen=True)
 class SkipConfig:
-    """How far a prediction reaches.
+    """The matching of predictions.
 
     Args:
-        horizon: H, the farthest frame that it may match.
-        stride: always this number of frames; a shorter last piece is left out. None: the best match.
+        horizon: H, the largest distance of a matched frame.
+        stride: a fixed distance in frames; a shorter rest of a trajectory is left out. None takes the best match.
 
     Raises:
         InputError: a number is below 1.
@@ -46,18 +46,18 @@ class SkipConfig:
 
     @property
     def shortest(self) -> int:
-        """Frames that a trajectory needs."""
+        """The least number of frames of a trajectory."""
         return 1 + (self.stride or 1)
 
 
 @dataclass(frozen=True)
 class Unrolled:
-    """What a batch of trajectories gave.
+    """The result of :func:`unroll` for a batch.
 
     Attributes:
         losses: Σℓ of each trajectory, ``(trajectories,)``, differentiable in the model's parameters.
-        times: int64 ``(trajectories, most predictions + 1)``: 0, and the frame that each prediction was compared with;
-            -1 after the last one. On the CPU.
+        times: int64 ``(trajectories, most predictions + 1)``: 0, then the matched frame of each prediction, then -1.
+            On the CPU.
     """
 
     losses: Tensor
@@ -65,7 +65,7 @@ class Unrolled:
 
     @property
     def counts(self) -> Tensor:
-        """How many predictions each trajectory had, int64 ``(trajectories,)``."""
+        """The number of predictions of each trajectory, int64 ``(trajectories,)``."""
         return (self.times >= 0).sum(1) - 1
 
 
@@ -80,26 +80,26 @@ def unroll(
     sampling: float = 0.0,
     draws: Tensor | None = None,
 ) -> Unrolled:
-    """Follow trajectories with the model's predictions.
+    """Predict along trajectories, and sum the losses of the predictions.
 
-    A trajectory that has come to its end is no longer in the model's batch. With a fixed stride what lies between two
-    frames of the data is predicted beside all other such pieces of the batch.
+    Finished trajectories leave the model's batch. With a fixed stride the segments between two frames of the data are
+    predicted in one batch.
 
     Args:
         model: maps frames ``(trajectories, ...)``, floating point, to outputs of the same shape.
-        frames: ``(trajectories, longest, ...)``, bytes for 0 to 1, or floating point. What is beyond a trajectory's
-            length is never looked at.
-        lengths: of the trajectories, in frames; int64 ``(trajectories,)``.
-        skips: how far a prediction reaches.
-        loss: of outputs; None: :class:`CrossEntropy`.
-        exploration: μ.
-        sampling: ε.
-        draws: numbers in [0, 1), ``(trajectories, predictions, 3)``, on the CPU: whether to explore, where to, and
-            whether to go on from the data. None: from PyTorch's default generator.
+        frames: ``(trajectories, longest, ...)``, bytes for 0 to 1, or floating point. Frames beyond a
+            trajectory's length are never read.
+        lengths: the trajectories' numbers of frames; int64 ``(trajectories,)``.
+        skips: the matching of predictions.
+        loss: the loss of frames; None takes :class:`CrossEntropy`.
+        exploration: μ, the probability of a random target.
+        sampling: ε, the probability of a start from the frame of the data.
+        draws: numbers in [0, 1), ``(trajectories, predictions, 3)``, on the CPU, for exploration, its target,
+            and sampling. None draws from PyTorch's default generator.
 
     Raises:
-        InputError: a trajectory is too short or is not in ``frames``, the outputs are not of the frames' shape, or
-            there are too few draws.
+        InputError: a trajectory is too short, or longer than ``frames``; the outputs have another shape than the
+            frames; or there are too few draws.
     """
     loss = loss or CrossEntropy()
     lengths = lengths.cpu()
@@ -125,7 +125,7 @@ def _adaptive(
     sampling: float,
     draws: Tensor,
 ) -> Unrolled:
-    """Each prediction is matched before the next one can be made."""
+    """Predict one after the other: each prediction is matched before the next one."""
     trajectories, device, last = len(frames), frames.device, lengths - 1
     rows, at = torch.arange(trajectories), torch.zeros(trajectories, dtype=torch.int64)
     state, times, added = as_float(frames[:, 0]), [at], []
@@ -146,10 +146,10 @@ def _adaptive(
 def _strided(
     model: Callable[[Tensor], Tensor], frames: Tensor, lengths: Tensor, stride: int, loss: FrameLoss, known: Tensor
 ) -> Unrolled:
-    """Predict side by side where the next frame is known beforehand.
+    """Predict in parallel where the next frame is known beforehand.
 
     Pieces begin with a frame of the data: one batch holds the first predictions of all pieces, the next their second
-    ones. ``known`` says whether to go on from the data after a prediction, bool ``(trajectories, predictions or
+    ones. ``known`` is whether to continue from the data after a prediction, bool ``(trajectories, predictions or
     more)``.
     """
     counts, device = (lengths - 1) // stride, frames.device
@@ -180,7 +180,7 @@ def _predicted(model: Callable[[Tensor], Tensor], state: Tensor) -> Tensor:
 
 
 def _sums(added: Sequence[tuple[Tensor, Tensor]], trajectories: int, device: torch.device) -> Tensor:
-    """The losses of each trajectory, of which each batch of predictions gave some."""
+    """The sum of each trajectory's losses, over batches of predictions."""
     sums = torch.zeros(trajectories, device=device)
     for places, losses in added:
         sums = sums.to(losses.dtype).index_add(0, places, losses)
@@ -208,7 +208,7 @@ def _matched(
 
 
 def _fed(loss: FrameLoss, outputs: Tensor, targets: Tensor, known: Tensor) -> Tensor:
-    """The frames from which to go on: those of the data where ``known``, elsewhere those predicted."""
+    """The frames to continue from: those of the data where ``known``, elsewhere the predicted ones."""
     if bool(known.all()):
         return targets
     if not bool(known.any()):

@@ -182,8 +182,7 @@ class Environments:
         train: the environments to train on.
         validation: whole environments to select models by, held out of training.
         test: whole environments to report on; they select nothing.
-        observed: more environments to report on, each separately: its metrics begin with its name. They may be parts of
-            the training data.
+        monitored: further environments to report on, each under its own name. They may be parts of the training data.
         version: text that differs when the data do, so that results on other data are not mixed up. None if the options
             alone decide the data.
 
@@ -191,7 +190,7 @@ class Environments:
         learn: whether :meth:`fitted` learns from what is trained on, so that it is another where one is left out.
 
     Raises:
-        InputError: there is no training environment, a name appears twice, or an observed environment has the name of
+        InputError: there is no training environment, a name appears twice, or a monitored environment has the name of
             other metrics.
     """
 
@@ -201,7 +200,7 @@ class Environments:
         train: Iterable[str],
         validation: Iterable[str] = (),
         test: Iterable[str] = (),
-        observed: Iterable[str] = (),
+        monitored: Iterable[str] = (),
         version: str | None = None,
     ) -> None:
         self.version = version
@@ -210,7 +209,7 @@ class Environments:
         self.train = tuple(train)
         self.validation = tuple(validation)
         self.test = tuple(test)
-        self.observed = tuple(observed)
+        self.monitored = tuple(monitored)
         if not self.train:
             raise InputError("environments: there is no training environment")
         seen: set[str] = set()
@@ -218,10 +217,10 @@ class Environments:
             if name in seen:
                 raise InputError(f"environment {name}: is named twice; give it one purpose")
             seen.add(name)
-        for name in self.observed:
+        for name in self.monitored:
             if name in SPLITS:
                 raise InputError(
-                    f"environment {name}: observed environments are reported by name, and {name}_loss is the loss of "
+                    f"environment {name}: monitored environments are reported by name, and {name}_loss is the loss of "
                     f"{SPLITS[name]}; rename it"
                 )
 
@@ -250,7 +249,7 @@ class Environments:
         """
         require_names([name], self.train)
         train = [each for each in self.train if each != name]
-        return Environments(self._load, train, [name], self.test, self.observed, self.version)
+        return Environments(self._load, train, [name], self.test, self.monitored, self.version)
 
     @property
     def raw(self) -> RawRows | None:
@@ -270,12 +269,12 @@ class Environments:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names: training, validation, test, observed."""
+        """All names: training, validation, test, monitored."""
         return sum(self.by_purpose().values(), ())
 
     def by_purpose(self) -> dict[str, tuple[str, ...]]:
         """The names of each purpose, by argument of this class."""
-        return {"train": self.train, "validation": self.validation, "test": self.test, "observed": self.observed}
+        return {"train": self.train, "validation": self.validation, "test": self.test, "monitored": self.monitored}
 
     def __getitem__(self, name: str) -> Environment:
         """The data of one environment.

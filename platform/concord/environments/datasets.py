@@ -54,7 +54,7 @@ class DatasetSource(ExampleSource):
         prepare = self.transform if draw is None else self.train_transform
         parts = [part for part in (self.dataset, prepare) if part is not None]
         draws = any(getattr(part, "draws", None) is not False for part in parts)
-        batch = _Batch(self.name, places.numel())
+        batch = _BatchBuilder(self.name, places.numel())
         with _random_numbers_kept() if draws else nullcontext():
             for place, seed in zip(places.reshape(-1).tolist(), seeds, strict=True):
                 if draws:
@@ -96,7 +96,7 @@ class _Leaf:
     image: bool
 
 
-class _Batch:
+class _BatchBuilder:
     """Puts examples into the tensors of a batch as they come: many at once would take new memory each time."""
 
     def __init__(self, name: str, size: int) -> None:

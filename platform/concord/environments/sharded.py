@@ -35,7 +35,7 @@ _SAMPLED = 1 << 20  # bytes of a column
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowGroupData:
     """A row group to write: arrays ``(rows, ...)``, and facts for the manifest, as JSON."""
 
     arrays: Arrays
@@ -53,7 +53,7 @@ class RowGroup:
     digest: str
 
 
-def shard_of(groups: Sequence[Rows]) -> tuple[bytes, list[dict[str, Any]]]:
+def shard_of(groups: Sequence[RowGroupData]) -> tuple[bytes, list[dict[str, Any]]]:
     """The content of a file with these row groups, of the same columns, and their entries in the manifest."""
     tables = [pa.table([_column(a) for a in rows.arrays.values()], schema=_schema(rows.arrays)) for rows in groups]
     buffer = io.BytesIO()
@@ -96,7 +96,7 @@ def _compression(array: npt.NDArray[Any]) -> str:
     return "zstd" if len(pa.compress(content, "zstd", asbytes=True)) < _WORTH_IT * len(content) else "none"
 
 
-def _digest(rows: Rows) -> str:
+def _digest(rows: RowGroupData) -> str:
     digest = hashlib.sha256(json.dumps(dict(rows.facts), sort_keys=True).encode())
     for name, array in rows.arrays.items():
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())

@@ -15,7 +15,7 @@ from concord.environments.tree import Tree, is_pair, merged, named_leaves
 _DIGESTED_BYTES = 4 * 1024**2
 # The number of examples to read (up to twice as many) of a source that is not in memory.
 _READ = 16
-PURPOSES = ("train", "held-out", "validation", "ood", "observed")
+PURPOSES = ("train", "held-out", "validation", "ood", "monitored")
 
 
 class Leaf(NamedTuple):

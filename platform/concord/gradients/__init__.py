@@ -1,12 +1,12 @@
-"""How per-environment gradients are obtained and summed; what is made of the sums is the aggregator's.
+"""Computes the environments' gradients and sums the aggregator's statistics of them.
 
 * :class:`StackedGradients`: several environments in one process, by one vectorized backward pass. With a process
   group, the two-level form: several environments in each of several processes.
 * :func:`register_aggregation_hook`: one environment a process, as a communication hook of
   ``DistributedDataParallel`` that overlaps with backward.
 * :func:`register_aggregation`: the same for a model that ``fully_shard`` has divided among the processes.
-* :func:`per_example`: every example an environment of its own, from one ordinary backward pass of any loop;
-  :class:`PerExampleGradients` is the same as one call.
+* :func:`per_example`: every example is an environment, with one ordinary backward pass in any loop;
+  :class:`PerExampleGradients` is the same in one call.
 """
 
 from concord.gradients.hook import AggregationHook, HookedGradients, aggregation_hook, register_aggregation_hook

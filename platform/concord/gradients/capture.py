@@ -1,6 +1,6 @@
-"""Captures what goes into a model's layers and what backward brings to their outputs: gradients by group.
+"""Captures the inputs of a model's layers and the gradients of their outputs, to compute gradients by group.
 
-A group is an environment, where environments go through a model as one batch, see
+A group is an environment, if the environments go through the model as one batch, see
 :class:`~concord.gradients.pooled.PooledPass`, or one example, see
 :class:`~concord.gradients.example_hooks.ExampleHooks`.
 """
@@ -24,7 +24,7 @@ from concord.gradients.layer_gradients import Call, CapturedLayer, Forms, is_uni
 
 @dataclass
 class Pass:
-    """One forward pass: its examples in groups of neighbours, each parameter's uses, and what backward has brought."""
+    """One forward pass: its groups of neighbouring examples, each parameter's uses, and the arrived gradients."""
 
     examples: int
     groups: int
@@ -32,7 +32,7 @@ class Pass:
     arrived: dict[int, list[GroupGradients]] = field(default_factory=dict)
 
     def take(self, layer: CapturedLayer, forms: Forms) -> Iterator[int]:
-        """Keep what arrived for a layer's parameters; gives the parameters of which all uses have arrived."""
+        """Keep the gradients of a layer's parameters; return the parameters of which all uses have arrived."""
         for name, form in forms.items():
             index = layer.indices[name]
             self.arrived.setdefault(index, []).append(form)
@@ -40,7 +40,7 @@ class Pass:
                 yield index
 
     def pop(self, index: int) -> GroupGradients:
-        """The sum of what arrived for a parameter."""
+        """The sum of a parameter's gradients that have arrived."""
         forms = self.arrived.pop(index)
         return forms[0] if len(forms) == 1 else SummedGradients(self.groups, forms)
 
@@ -49,36 +49,36 @@ OwnPass = TypeVar("OwnPass", bound=Pass)
 
 
 class Capture(ABC, Generic[OwnPass]):
-    """Forward hooks that keep what each layer was called with, and wait for the gradient of its output."""
+    """Forward hooks that keep each layer's arguments and wait for the gradient of its output."""
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
         self.layers = captured_layers(model, parameters)
 
     def attach(self) -> list[RemovableHandle]:
-        """Put the hooks on the layers."""
+        """Register the hooks on the layers."""
         return [each.module.register_forward_hook(self._hook(each), with_kwargs=True) for each in self.layers]
 
     def ignored(self) -> bool:
-        """Whether a call of a layer is none that backward will come back from."""
+        """Whether backward does not reach this call of a layer."""
         return not torch.is_grad_enabled()
 
     @abstractmethod
     def pass_of(self, arguments: Any, keywords: Any) -> OwnPass | None:
-        """The pass that a layer's call belongs to; None for one that has been counted before."""
+        """The pass of a layer's call; None for a pass that was counted before."""
 
     def with_examples(
         self, current: OwnPass | None, layer: CapturedLayer, arguments: Any, output: Tensor
     ) -> tuple[Tensor, Spread | None]:
-        """A layer's output, with a dimension of examples if it had none."""
+        """A layer's output, with a dimension of examples added if it has none."""
         del current, layer, arguments
         return output, None
 
     def waits(self, current: OwnPass, call: Call, sources: Sequence[Tensor]) -> None:
-        """A call's outputs, or what they are views of, wait for their gradients."""
+        """Called when a call's outputs, or their bases, wait for gradients."""
 
     @abstractmethod
     def arrived(self, current: OwnPass, call: Call, grads: Sequence[Tensor | None]) -> None:
-        """Backward has brought the gradients of a call's outputs."""
+        """Called when the gradients of a call's outputs have arrived."""
 
     def _hook(self, layer: CapturedLayer) -> Callable[..., Any]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:

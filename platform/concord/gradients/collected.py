@@ -27,11 +27,11 @@ class Collected(ABC):
 
     @abstractmethod
     def add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
-        """Add environments' gradients of parameter ``index``, ``(environments, *shape)``, or begin anew with them."""
+        """Add environments' gradients of parameter ``index``, ``(environments, *shape)``, or replace the sum."""
 
     @abstractmethod
     def add_form(self, index: int, form: GroupGradients, groups: int) -> None:
-        """Add the gradients of parameter ``index`` of groups, which are environments."""
+        """Add the gradients of parameter ``index``, with environments as groups."""
 
     @abstractmethod
     def values(self) -> Mapping[str, Tensor]:
@@ -39,11 +39,11 @@ class Collected(ABC):
 
     @abstractmethod
     def are_finite(self) -> bool:
-        """Whether all gradients, and their sum, are."""
+        """Whether all gradients and their sum are finite."""
 
     @abstractmethod
     def zero(self) -> None:
-        """Begin anew."""
+        """Empty the collection."""
 
     @abstractmethod
     def exchange(self, processes: Processes) -> SliceExchange:
@@ -52,14 +52,14 @@ class Collected(ABC):
     def apply_rule(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
     ) -> EnvironmentStep:
-        """Apply the rule and leave the result in ``parameter.grad``; losses and weights of the step are empty.
+        """Apply the rule and store the result in ``parameter.grad``; the step's losses and weights are empty.
 
         Args:
-            finite: ``(environments,)`` bool: which of this process's environments were collected; the gradients of
-                the others were not finite.
-            names: of this process's environments.
+            finite: ``(environments,)`` bool: whether each of this process's environments was collected; the gradients
+                of the others were not finite.
+            names: the names of this process's environments.
             step: the step's number, for errors and for rules that draw.
-            exchange: with the processes that have the other environments; None if there are none.
+            exchange: the exchange with the other environments' processes; None if there are none.
         """
         clock = self.aggregation.clock
         before = clock.switch("optimizer")

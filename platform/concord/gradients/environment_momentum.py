@@ -1,11 +1,11 @@
-"""A moving average of each environment's gradients, which a rule sees in place of the gradient.
+"""A moving average of each environment's gradients, which the rule sees in place of the gradients.
 
-With few environments one step has few votes, and the sign of one batch's gradient is a noisy one. The average over the
+With few environments a step has few votes, and the sign of one batch's gradient is noisy. The average over the
 environment's latest steps is less noisy, and every environment still has one vote. With β and the gradient g at step t:
 
     m ← β m + (1 - β) g,    m̂ = m / (1 - βᵗ)
 
-What is kept is m̂ itself, which takes one pass over the gradients: m̂ ← m̂ + w (g - m̂) with w = (1 - β) / (1 - βᵗ). At the
+The state is m̂ itself, which takes one pass over the gradients: m̂ ← m̂ + w (g - m̂) with w = (1 - β) / (1 - βᵗ). At the
 first step w is 1, and m̂ is the gradient to the last bit.
 """
 
@@ -22,13 +22,13 @@ Rows = slice | Tensor
 
 
 class EnvironmentMomentum:
-    """The averages of the environments that one process has: as many numbers as environments times components.
+    """The averages of one process's environments, ``(environments, components)`` numbers.
 
     A gradient with a component that is not finite leaves the average of its parameter tensor as it was.
 
     Args:
         beta: β, in (0, 1).
-        parameters: the trainable ones of the model, by name.
+        parameters: the model's trainable parameters, by name.
     """
 
     def __init__(self, beta: float, parameters: Mapping[str, Tensor]) -> None:
@@ -52,17 +52,17 @@ class EnvironmentMomentum:
         self._taken.zero_()
 
     def take_again(self) -> None:
-        """Forget this step's gradients where they were the first, so that others may stand in for them."""
+        """Forget this step's gradients if they were the first, so that others can replace them."""
         first = self._taken & (self._steps == 1)
         self._steps.masked_fill_(first, 0)  # the next one has w = 1: nothing is left of what it replaces
         self._taken.masked_fill_(first, value=False)
 
     def averaged(self, index: int, rows: Rows, gradients: Tensor, finite: Tensor | None = None) -> Tensor:
-        """Take gradients in, once a step, and give the averages; of a gradient that is not finite, itself.
+        """Add gradients, once a step, and return the averages; a gradient that is not finite is returned itself.
 
         A step's gradients may be computed several times; the first ones count. Gradients are those of the environments
-        ``rows`` for one parameter, ``(environments, *shape)``, not scaled. ``finite`` ``(environments,)`` says which
-        are finite, if that is known. The result is to be read only: the averages may lie there.
+        ``rows`` for one parameter, ``(environments, *shape)``, not scaled. ``finite`` ``(environments,)`` is
+        whether each is finite, if known. Only read the result: it may be the averages' own memory.
         """
         if gradients.numel() == 0:
             return gradients
@@ -93,7 +93,7 @@ class EnvironmentMomentum:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str] | None = None) -> None:
-        """Go on from the averages of these environments (None: all); others in ``state`` are not looked at."""
+        """Load the averages of these environments (None: all); others in ``state`` are not read."""
         self._allocate([name[6:] for name in state if name.startswith("steps/")] if names is None else names)
         for row, name in enumerate(self._names):
             if f"average/{name}" not in state or f"steps/{name}" not in state:

@@ -1,4 +1,4 @@
-"""The hooks that collect a rule's sums over the examples of a model's batches while backward runs."""
+"""Hooks that collect a rule's sums over the examples of a model's batches while backward runs."""
 
 import contextlib
 import weakref
@@ -33,11 +33,11 @@ class _Pass(Pass):
     """A forward pass of a user's loop.
 
     Attributes:
-        added: parameters of which all uses are in the sums.
-        supplied: where a convolution takes its weight's gradient from, by parameter.
-        counted: whether its examples are.
-        whole: whether it is one of the whole model.
-        tracing: follows the first pass of its form.
+        added: the parameters of which all uses are in the sums.
+        supplied: by parameter, the source of a convolution's weight gradient.
+        counted: whether its examples are counted.
+        whole: whether it is a pass of the whole model.
+        tracing: the tracing of the first pass of its form.
     """
 
     added: set[int] = field(default_factory=set)
@@ -50,24 +50,24 @@ class _Pass(Pass):
 class ExampleHooks(Capture[_Pass]):
     """Hooks on a model that add every example's statistics to sums, in a training loop of the user's own.
 
-    Forward: each layer's hook keeps what the layer was called with and waits for the gradient of its output. Backward:
-    that gradient makes the per-example gradients of the layer's parameters, in the form the layer has them, and their
-    statistics are added at once; a parameter that was used several times waits until all of its uses are there.
-    ``gradient`` itself is left to backward, in ``parameter.grad``, which is scaled to the sum over examples; where it
-    is formed anyway, for a convolution, it is handed to backward instead of being computed there.
+    Forward: each layer's hook keeps the layer's arguments and waits for the gradient of its output. Backward: from this
+    gradient the per-example gradients of the layer's parameters are computed, in the layer's form, and their statistics
+    are added at once; a parameter with several uses waits until all uses have arrived. Backward itself sums
+    ``gradient`` in ``parameter.grad``, which is scaled to the sum over examples. For a convolution that sum is formed
+    anyway, and passed to backward.
 
-    What is collected in the first step is compared with backward's gradient, parameter by parameter, and so is in
-    every step what was obtained the general way.
+    In the first step the sums are compared with backward's gradient, parameter by parameter; in every step the sums
+    that were computed the general way.
 
     Args:
         model: the model; its inputs have the examples in the first dimension, or a 1 there.
-        sums: where the statistics go; those of ``gradient`` are not touched.
+        sums: the sums of the statistics; those of ``gradient`` are not changed.
         reduction: whether the loss is the mean or the sum over the examples of a pass.
         memory_limit: bytes of per-example gradients that may exist at once.
 
     Attributes:
-        examples: that backward has reached since :meth:`reset`.
-        expected: the number of examples of the next passes, if it is known; None takes it from their inputs.
+        examples: the number of examples that backward has reached since :meth:`reset`.
+        expected: the number of examples of the next passes, if known; None takes it from their inputs.
     """
 
     def __init__(self, model: nn.Module, sums: Sums, reduction: Reduction, memory_limit: int) -> None:
@@ -107,7 +107,7 @@ class ExampleHooks(Capture[_Pass]):
         self._register()
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -118,14 +118,14 @@ class ExampleHooks(Capture[_Pass]):
         self._supplying = []
 
     def reset(self) -> None:
-        """Forget what was collected."""
+        """Empty the sums."""
         self._sums.zero()
         self.examples = 0
         self._supplied, self._verified, self._reached = {}, {}, set()
         self._open, self._current, self._loose, self._task, self._scale = [], None, None, None, 1.0
 
     def settle(self) -> None:
-        """Add what still waits, and check the sums against backward's gradients."""
+        """Add the remaining gradients, and compare the sums with backward's gradients."""
         for waiting in self._open:  # of a parameter whose other use the loss did not depend on
             for index in list(waiting.arrived):
                 self._add(waiting, index)
@@ -140,13 +140,13 @@ class ExampleHooks(Capture[_Pass]):
         self._verify_all = False
 
     def note_results(self) -> None:
-        """Remember what is in ``parameter.grad`` now: a step's result, to which nothing is to be added."""
+        """Remember the present ``parameter.grad``: a step's result, to which nothing may be added."""
         gradients = [parameter.grad for parameter in self._sums.parameters.values()]
         self._results = [weakref.ref(gradient) for gradient in gradients if gradient is not None]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Collect nothing meanwhile."""
+        """Collect nothing while the body runs."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -155,7 +155,7 @@ class ExampleHooks(Capture[_Pass]):
 
     @contextlib.contextmanager
     def watched(self, examples: int) -> Iterator[Tensor]:
-        """Meanwhile collect only which examples' gradients are finite: ``(examples,)`` bool, filled by backward."""
+        """While the body runs, collect only whether each example's gradient is finite: ``(examples,)`` bool."""
         self._finite = torch.ones(examples, dtype=torch.bool)
         try:
             yield self._finite
@@ -180,7 +180,7 @@ class ExampleHooks(Capture[_Pass]):
             self._handles.append(parameter.register_hook(self._summed))
 
     def _supply_to(self, module: Any) -> None:
-        """Let a convolution take its weight's gradient from what is summed here."""
+        """Supply a convolution's weight gradient from these sums."""
         geometry = geometry_of(module)
         if geometry is None:
             return
@@ -198,7 +198,7 @@ class ExampleHooks(Capture[_Pass]):
         module.forward = MethodType(forward, module)  # the instance's; its class keeps its own
 
     def ignored(self) -> bool:
-        """Whether a call of a layer is none that backward will come back from."""
+        """Whether backward does not reach this call of a layer."""
         return self._paused or not torch.is_grad_enabled()
 
     def _begin(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ class ExampleHooks(Capture[_Pass]):
     def with_examples(
         self, current: _Pass | None, layer: CapturedLayer, arguments: Any, output: Tensor
     ) -> tuple[Tensor, Spread | None]:
-        """A layer's output, with a dimension of examples if all share it."""
+        """A layer's output, with a dimension of examples added if all examples share it."""
         examples = current.examples if current else self._open[-1].examples if self._open else self._latest
         spread = self._spread(current, layer, arguments, output, examples)
         if spread is None:
@@ -245,7 +245,7 @@ class ExampleHooks(Capture[_Pass]):
     def _spread(
         self, current: _Pass | None, layer: CapturedLayer, arguments: Any, output: Tensor, examples: int
     ) -> Spread | None:
-        """How an output gets a dimension of examples, as the first pass of this form has shown."""
+        """How an output gets a dimension of examples, from the first pass of this form."""
         shapes = tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in arguments)
         form = (id(layer.module), examples, shapes, output.shape)
         positions = type(layer.module) is nn.Embedding and output.ndim == 2
@@ -264,7 +264,7 @@ class ExampleHooks(Capture[_Pass]):
         return self._spreads.get(form)
 
     def pass_of(self, arguments: Any, keywords: Any) -> _Pass | None:
-        """The pass that a layer's call belongs to; None where activation checkpointing repeats it inside backward."""
+        """The pass of a layer's call; None if activation checkpointing repeats the call inside backward."""
         if _in_backward():
             return None
         if self._current is not None:
@@ -277,7 +277,7 @@ class ExampleHooks(Capture[_Pass]):
         return self._loose
 
     def _new_pass(self, arguments: Any, keywords: Any) -> _Pass:
-        """A pass of as many examples as the inputs begin with."""
+        """A pass with the number of examples of the inputs."""
         positional = [each for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor)]
         tensors = positional or [each for each in pytree.tree_leaves(keywords) if isinstance(each, Tensor)]
         if not tensors or tensors[0].ndim == 0:
@@ -290,7 +290,7 @@ class ExampleHooks(Capture[_Pass]):
         return _Pass(examples, groups=examples)
 
     def waits(self, current: _Pass, call: Call, sources: Sequence[Tensor]) -> None:
-        """A call's outputs, or what they are views of, wait for their gradients."""
+        """Wait for the gradients of a call's outputs, or of their bases."""
         supplied = self._supplied.pop(id(call.layer.module), None)
         if supplied is not None:
             current.supplied[call.layer.indices["weight"]] = supplied
@@ -329,14 +329,14 @@ class ExampleHooks(Capture[_Pass]):
                 self._add(current, index)
 
     def _fills_gradients(self, indices: Any) -> bool:
-        """Whether the backward pass that runs adds to one of these parameters' ``grad``."""
+        """Whether the present backward pass adds to one of these parameters' ``grad``."""
         try:
             return any(torch._C._will_engine_execute_node(self._accumulators[index]) for index in indices)
         except RuntimeError:  # torch.autograd.grad with respect to the parameters
             return False
 
     def _reach(self, of: _Pass) -> None:
-        """Backward has reached this pass."""
+        """Count the pass when backward reaches it."""
         task = torch._C._current_graph_task_id()
         scale = float(of.examples) if self._reduction == "mean" else 1.0
         scaler = self._sums.aggregation.scaler
@@ -366,7 +366,7 @@ class ExampleHooks(Capture[_Pass]):
         return any(result is not None and id(result) in there and bool(result.any()) for result in results)
 
     def _dropped(self) -> bool:
-        """Whether the gradients of what was collected are not in ``parameter.grad`` any more."""
+        """Whether the collected gradients are no longer in ``parameter.grad``."""
         parameters = list(self._sums.parameters.values())
         gradients = [parameters[index].grad for index in self._reached]
         return any(gradient is None for gradient in gradients) or not any(
@@ -379,7 +379,7 @@ class ExampleHooks(Capture[_Pass]):
         return grad * self._scale if ours and self._scale != 1.0 else grad
 
     def _add(self, of: _Pass, index: int) -> None:
-        """Add what arrived for a parameter; its gradient only where it is verified, or supplied to backward."""
+        """Add a parameter's arrived gradients; the gradient itself only to verify it or supply it to backward."""
         of.added.add(index)
         self._reached.add(index)
         part = self._sums.part(index)
@@ -397,7 +397,7 @@ class ExampleHooks(Capture[_Pass]):
             supplied.append(gradient.div_(self._scale))  # the parameter's hook is going to multiply by it
 
     def _room(self, index: int) -> Tensor:
-        """Room for the sum of a parameter's gradients."""
+        """The memory for the sum of a parameter's gradients."""
         layout = self._sums.layout
         return torch.zeros(layout.shapes[index], dtype=layout.dtype, device=self._sums.device)
 

@@ -1,10 +1,10 @@
-"""Which outputs of layers belong to single examples, and which are shared by all: followed through a forward pass.
+"""Finds by a forward pass which outputs of layers belong to single examples, and which all examples share.
 
-Shapes do not tell: a table of position embeddings ``(T, D)`` looks like a batch where there are T examples. So the
-first pass of each form is followed operation by operation: what comes from the batch belongs to its examples. What
-does not, and is shared, gets a dimension of examples (:data:`Spread`), so that its gradient arrives for each of them.
-That is right where the model adds it to the batch, and wrong where it, say, takes the first row of it; so the
-operations that it goes into are also looked at.
+Shapes are ambiguous: a table of position embeddings ``(T, D)`` looks like a batch of T examples. So the first pass of
+each form is followed operation by operation: tensors computed from the batch belong to its examples. A shared tensor
+gets a dimension of examples (:data:`Spread`), so that a gradient arrives for each example. This is right if the model
+adds the tensor to the batch, and wrong if the model takes its first row, for example; so the operations on it are also
+checked.
 """
 
 from typing import Any, Literal
@@ -27,14 +27,14 @@ def spread_out(tensor: Tensor, spread: Spread, examples: int) -> Tensor:
 
 
 class ExampleTracing(TorchDispatchMode):
-    """A mode in which operations tell which tensors come from the examples.
+    """A mode that records which tensors are computed from the examples.
 
-    Tensors are known by their storage, so that views and writes in place are also followed.
+    Tensors are identified by their storage, so views and writes in place are also followed.
 
     Args:
         examples: the number of examples.
-        inputs: the model's. Those that begin with the examples are theirs, but for numbers 0, 1, 2, … beside inputs
-            of that length: positions.
+        inputs: the model's inputs. Inputs that begin with the examples belong to them, except the numbers 0, 1, 2, …
+            beside inputs of that length, which are positions.
     """
 
     def __init__(self, examples: int, inputs: Any) -> None:
@@ -50,9 +50,9 @@ class ExampleTracing(TorchDispatchMode):
                 self._note_own(tensor)
 
     def spread(self, output: Tensor, name: str, positions: bool) -> Spread | None:
-        """How a layer's output is to get a dimension of examples; None: it has one, or backward will find none.
+        """How to add a dimension of examples to a layer's output; None if it has one, or if backward does not reach it.
 
-        ``positions`` says whether the layer is an embedding of a line of numbers.
+        ``positions`` is whether the layer embeds the numbers 0, 1, 2, …
         """
         if _key(output) in self._own or output.ndim == 0:
             return None
@@ -69,7 +69,7 @@ class ExampleTracing(TorchDispatchMode):
         return None
 
     def note(self, output: Tensor, name: str, spread: Spread) -> None:
-        """Count a spread tensor as the examples' own, and follow where it goes."""
+        """Treat a spread tensor as the examples' own, and follow it."""
         storage = StorageWeakRef(output.untyped_storage())
         self._shared[storage.cdata] = (storage, name, spread)
         self._note_own(output)

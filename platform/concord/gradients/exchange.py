@@ -1,18 +1,18 @@
-"""Sum the statistics of environments in several processes, apply the rule, and give every process the whole update.
+"""Sums the statistics of several processes' environments, applies the rule, and sends every process the update.
 
-Every process owns one slice of the components. In the first phase (all-to-all) it gets that slice of everybody's
-statistics, adds them and applies the rule; in the second it shares its slice of the update. That moves
-2 · (w-1)/w gradients a process, exactly what an all-reduce of the plain gradient moves, and no sign crosses the
-network at all where every process has one environment: the gradients themselves arrive, and the receiver forms the
-statistics. Where processes hold several environments each, their sums travel, those of whole numbers as the smallest
-integer that holds them (signs as one byte beside a gradient's four; the counts of several processes are added only
-after they arrived, in floating point); for rules that compare environments the gradients of all of them do. The inner
-products that weightings need are formed slice by slice, and added in between: a message of d × d numbers. Once a step
-the processes exchange what they kept of each layer.
+Every process owns one slice of the components. In the first phase (all-to-all) it receives all processes' statistics of
+its slice, adds them and applies the rule. In the second phase it sends its slice of the update to all others. So each
+process sends 2 · (w-1)/w gradients, as in an all-reduce of the plain gradient.
 
-Gradients leave from, and updates arrive in, the caller's own memory: packing them into one message would cost
-two passes over it. On a GPU the wait, the rule and the second phase have a stream of their own, so that the backward
-pass, which goes on with other layers, does not wait for them. What was measured is in ``docs/gradients.md``.
+If every process has one environment, the gradients themselves are sent, and the receivers form the statistics. If
+processes have several environments, they send sums; sums of whole numbers as the smallest integer type (signs as one
+byte beside a gradient's four), which are added in floating point by the receiver. For rules that compare environments
+the processes send all gradients. The inner products of weightings are formed slice by slice and added by a further
+message of d × d numbers. Once a step the processes exchange the kept fractions of the layers.
+
+Messages are sent from, and received in, the caller's memory: packing would take two more passes. On a GPU the wait, the
+rule and the second phase have a stream of their own, so the backward pass continues. Measurements are in
+``docs/gradients.md``.
 """
 
 import atexit
@@ -49,7 +49,7 @@ class Processes:
 
     @staticmethod
     def of(names: Sequence[str], group: dist.ProcessGroup | None) -> "Processes":
-        """The processes of the group, this one having environments of these names."""
+        """The processes of the group; this process has the environments of these names."""
         everyones: list[tuple[str, ...]] = [()] * dist.get_world_size(group)
         dist.all_gather_object(everyones, tuple(names), group=group)
         return Processes(group, tuple(everyones), dist.get_rank(group))
@@ -75,7 +75,7 @@ class Processes:
         return max(self.counts)
 
     def gathered(self, own: Tensor) -> Tensor:
-        """The tensor ``own`` of every process, ``(processes, *shape)``; waits for them."""
+        """The tensor ``own`` of every process, ``(processes, *shape)``; waits for all."""
         result = own.new_zeros((len(self.names), *own.shape))
         for work in self.share(list(result.unbind()), own):
             work.wait()
@@ -86,7 +86,7 @@ class Processes:
         return torch.cat([row[:count] for row, count in zip(gathered, self.counts, strict=True)])
 
     def share(self, parts: Sequence[Tensor], own: Tensor) -> list[Any]:
-        """Start to send ``own`` to every process, and to receive theirs in ``parts``, whose sizes all know."""
+        """Start to send ``own`` to every process, and to receive theirs in ``parts``, of known sizes."""
         if own.is_cuda:
             return [dist.all_gather(list(parts), own, group=self.group, async_op=True)]
         # Gloo's all-gather is a ring; messages to everybody at once take two thirds of its time, and no time of others.
@@ -133,16 +133,16 @@ class SliceExchange:
     """The exchange of one flat run of components between the processes of a group.
 
     Call :meth:`send` and :meth:`apply_rule` in this order, in every process, and then :func:`complete` once for all
-    exchanges of the step; between the calls the messages are under way. Buffers are kept for the next step.
+    exchanges of the step; messages are sent between the calls. Buffers are kept for the next step.
 
     Args:
         aggregation: the rule, and how it is applied.
-        layers: of the run.
-        dtype: dtype of what is sent: of the gradients, or of the sums.
-        device: where it lies.
-        processes: those of the group.
-        sends_statistics: False if processes send the gradients of all their environments, of which the receivers form
-            the statistics; True if they send sums of statistics.
+        layers: the layers of the run.
+        dtype: the dtype of the gradients or sums that are sent.
+        device: their device.
+        processes: the processes of the group.
+        sends_statistics: whether processes send sums of statistics; otherwise they send the gradients of all their
+            environments, and the receivers form the statistics.
     """
 
     def __init__(
@@ -235,12 +235,12 @@ class SliceExchange:
         """Wait for the first phase, put this process's slice of the update into ``out``, start the second phase.
 
         Args:
-            out: flat, of all components, dtype as sent; it may be the very memory that was sent.
-            step: for rules that draw at random.
-            presence: everybody's ``present``, ``(processes, most environments)``, where environments that are not
-                finite are left out; None: all are in. Reading it makes the host wait for the device.
-            scale: the gradients that were sent are multiplied by it, and so is the update. None: by nothing.
-            weights: of all environments, if the rule is a weighting.
+            out: flat, of all components, in the sent dtype; it may be the sent memory.
+            step: the step's number, for rules that draw at random.
+            presence: all processes' ``present``, ``(processes, most environments)``, if environments that are not
+                finite are left out; None includes all. Reading it makes the host wait for the device.
+            scale: the factor of the sent gradients, by which the update is multiplied; None for 1.
+            weights: the weights of all environments, if the rule is a weighting.
         """
         clock = self.aggregation.clock
         before = clock.switch("exchange")
@@ -281,15 +281,15 @@ class SliceExchange:
         clock.switch(before)
 
     def report(self) -> Tensor:
-        """How much this process kept of each layer, which the other processes need beside its slice."""
+        """The kept components of each layer in this process, which the other processes need beside its slice."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_stream(_stream(self.device))
         return self.kept
 
     def receive(self, reports: Tensor, finite: Tensor) -> Tensor:
-        """Wait for the second phase, and rescale; gives the kept fraction of each layer, float32.
+        """Wait for the second phase, and rescale; return the kept fraction of each layer, float32.
 
-        The scalar ``finite`` is not finite if an environment in the sums is not.
+        The scalar ``finite`` is not finite if an environment in the sums is not finite.
         """
         self._wait()
         sizes = torch.tensor(self.layers.sizes, dtype=torch.float32, device=self.device)
@@ -359,8 +359,8 @@ def weigh(exchanges: Sequence[SliceExchange], step: int, scale: Tensor | None = 
 def complete(exchanges: Sequence[SliceExchange], step: int) -> tuple[list[Tensor], tuple[str, ...]]:
     """Wait for all exchanges of a step, in the same order in all processes; reports beside the update travel once.
 
-    Gives the kept fraction of each layer (float32) for each exchange, and the names of the environments that were left
-    out. With ``nonfinite="raise"`` an environment that is not finite ends the step in every process
+    Returns the kept fraction of each layer (float32) for each exchange, and the names of the environments that were
+    left out. With ``nonfinite="raise"`` an environment that is not finite ends the step in every process
     (NonFiniteGradientError).
     """
     first = exchanges[0]

@@ -30,12 +30,12 @@ def finish_in_blocks(
 
     Args:
         rule: the rule.
-        sums: gives the summed statistics of a slice of ``out``.
-        out: where the update goes, flat; it may be what ``sums`` reads, of another dtype than the sums.
-        layers: of the run in which ``out`` lies, from ``start`` on.
-        start: where ``out`` begins in that run.
+        sums: returns the summed statistics of a slice of ``out``.
+        out: the memory for the update, flat; ``sums`` may read from it, and its dtype may differ from the sums'.
+        layers: the layers of the run that contains ``out``, from ``start`` on.
+        start: the beginning of ``out`` in that run.
         environments: the number of environments in the sums; with none the update is zero.
-        step: for rules that draw at random.
+        step: the step's number, for rules that draw at random.
 
     Returns:
         The kept components of each layer within ``out``, ``(layers,)``, float32.
@@ -71,7 +71,7 @@ def finish_in_blocks(
 def finish_whole(
     rule: Aggregator, sums: Statistics, out: Tensor, layers: Layers, environments: int, step: int, *, rescale: bool
 ) -> Tensor:
-    """Apply the rule to a whole run of components; gives the kept fraction of each layer, float32."""
+    """Apply the rule to a whole run of components; return the kept fraction of each layer, float32."""
 
     def part(block: slice) -> Statistics:
         return {name: flat[block] for name, flat in sums.items()}
@@ -106,5 +106,5 @@ def rescale_layers(out: Tensor, layers: Layers, kept_fraction: Tensor) -> None:
 
 
 def poison(out: Tensor, finite: Tensor) -> None:
-    """Make an update not finite where ``finite`` (a scalar) is not, also where the rule has made it finite."""
+    """Make an update not finite if ``finite`` (a scalar) is not, even if the rule made it finite."""
     out[:1] += (finite.float() * 0).to(out.dtype)

@@ -1,8 +1,8 @@
-"""The gradients of a parameter for every group of examples, in the forms that layers have them, and their sums.
+"""The gradients of a parameter for every group of examples, in the layers' forms, and their sums.
 
 A group is an environment, or one example. No form holds the gradients of all groups. A form computes those of some
 groups, ``of_groups``, and adds the statistics of all groups to running sums, ``add_to``: in blocks of bounded memory
-that stay in a CPU's cache, or, where enough is known of a statistic, without forming a gradient:
+that fit a CPU's cache, or, for statistics with known properties, without forming a gradient:
 
 * A linear layer's gradient of one vector is an outer product, ``g_i x_j``. A multiplicative statistic, such as the
   gradient, its sign or square, has ``f(g x) = f(g) f(x)``, so its sum over groups is one matrix product,
@@ -54,7 +54,7 @@ class GroupGradients(Protocol):
 
 @dataclass(frozen=True)
 class StoredGradients:
-    """Gradients that were computed already: ``values`` is ``(groups, *shape)``."""
+    """Computed gradients: ``values`` is ``(groups, *shape)``."""
 
     values: Tensor
 
@@ -120,7 +120,7 @@ class Product:
 
 
 class Geometry(NamedTuple):
-    """How a convolution moves over its input, zeros in front of and behind each dimension included."""
+    """The geometry of a convolution over its input, with the zeros before and behind each dimension."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -164,7 +164,7 @@ class Convolution:
         return gradient.reshape(times, *self.shape)
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """Add some groups at a time: single examples a few, and in the same memory where there are few positions."""
+        """Add some groups at a time: a few single examples, in the same memory if there are few positions."""
         if self._single and self._few_positions and not self.inputs.is_cuda:
             self._add_one_by_one(wanted, memory_limit)
             return
@@ -233,7 +233,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """Gradients of a table of which a group sees a few rows: ``gradients[b, t]`` goes to row ``places[b, t]``.
+    """Gradients of a table of which a group uses few rows: ``gradients[b, t]`` belongs to row ``places[b, t]``.
 
     ``places`` is ``(groups, positions)``, ``gradients`` ``(groups, positions, width)``, the table ``(height, width)``.
     Places that are ``left_out`` get no gradient.
@@ -251,7 +251,7 @@ class RowGradients:
         return table.scatter_add_(1, places[..., None].expand_as(gradients), gradients)
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """Take each group's own rows; all others count as zeros."""
+        """Add each group's own rows; all other rows are zero."""
         width = self.gradients.shape[-1]
         # A token that a group holds twice has one gradient, the sum of both.
         group = torch.arange(len(self.places), device=self.places.device)[:, None]
@@ -276,9 +276,9 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """Gradients that a function computes for some groups at a time, of all parameters of a layer by name.
+    """Gradients of all parameters of a layer by name, which a function computes for some groups at a time.
 
-    ``size`` is the bytes that one group's gradients need while they are computed.
+    ``size`` is the number of bytes of one group's gradients while they are computed.
     """
 
     groups: int
@@ -318,7 +318,7 @@ class SummedGradients:
 
 
 def columns_of(form: GroupGradients, groups: int) -> Iterator[tuple[slice, Tensor]]:
-    """The gradients of all groups, some components at a time: which, and ``(groups, components)``."""
+    """The gradients of all groups, some components at a time: their slice, and ``(groups, components)``."""
     if not isinstance(form, Product):
         gradients = form.of_groups(slice(0, groups)).flatten(1)
         yield slice(0, gradients.shape[1]), gradients
@@ -329,7 +329,7 @@ def columns_of(form: GroupGradients, groups: int) -> Iterator[tuple[slice, Tenso
 
 
 def gram_of_groups(form: GroupGradients, groups: int) -> Tensor:
-    """The inner products of the groups' gradients; of products by (GGᵀ) ⊙ (XXᵀ) where that is less work."""
+    """The inner products of the groups' gradients; for matrix products by (GGᵀ) ⊙ (XXᵀ) if that is less work."""
     if isinstance(form, Product):
         _, m, positions = form.rows.shape
         n = form.columns.shape[2]

@@ -1,13 +1,13 @@
 """One environment a process: an aggregator as a communication hook of ``DistributedDataParallel``.
 
-Each process computes the gradient of its own environment's loss; DDP hands the gradients over bucket by bucket while
-backward is still running, and gets the aggregated ones back. On a DDP model of one's own::
+Each process computes the gradient of its own environment's loss. DDP passes the gradients to the hook bucket by bucket
+while backward runs, and receives the aggregated gradients. On a DDP model of your own::
 
     hook = register_aggregation_hook(ddp_model, AndMask(threshold=0.8))
 
-The hook is ordinary: ``ddp_model.register_comm_hook(AggregationHook(...), aggregation_hook)`` does the same, and a
-wrapper such as PyTorch's ``fp16_compress_wrapper`` can be put around :func:`aggregation_hook`.
-How the environments' gradients meet is described, with measurements, in :mod:`concord.gradients.exchange`.
+The hook is an ordinary one: ``ddp_model.register_comm_hook(AggregationHook(...), aggregation_hook)`` does the same, and
+a wrapper such as PyTorch's ``fp16_compress_wrapper`` can be put around :func:`aggregation_hook`. The exchange of
+gradients is described in :mod:`concord.gradients.exchange`.
 """
 
 import functools
@@ -50,30 +50,30 @@ class _Bucket:
 class AggregationHook:
     """The state of :func:`aggregation_hook`: register one on one model.
 
-    The processes' gradients are taken as one environment's each, with all that was accumulated in them under
-    ``no_sync()``. The result replaces the average that DDP would have formed.
+    Each process's gradient is one environment's gradient, with gradients accumulated under ``no_sync()``. The result
+    replaces DDP's average.
 
     Args:
-        rule: the rule. With a weighting no bucket can be aggregated before all are there: half of the messages still
-            travel beside backward.
+        rule: the rule. With a weighting all buckets must be there before any can be aggregated; half of the messages
+            still overlap with backward.
         environment: this process's name in errors; ``rank N`` if None.
         group: the process group of the DDP model; None is the default group.
-        parameters: the model's trainable parameters by name, in its order, which number the components for a rule
-            that draws at random, and for ``environment_momentum``; others do without.
+        parameters: the model's trainable parameters by name, in its order; needed by rules that draw at random and by
+            ``environment_momentum``, to number the components.
         options: see :class:`~concord.gradients.step.Aggregation`. ``raise`` ends backward in every process with an
-            error that names the process's environment and the step (to go on after it, wrap the model in DDP anew, as
-            after any error in a hook). With ``skip`` no bucket can be aggregated before all are there, so nothing
-            overlaps with backward any more. A scaler is the one that has scaled the loss.
+            error that names the process's environment and the step (to continue, wrap the model in DDP again, as after
+            any error in a hook). With ``skip`` all buckets must be there before any can be aggregated, so nothing
+            overlaps with backward. ``scaler`` is the scaler that scaled the loss.
 
     Attributes:
         step: the number of backward passes that were aggregated.
-        skipped: names of the environments left out of the last one.
-        skipped_total: how often an environment was left out so far.
-        weights: of the environments of all processes in the last one, ``(environments,)`` float64, 0 for one that was
-            left out; None if the rule is no weighting.
+        skipped: the names of the environments left out of the last backward pass.
+        skipped_total: the number of times that an environment was left out.
+        weights: the weights of all processes' environments in the last backward pass, ``(environments,)`` float64, 0
+            for an environment that was left out; None if the rule is no weighting.
 
     Raises:
-        InputError: the rule's statistics are not what they say, or ``parameters`` are needed and missing.
+        InputError: the rule's statistics lack a property that they claim, or ``parameters`` are needed and missing.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class AggregationHook:
         return self._kept[id(parameter)]
 
     def aggregate(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-        """Take a bucket on; its future is done when the last bucket of this backward pass was taken on.
+        """Aggregate a bucket; its future is done after the last bucket of this backward pass has arrived.
 
         Raises:
             InputError: no backward pass runs: ``Join()`` lets this process take part as an environment of gradient 0.
@@ -154,11 +154,11 @@ class AggregationHook:
         return future
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps: the average of this environment's gradients, if there is one; by its name."""
+        """The state for a checkpoint: the average of this environment's gradients by its name, if there is one."""
         return {} if self._momentum is None else self._momentum.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what a checkpoint kept, of this environment and of others.
+        """Load a checkpoint's state of this environment; others in it are not read.
 
         Raises:
             InputError: this environment is not in it, or with another model.
@@ -168,7 +168,7 @@ class AggregationHook:
 
     @property
     def _waits(self) -> bool:
-        """Whether no bucket is sent before it is known which environments are finite in all of them."""
+        """Whether all buckets wait until it is known which environments are finite."""
         return self.aggregation.policy == "skip" and not isinstance(self.aggregation.rule, Weighting)
 
     def _average(
@@ -177,10 +177,10 @@ class AggregationHook:
         present: Tensor,
         momentum: EnvironmentMomentum,
     ) -> None:
-        """Put averages in the place of the gradients."""
+        """Replace the gradients by the averages."""
         if bucket.index() == 0:
             momentum.begin(self.processes.names[self.processes.rank])
-        # Without reading a flag of a GPU, each parameter's gradient is looked at once more.
+        # Without reading a flag of a GPU, each parameter's gradient is checked once more.
         finite = present > 0 if not present.is_cuda and bool(present > 0) else None
         scale = self.aggregation.scale(present.device)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -239,11 +239,11 @@ def register_aggregation_hook(
 ) -> AggregationHook:
     """Aggregate the gradients of a DDP model with ``rule``, every process being one environment.
 
-    Call it in every process, before the first backward pass. Arguments as for :class:`AggregationHook`.
+    Call it in every process, before the first backward pass. The arguments are those of :class:`AggregationHook`.
 
-    From then on a forward pass for training raises InputError if a parameter was frozen, unfrozen or exchanged since,
-    which DDP does not notice, and so does ``model.join()``: a process without batches would take part as an
-    environment of gradient zero.
+    Later a forward pass for training raises InputError if a parameter was frozen, unfrozen or exchanged, which DDP does
+    not notice. ``model.join()`` also raises InputError: a process without batches would be an environment with a
+    gradient of zero.
     """
     parameters = trainable(model.module)
     hook = AggregationHook(rule, environment=environment, group=model.process_group, parameters=parameters, **options)
@@ -268,15 +268,14 @@ def _refuse_to_join(**_: Any) -> NoReturn:
 class HookedGradients:
     """A gradient source for one environment a process: a plain backward pass through a DDP model with the hook.
 
-    Dropout and batch norm work as they always do in that process. Batch norm's running statistics follow this
-    process's environment, so they are not synchronized; average them before evaluation.
+    Dropout and batch norm work as usual in each process. Batch norm's running statistics are those of this process's
+    environment and are not synchronized; average them before an evaluation.
 
     Args:
-        model: the model; it is wrapped, and stays the module whose ``grad`` fields are filled. The risk gets the
-            wrapped one, and calls it.
+        model: the model; its ``grad`` fields are filled. The risk receives the model wrapped in DDP, and calls it.
         loss: the loss or the risk, see :mod:`concord.gradients.risk`.
         rule, environment, options: as for :class:`AggregationHook`.
-        find_unused_parameters: as for DDP: the loss does not depend on all parameters.
+        find_unused_parameters: DDP's option for a loss that does not depend on all parameters.
     """
 
     def __init__(

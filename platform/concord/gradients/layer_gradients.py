@@ -1,10 +1,10 @@
 """The gradients of each kind of layer by group of examples, from its input and the gradient of its output.
 
-A layer of a kind that is not in :data:`LAYERS` goes the general way: its output is computed again for each group, and
-differentiated (``vmap`` of a vector-Jacobian product; one group after the other where vmap cannot take it).
+A layer of a kind that is not in :data:`LAYERS` is computed the general way: its output is computed again for each group
+and differentiated, by ``vmap`` of a vector-Jacobian product, or one group after the other if vmap does not support it.
 
-"The gradient of a group" is what flows through the activations of its examples. For layers that treat examples
-separately that is the derivative of the group's loss; behind batch norm's shared statistics it is not, see
+"The gradient of a group" is the gradient through the activations of its examples. For layers that treat examples
+separately it is the derivative of the group's loss; behind batch norm's shared statistics it is not, see
 :class:`~concord.gradients.per_example.PerExample`.
 """
 
@@ -39,7 +39,7 @@ parameters; None where this call of the layer has to go the general way."""
 
 
 def linear(_: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
-    """Outer products; of several vectors a group, their sum."""
+    """Outer products, summed over the vectors of a group."""
     rows = grad.reshape(len(grad), -1, grad.shape[-1])
     columns = inputs.to(grad.dtype).reshape(len(grad), -1, inputs.shape[-1])
     return {"weight": Product(rows.transpose(1, 2), columns), "bias": _total(rows, (1,))}
@@ -53,7 +53,7 @@ def transposed_linear(_: nn.Module, inputs: Tensor, grad: Tensor) -> Forms:
 
 
 def convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, grad: Tensor) -> Forms | None:
-    """Products of the output's gradient with the patches that the kernel saw, over positions."""
+    """Products of the output's gradient with the kernel's patches of the input, over positions."""
     if inputs.ndim != len(module.kernel_size) + 3:
         return None
     inputs, geometry = inputs.to(grad.dtype), geometry_of(module)
@@ -69,7 +69,7 @@ def convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, grad:
 
 
 def geometry_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry | None:
-    """How a convolution moves over its input; None if it pads otherwise than by as many zeros on both sides."""
+    """The geometry of a convolution; None if its padding is not the same number of zeros on both sides."""
     edges = module._reversed_padding_repeated_twice
     if module.padding_mode != "zeros" or edges[::2] != edges[1::2]:
         return None
@@ -77,13 +77,13 @@ def geometry_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry | None:
 
 
 def layer_norm(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Forms:
-    """The gradient times what was normalized, summed over all dimensions between the group and the normalized ones."""
+    """The gradient times the normalized input, summed over the dimensions between the group and the normalized ones."""
     normalized = functional.layer_norm(inputs.to(grad.dtype), module.normalized_shape, eps=module.eps)
     return _affine(grad, normalized, tuple(range(1, grad.ndim - len(module.normalized_shape))))
 
 
 def rms_norm(module: Any, inputs: Tensor, grad: Tensor) -> Forms:
-    """As layer norm's; other libraries' normalize the last dimension, and call ε otherwise."""
+    """As layer norm's; in other libraries it normalizes the last dimension, and ε has another name."""
     shape = list(getattr(module, "normalized_shape", inputs.shape[-1:]))
     eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
     normalized = functional.rms_norm(inputs.to(grad.dtype), shape, eps=eps)
@@ -161,13 +161,13 @@ def formula_of(module: nn.Module) -> Formula | None:
 
 
 def is_unit(module: nn.Module) -> bool:
-    """Whether a module uses its children's parameters without calling them, so that it is one layer with them."""
+    """Whether a module uses its children's parameters without calling the children, so that all are one layer."""
     return isinstance(module, nn.MultiheadAttention | nn.RNNBase) or parametrize.is_parametrized(module)
 
 
 @dataclass(frozen=True)
 class CapturedLayer:
-    """A module of a model that is captured as a whole, and its own trainable parameters, by name and by number."""
+    """A module that is captured as a whole, and its own trainable parameters, by name and by number."""
 
     name: str
     module: nn.Module
@@ -177,7 +177,7 @@ class CapturedLayer:
 
 @dataclass
 class Call:
-    """One call of a layer: its arguments, how often they had been written to by then, and how outputs were spread."""
+    """One call of a layer: its arguments with their version counters, and how its outputs were spread."""
 
     layer: CapturedLayer
     arguments: tuple[Any, ...]
@@ -208,7 +208,7 @@ class Call:
     def gradients(self, grads: Sequence[Tensor | None], examples: int, groups: int) -> tuple[Forms, bool]:
         """The gradients of the layer's parameters by name, for groups of neighbouring examples, all of one size.
 
-        ``grads`` are of the tensors among the outputs. Also says whether they were obtained the general way.
+        ``grads`` are the gradients of the output tensors. Also returns whether the general way was used.
         """
         name, module = self.layer.name, self.layer.module
         if self._versions() != self.versions:

@@ -1,4 +1,4 @@
-"""Where each trainable parameter lies in one flat run of components."""
+"""The places of the trainable parameters in one flat run of components."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ class Layout:
     Attributes:
         names: names of the parameters, in the order of ``named_parameters()``.
         shapes: their shapes.
-        offsets: where each begins, and at the end the number of components.
+        offsets: the beginning of each parameter, and last the number of components.
         dtype: the dtype in which their gradients are summed.
     """
 
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def components(self) -> int:
-        """How many components there are in all."""
+        """The number of all components."""
         return self.offsets[-1]
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class Layout:
 class Layers:
     """Layers (parameter tensors) that lie one after the other in a flat run of components.
 
-    ``sizes`` are their components, ``numbers`` the number of each one's first component among all of the model.
+    ``sizes`` are their numbers of components, ``numbers`` the number of each first component in the model.
     """
 
     sizes: tuple[int, ...]
@@ -69,12 +69,12 @@ class Layers:
 
     @functools.cached_property
     def slices(self) -> list[slice]:
-        """Where each lies in the run."""
+        """The slice of each layer in the run."""
         edges = itertools.accumulate(self.sizes, initial=0)
         return [slice(start, end) for start, end in itertools.pairwise(edges)]
 
     def within(self, part: slice) -> list[tuple[int, slice]]:
-        """The layers that meet this part of the run, and where they lie in the part."""
+        """The layers that overlap this part of the run, and their slices in the part."""
         found = []
         for index, layer in enumerate(self.slices):
             start, end = max(layer.start, part.start), min(layer.stop, part.stop)
@@ -92,14 +92,14 @@ class Layers:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that want a gradient, by name."""
+    """The parameters that require a gradient, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def require_unchanged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse a model whose trainable parameters are not ``parameters`` any more (InputError, which names one).
+    """Refuse a model whose trainable parameters are no longer ``parameters`` (InputError, which names one).
 
-    A parameter that was frozen, unfrozen or exchanged later would be trained wrongly, or not at all, without a word.
+    A parameter that is frozen, unfrozen or exchanged later would be trained wrongly or not at all, without an error.
     """
     now = trainable(model)
     if len(now) == len(parameters) and all(now.get(name) is parameter for name, parameter in parameters.items()):
@@ -116,7 +116,7 @@ def require_unchanged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) 
 
 
 def require_no_hooks_after_accumulation(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse parameters with a hook that would not run on what is left in ``grad`` (InputError)."""
+    """Refuse parameters with a hook that would not run on the aggregated gradient (InputError)."""
     for name, parameter in parameters.items():
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise InputError(
@@ -132,6 +132,6 @@ def _refuse(name: str, what: str) -> None:
 
 
 def leave_gradients(parameters: Sequence[nn.Parameter], layout: Layout, flat: Tensor) -> None:
-    """Leave the parts of ``flat`` in the parameters' ``grad``, as views where dtype and strides allow it."""
+    """Store the parts of ``flat`` in the parameters' ``grad``, as views if dtype and strides allow it."""
     for index, parameter in enumerate(parameters):
         parameter.grad = match_strides(layout.part(flat, index).to(parameter.dtype), parameter)

@@ -1,4 +1,4 @@
-"""Environments or examples whose gradients are not finite: what to do about them, and how to find them."""
+"""Finds environments or examples whose gradients are not finite, and applies the policy for them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -35,7 +35,7 @@ class NonFiniteGradientError(FloatingPointError):
 
 
 def check_nonfinite(nonfinite: Any) -> None:
-    """Refuse what is no :data:`NonFinite`, nor None (ArgumentError)."""
+    """Refuse a value that is neither a :data:`NonFinite` nor None (ArgumentError)."""
     if nonfinite is not None and nonfinite not in get_args(NonFinite):
         raise ArgumentError("nonfinite", nonfinite, f"must be one of {', '.join(get_args(NonFinite))}")
 
@@ -55,18 +55,18 @@ def collect_finite(
     finite: Callable[[], bool],
     find: Callable[[Tensor | None], Tensor],
 ) -> Tensor:
-    """Sum the gradients of all groups, environments or examples; then of the finite ones alone, if the policy says so.
+    """Sum the gradients of all groups (environments or examples); with ``skip`` of the finite groups alone.
 
     Args:
         groups: the number of groups.
-        policy: with ``propagate`` they are summed once, and nothing is looked at.
-        device: where random numbers are drawn.
-        collect: sums the gradients of the groups of these numbers; None: of all.
-        finite: whether the sums are.
-        find: which groups of these numbers have finite gradients, bool.
+        policy: the policy; with ``propagate`` the gradients are summed once and not checked.
+        device: the device of the random numbers.
+        collect: sums the gradients of the groups of these numbers (None: all).
+        finite: returns whether the sums are finite.
+        find: returns which groups of these numbers have finite gradients, bool.
 
     Returns:
-        Which groups are in the sums, ``(groups,)`` bool.
+        Whether each group is in the sums, ``(groups,)`` bool.
     """
     left: Tensor | None = None
     while True:
@@ -91,7 +91,7 @@ def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
 
 
 def set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
-    """Draw again what was drawn after :func:`random_state`."""
+    """Restore a state of :func:`random_state`."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)

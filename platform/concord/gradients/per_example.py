@@ -1,8 +1,8 @@
-"""Every example its own environment: the rule's sums over examples, from one forward and one backward pass.
+"""Every example is an environment: the rule's sums over examples, from one forward and one backward pass.
 
-During backward each layer contributes the sums its rule needs (:mod:`~concord.gradients.layer_gradients` says how, in
-the forms of :mod:`~concord.gradients.group_gradients`); the sum of the gradients themselves is the ordinary one.
-On a model of one's own, in a plain loop::
+During backward each layer adds its examples' statistics to the rule's sums (by the formulas of
+:mod:`~concord.gradients.layer_gradients`, in the forms of :mod:`~concord.gradients.group_gradients`); the sum of the
+gradients is the ordinary gradient. On a model of your own, in a plain loop::
 
     examples = per_example(model, AndMask(threshold=0.2))
     for inputs, targets in batches:
@@ -31,17 +31,17 @@ from concord.gradients.sums import Sums
 class PerExample:
     """Sums of a rule's statistics over the examples of a model's batches, collected while backward runs.
 
-    It registers hooks on the model; :meth:`remove` takes them off again (before the model is pickled, say). What the
-    model computes stays as it is. Between backward and :meth:`aggregate`, ``parameter.grad`` holds the sum over
-    examples. Several passes before :meth:`aggregate` (microbatches) are summed. PyTorch's layers contribute in the
-    cheapest way there is for them, any other module the general way. Penalties belong into the same backward pass as
-    the loss. ``zero_grad()`` before :meth:`aggregate` drops what the passes so far contributed.
+    It registers hooks on the model; :meth:`remove` removes them, for example before the model is pickled. The model's
+    outputs do not change. Between backward and :meth:`aggregate`, ``parameter.grad`` holds the sum over
+    examples. Several passes before :meth:`aggregate` (microbatches) are summed. PyTorch's layers have
+    fast formulas; any other module is computed the general way. Penalties belong to the same backward pass as the loss.
+    ``zero_grad()`` before :meth:`aggregate` drops the contributions of the passes so far.
 
-    "The gradient of an example" is here what flows through that example's activations, its contribution to the
-    batch's gradient. For models that treat examples separately that is the derivative of the example's loss. Under
-    batch norm it also holds what the example's normalized activations get from other examples' losses; the
-    derivative of one example's loss through the shared statistics needs a backward pass of its own for every
-    example, see :class:`~concord.gradients.PerExampleGradients`. Both sum to the batch's gradient.
+    "The gradient of an example" is here the gradient through that example's activations, its contribution to the
+    batch's gradient. For models that treat examples separately it is the derivative of the example's loss. Under batch
+    norm it also includes the effect of the example's normalized activations on other examples' losses; the derivative
+    of one example's loss through the shared statistics needs a backward pass for every example, see
+    :class:`~concord.gradients.PerExampleGradients`. Both sum to the batch's gradient.
 
     Args:
         model: the model. Its inputs and its layers have the examples in the first dimension. What all examples share,
@@ -92,7 +92,7 @@ class PerExample:
         return self.hooks.examples
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self.hooks.remove()
 
     def __enter__(self) -> "PerExample":
@@ -102,21 +102,21 @@ class PerExample:
         self.remove()
 
     def discard(self) -> None:
-        """Forget what was collected since the last :meth:`aggregate`, after an error in backward for one."""
+        """Empty the sums since the last :meth:`aggregate`, for example after an error in backward."""
         self.hooks.reset()
 
     @torch.no_grad()
     def aggregate(self, step: int | None = None, *, scale: float | None = None) -> EnvironmentStep:
-        """Apply the rule to the examples since the last call, and leave the result in ``parameter.grad``.
+        """Apply the rule to the examples since the last call, and store the result in ``parameter.grad``.
 
         Args:
             step: the step's number, for errors; counted from 0 if None.
-            scale: what a ``GradScaler`` has multiplied the loss by (``scaler.get_scale()``), where it was not given as
-                an option. The result is scaled alike and what is not finite is left to the scaler; call
+            scale: a ``GradScaler``'s factor of the loss (``scaler.get_scale()``), if the scaler was not given as an
+                option. The result is scaled by it, and gradients that are not finite are left to the scaler; call
                 ``scaler.unscale_`` after this, not before.
 
         Returns:
-            The step; its losses and weights are empty, since they are not known here.
+            The step; its losses and weights are empty, since they are unknown here.
 
         Raises:
             InputError: there was no backward pass, or one of one example only; ``zero_grad()`` was not called; a
@@ -139,7 +139,7 @@ class PerExample:
 
     @torch.no_grad()
     def complete(self, scale: float | None = None) -> InputError | None:
-        """Complete the sums by what backward has left in ``parameter.grad``; gives what is wrong with them."""
+        """Complete the sums by backward's ``parameter.grad``; return the problem with them, if there is one."""
         try:
             self.hooks.settle()
         except InputError as error:
@@ -157,12 +157,12 @@ class PerExample:
 
     @torch.no_grad()
     def finish(self, finite: Tensor, step: int | None, problem: InputError | None = None) -> EnvironmentStep:
-        """Apply the rule to the sums, and begin anew.
+        """Apply the rule to the sums, and empty them.
 
         Args:
-            finite: ``(examples,)`` bool, which of the examples of this process are in the sums.
+            finite: ``(examples,)`` bool, whether each of this process's examples is in the sums.
             step: the step's number, for errors; counted from 0 if None.
-            problem: why there are no sums. Then every process of the group raises an error, and none waits.
+            problem: the reason why there are no sums; every process of the group then raises an error, and none waits.
         """
         step = self.steps if step is None else step
         self.steps = step + 1
@@ -184,7 +184,7 @@ class PerExample:
         return applied
 
     def gradients_are_finite(self) -> bool:
-        """Whether the sums in ``parameter.grad`` are; a sum of finite gradients may overflow."""
+        """Whether the sums in ``parameter.grad`` are finite; a sum of finite gradients may overflow."""
         return bool(torch.isfinite(self._gradient_total()))
 
     def _gradient_total(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""A gradient source for which every example of a batch is an environment of its own."""
+"""A gradient source for which every example of a batch is an environment."""
 
 from typing import Any, Literal, Unpack
 
@@ -38,7 +38,7 @@ Without batch norm they are the same; they always sum to the same.
 
 
 class PerExampleGradients:
-    """Aggregate the gradients of single examples, and leave the result in ``parameter.grad``.
+    """Aggregate the gradients of single examples, and store the result in ``parameter.grad``.
 
     One call replaces ``loss.backward()``::
 
@@ -47,20 +47,20 @@ class PerExampleGradients:
             step = gradients((inputs, targets))
             optimizer.step()
 
-    The environments of the batch are pooled; which one an example came from plays no part. Batch norm sees all
-    examples of this process together, and updates its running statistics once a call. Where the risk is a sum and its
-    weight, an example's gradient is what it adds to the sum, times the number of examples over the weight, both of all
-    processes: the mean of the gradients is then that of the risk.
+    The environments of the batch are pooled; an example's environment has no effect. Batch norm sees all examples of
+    this process together, and updates its running statistics once a call. If the risk is a sum and its weight, an
+    example's gradient is that of its part of the sum, times the number of examples over the weight, both of all
+    processes: the mean of the examples' gradients is then the risk's gradient.
 
     Args:
-        model: takes inputs ``(examples, ...)``.
+        model: a model of inputs ``(examples, ...)``.
         loss: the loss or the risk of ``examples``; a risk calls the model once.
         rule: the rule.
         definition: see :data:`ExampleGradient`.
-        group: other processes of this group have other examples; all have to call with the same frequency.
+        group: the processes with the other examples; all must call equally often.
         memory_limit: bytes of per-example gradients that may exist at once.
-        options: see :class:`~concord.gradients.step.Aggregation`; ``skip`` leaves examples out, of batch norm's
-            statistics too.
+        options: see :class:`~concord.gradients.step.Aggregation`; ``skip`` leaves examples out,
+            also of batch norm's statistics.
 
     Raises:
         InputError: the model has no parameter that requires a gradient.
@@ -95,7 +95,7 @@ class PerExampleGradients:
         self._calls = Calls()
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self._collected.remove()
 
     def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
@@ -107,7 +107,7 @@ class PerExampleGradients:
             more: ``gradients(inputs, targets, step)`` is short for ``gradients((inputs, targets), step)``.
 
         Returns:
-            The risks of the environments (of a loss; of a risk the mean over all of them together); examples that were
+            The step, with a loss's mean of each environment, or a risk's mean over all environments. Examples that were
             left out are named ``example N``, in the order of environments and then of the batch.
 
         Raises:
@@ -153,7 +153,7 @@ class PerExampleGradients:
         return finished._replace(losses=risks, weights=weights)
 
     def _collect(self, batch: Batch, examples: int, step: int, environments: int) -> tuple[Tensor, Tensor]:
-        """Sum the statistics of these examples; gives risks and weights, of the environments where they are known."""
+        """Sum the statistics of these examples; return risks and weights, by environment if known."""
         self._collected.hooks.expected = examples
         for parameter in self._parameters:
             parameter.grad = None

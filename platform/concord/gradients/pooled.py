@@ -1,9 +1,9 @@
-"""Environments in one ordinary pass: their gradients from what goes into each layer and what comes back to its output.
+"""The gradients of environments by one ordinary pass: from each layer's input and its output's gradient.
 
-Where a model treats examples separately, the batches of all environments can go through it as one, and backward need
-only go to the layers' outputs: the gradients of a layer's parameters for each environment are products of the two (see
-:mod:`~concord.gradients.layer_gradients`), summed in blocks that stay in the cache. That is the arithmetic of a plain
-step, without ``vmap``.
+If a model treats examples separately, the batches of all environments go through it as one batch, and backward only
+needs to reach the layers' outputs: the gradients of a layer's parameters for each environment are products of the
+layer's input and its output's gradient (see :mod:`~concord.gradients.layer_gradients`), summed in blocks that fit the
+cache. This costs the arithmetic of a plain step, without ``vmap``.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from concord.gradients.sums import Sums
 class PooledPass(Capture[Pass]):
     """Collects the gradients of environments, or their sums, by one pass through the model.
 
-    The risk has to be a loss of outputs and targets; every parameter has to belong to a known kind of layer.
+    The risk must be a loss of outputs and targets; every parameter must belong to a known kind of layer.
     """
 
     def __init__(self, risk: MeanRisk, sums: Collected) -> None:
@@ -48,7 +48,7 @@ class PooledPass(Capture[Pass]):
         self._scale: Tensor | None = None
 
     def add(self, batch: Batch, environments: int, step: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add the gradients of these environments; gives their risks and weights, ``(environments,)``.
+        """Add the gradients of these environments; return their risks and weights, ``(environments,)``.
 
         The batch is inputs and targets, ``(environments, examples, ...)``; the risk is multiplied by ``scale`` before
         backward.
@@ -79,11 +79,11 @@ class PooledPass(Capture[Pass]):
         return risks.detach(), weights
 
     def pass_of(self, arguments: Any, keywords: Any) -> Pass:
-        """The pass that a layer's call belongs to."""
+        """The pass of a layer's call."""
         return self._pass
 
     def waits(self, current: Pass, call: Call, sources: Sequence[Tensor]) -> None:
-        """A call's outputs wait for their gradients, to which backward is going to go."""
+        """Note a call's outputs, at which backward will end."""
         self._edges += map(get_gradient_edge, sources)
 
     def arrived(self, current: Pass, call: Call, grads: Sequence[Tensor | None]) -> None:

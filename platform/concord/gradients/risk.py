@@ -1,17 +1,16 @@
-"""A batch of any form, and the risk that a model has on it.
+"""A batch of any form, and a model's risk on it.
 
 A batch is a tree of tensors (tuples, lists, dictionaries) that all begin with the examples. Its risk is a function of
-the model, the batch and the step, and gives the mean over the batch, or a sum and its weight::
+the model, the batch and the step that returns the mean over the batch, or a sum and its weight::
 
     def risk(model, batch, step):
         return model(**batch).loss
 
-A risk whose weight is the number of times that it evaluates the model may say so, ``counts_evaluations = True``; then
-a run reports that number, ``model_evaluations``.
-A risk of batches of another form may say what tensor the model takes of a batch, ``risk.example(batch)``: then the
-trained model can be registered.
+If a risk's weight is its number of evaluations of the model, set ``counts_evaluations = True``; a run then reports this
+number as ``model_evaluations``. A risk of batches of another form may have ``risk.example(batch)``, which returns the
+model's input tensor: the trained model can then be registered.
 
-Where a function of outputs and targets is given in its place, a loss, batches are pairs ``(inputs, targets)``.
+A loss, a function of outputs and targets, can take the place of a risk; batches are then pairs ``(inputs, targets)``.
 """
 
 import inspect
@@ -59,9 +58,9 @@ class Supervised:
 
 
 def as_risk(loss_or_risk: Any) -> Risk:
-    """A risk as it is; a loss as the risk of pairs.
+    """Return a risk unchanged, and a loss as the risk of pairs.
 
-    What has three positional parameters without a default is a risk, everything else a loss.
+    A function with three positional parameters without a default is a risk, any other function a loss.
     """
     if isinstance(loss_or_risk, Supervised):
         return loss_or_risk
@@ -93,13 +92,13 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
 
 
 class MeanRisk(nn.Module):
-    """A model and its risk as one module, so that ``torch.func`` can exchange the parameters of the model.
+    """A model and its risk as one module, so that ``torch.func`` can replace the model's parameters.
 
     Args:
-        model: called by the risk.
-        risk: of a batch.
-        autocast: the dtype that layers compute in; None disables autocast.
-        device: of the batches.
+        model: the model that the risk calls.
+        risk: the risk of a batch.
+        autocast: the dtype in which layers compute; None disables autocast.
+        device: the device of the batches.
     """
 
     def __init__(self, model: nn.Module, risk: Risk, autocast: torch.dtype | None, device: torch.device) -> None:
@@ -126,13 +125,13 @@ class MeanRisk(nn.Module):
 
 
 def check_weights(weights: Tensor) -> None:
-    """Refuse weights that are not positive (InputError); what is not finite is a matter of its own."""
+    """Refuse weights that are not positive (InputError); weights that are not finite are handled elsewhere."""
     if bool((weights <= 0).any()):
         raise InputError(f"risk: its weight is {float(weights.min()):g}; a sum needs a weight above 0")
 
 
 class Calls:
-    """How a gradient source is called: its batches, of which the first one decides the structure, and its steps."""
+    """The calls of a gradient source: its batches, whose structure the first one decides, and its steps."""
 
     def __init__(self) -> None:
         self._structure: pytree.TreeSpec | None = None
@@ -185,7 +184,7 @@ class Calls:
 
 
 def take(batch: Batch, environments: Any) -> Batch:
-    """Some environments' part of a batch, or one's."""
+    """The part of a batch of some environments, or of one."""
     if type(batch) is tuple and all(isinstance(leaf, Tensor) for leaf in batch):  # most are; a tree takes 7 µs longer
         return tuple(leaf[environments] for leaf in batch)
     return pytree.tree_map(lambda leaf: leaf[environments], batch)

@@ -1,8 +1,8 @@
-"""The gradients of this process's environments side by side, for rules that compare them.
+"""Keeps the gradients of this process's environments, for rules that compare them.
 
-The gradients are kept while they fit the limit. Where they do not, what goes into each layer and what backward brings
-to its output is kept instead, as much as an ordinary backward pass needs; the gradients of all environments are formed
-from it layer by layer, in blocks, once for their inner products and once for the update.
+The gradients are kept while they fit the limit. Otherwise each layer's input and its output's gradient are kept, as in
+an ordinary backward pass; the gradients of all environments are formed from them layer by layer, in blocks, once for
+their inner products and once for the update.
 """
 
 import functools
@@ -25,7 +25,7 @@ from concord.gradients.step import Aggregation
 class Rows(Collected):
     """The environments' gradients of all trainable parameters of a model, for a weighting or a column rule.
 
-    At most ``memory_limit`` bytes of gradients are kept; two environments' are in any case.
+    At most ``memory_limit`` bytes of gradients are kept, but at least those of two environments.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation, memory_limit: int) -> None:
@@ -38,7 +38,7 @@ class Rows(Collected):
         self.zero()
 
     def require_room(self, environments: int) -> None:
-        """Refuse more environments than whose gradients may be kept (InputError)."""
+        """Refuse environments whose gradients exceed the memory limit (InputError)."""
         if environments > self.most:
             raise InputError(
                 f"memory_limit: {name_of(self.rule)} compares the gradients of {environments} environments, which take "
@@ -52,7 +52,7 @@ class Rows(Collected):
         self._kept[index].append(gradients.flatten(1).to(self.layout.dtype))
 
     def add_form(self, index: int, form: GroupGradients, groups: int) -> None:
-        """Keep the gradients of parameter ``index``, or the form they come in."""
+        """Keep the gradients of parameter ``index``, or their form."""
         self._groups = groups
         if groups > self.most:
             self._forms[index] = form
@@ -60,7 +60,7 @@ class Rows(Collected):
             self._kept[index].append(self._formed(index, form, groups).flatten(1).to(self.layout.dtype))
 
     def _formed(self, index: int, form: GroupGradients, groups: int) -> Tensor:
-        """The gradients of all groups; products in the memory of the step before, which costs no page faults."""
+        """The gradients of all groups; products reuse the memory of the previous step, without page faults."""
         if not isinstance(form, Product):
             return form.of_groups(slice(0, groups))
         shape, room = (groups, *self.layout.shapes[index]), self._room.get(index)
@@ -73,7 +73,7 @@ class Rows(Collected):
         return {"gradient": torch.cat([columns for _, columns in self._columns()], 1)}
 
     def zero(self) -> None:
-        """Begin anew."""
+        """Empty the collection."""
         self._kept: list[list[Tensor]] = [[] for _ in self.parameters]
         self._forms: dict[int, GroupGradients] = {}
         self._groups = 0
@@ -87,13 +87,13 @@ class Rows(Collected):
         return torch.stack(parts).sum(0)
 
     def finite(self) -> Tensor:
-        """Which of the gradients are finite, bool."""
+        """Whether each gradient is finite, bool."""
         if isinstance(self.rule, Weighting):
             return torch.isfinite(self.gram.diagonal())
         return torch.stack([torch.isfinite(columns).all(1) for _, columns in self._columns()]).all(0).cpu()
 
     def are_finite(self) -> bool:
-        """Whether all are."""
+        """Whether all gradients are finite."""
         return bool(self.finite().all())
 
     def exchange(self, processes: Processes) -> SliceExchange:
@@ -147,7 +147,7 @@ class Rows(Collected):
         return torch.zeros(self.layout.components, dtype=self.layout.dtype, device=self.device)
 
     def _columns(self, *, in_forms: bool = True) -> Iterator[tuple[slice, Tensor]]:
-        """Which components, and the gradients of all environments of them."""
+        """Slices of components, with all environments' gradients of them."""
         for index, start in enumerate(self.layout.offsets[:-1]):
             if self._kept[index]:
                 columns = self._kept[index]

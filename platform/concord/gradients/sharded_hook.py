@@ -1,13 +1,13 @@
-"""One environment a process, the model sharded over them by FSDP2: an aggregator in place of the reduce-scatter.
+"""One environment in each process, with a model sharded by FSDP2: an aggregator replaces the reduce-scatter.
 
-``fully_shard`` hands a module's gradients over when backward is through with it, laid out by the processes' slices. An
-all-to-all gives every process its slice of all gradients, on which it applies the rule; what it gets is the gradient of
-its shard, so the second phase of :mod:`~concord.gradients.exchange` falls away. On a model of one's own::
+``fully_shard`` passes a module's gradients on when its backward pass is done, laid out by the processes' slices. An
+all-to-all gives every process its slice of all gradients, on which it applies the rule. The result is the gradient of
+its shard, so there is no second phase of :mod:`~concord.gradients.exchange`. On a model of your own::
 
     fully_shard(model)
     aggregation = register_aggregation(model, AndMask(threshold=0.8))
 
-What was kept of each parameter, and which gradients are not finite, travels in a small all-reduce a module.
+A small all-reduce for each module has the kept components of each parameter, and which gradients are finite.
 """
 
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ from concord.gradients.step import Aggregation, AggregationOptions
 
 
 class ShardedAggregation:
-    """What :func:`register_aggregation` has put into the modules of a model."""
+    """The result of :func:`register_aggregation`, for a model's modules."""
 
     def __init__(self, units: Sequence["_Unit"]) -> None:
         self._units = units
 
     def kept_fraction(self, parameter: Tensor) -> Tensor:
-        """The part of this parameter's components that the last backward pass kept, a float32 number in [0, 1].
+        """The fraction of this parameter's components that the last backward pass kept, a float32 number in [0, 1].
 
         Raises:
             KeyError: the parameter was in no backward pass.
@@ -57,11 +57,11 @@ def register_aggregation(
 ) -> ShardedAggregation:
     """Aggregate the gradients of a model under ``fully_shard`` with ``rule``, every process being one environment.
 
-    Call it in every process, after ``fully_shard`` and before the first backward pass. Backward then leaves the
-    aggregated gradient's shard in each parameter's ``grad``; it is added to what is there, so call ``zero_grad()``.
+    Call it in every process, after ``fully_shard`` and before the first backward pass. Backward then adds the
+    aggregated gradient's shard to each parameter's ``grad``, so call ``zero_grad()``.
 
     Args:
-        model: the root module that ``fully_shard`` was called on; it may be sharded in several modules.
+        model: the root module of ``fully_shard``; it may be sharded in several modules.
         rule: a rule of sums, or a column rule.
         environment: this process's name in errors; ``rank N`` if None.
         options: see :class:`~concord.gradients.step.Aggregation`; ``skip`` and ``environment_momentum`` are refused.

@@ -1,4 +1,4 @@
-"""Several environments in one process: their gradients by one vectorized backward pass, summed where they arise."""
+"""Several environments in one process: one vectorized backward pass computes and sums their gradients."""
 
 import contextlib
 import math
@@ -37,7 +37,7 @@ _Sum = tuple[Tensor, Tensor, dict[str, Tensor]]  # risks, weights, new buffers
 
 
 class StackedGradients:
-    """Aggregate the gradients of environments that this process holds, and leave the result in ``parameter.grad``.
+    """Aggregate the gradients of this process's environments, and store the result in ``parameter.grad``.
 
     One call replaces ``loss.backward()``::
 
@@ -46,34 +46,35 @@ class StackedGradients:
             step = gradients((inputs, targets))
             optimizer.step()
 
-    Batches of any other form come with a risk in place of the loss, see :mod:`concord.gradients.risk`.
+    For batches of any other form pass a risk in place of the loss, see :mod:`concord.gradients.risk`.
 
     The environments go through the model as one batch, or their gradients are computed by ``vmap(grad)``, in chunks of
     about the same size that hold at most ``memory_limit`` bytes of gradients; the statistics of each chunk are added to
-    the sums at once. A rule that compares environments gets them all: the gradients are kept while they fit
-    ``memory_limit`` (1 GiB if None); else layer by layer, where the environments go through the model as one batch.
+    the sums at once. A rule that compares environments needs all gradients: they are kept while they fit
+    ``memory_limit`` (1 GiB if None); otherwise they are formed layer by layer, if the environments go through the model
+    as one batch.
 
-    Dropout draws its own mask for each environment, from the process's default generator.
-    Batch norm normalizes each environment's batch by that batch alone, and the running statistics become the mean
-    over environments of what each would have made of them. Both are what one process an environment would do.
-    Where vmap cannot go (control flow that depends on values, ``.item()``, operators without a batching rule),
-    environments are done one after the other, with the same result, and a warning says so.
+    Dropout draws its own mask for each environment, from the process's default generator. Batch norm normalizes each
+    environment's batch separately, and the running statistics become the mean over the environments' own updates, as
+    with one process for each environment. If vmap does not support the model (control flow that depends on values,
+    ``.item()``, operators without a batching rule), environments are computed one after the other, with the same
+    result, and a warning says so.
 
     Args:
-        model: its parameters that require gradients get ``grad``, which is replaced, not added to.
+        model: the model; ``grad`` of its parameters that require gradients is replaced, not added to.
         loss: the loss or the risk.
         rule: the rule.
         names: the environments' names, for errors; ``environment 0…`` if None.
         group: the two-level form: other processes of this group hold other environments, and the rule is applied
-            to all of them together. Every process must then call with the same frequency. Give ``names``, since
-            their number is that of this process's environments. None: this process holds all environments.
+            to all of them together. Every process must then call equally often. Give ``names``, since
+            their number is that of this process's environments. None: this process has all environments.
         memory_limit: bytes of per-environment gradients that may exist at once. None chooses by the device: on a
-            CPU what its last cache holds, but 8 environments at least; up to 1 GiB, which a GPU takes in any case. How
-            many go together decides how sums are rounded and what dropout draws, so give a number if runs on
-            different machines have to agree in that.
-        vectorize: True computes the environments together, False one after the other. ``pooled`` sends them through the
-            model as one batch, see :mod:`~concord.gradients.pooled`: for a model that treats examples separately, built
-            of layers that are known there, with a loss. None chooses by rule, see :meth:`choose`.
+            CPU the size of its last cache, but at least 8 environments; at most 1 GiB; on a GPU 1 GiB. The size of the
+            chunks decides the rounding of sums and dropout's draws, so give a number if runs on different machines must
+            agree in these.
+        vectorize: True computes the environments by vmap, False one after the other. ``pooled`` sends them through the
+            model as one batch, see :mod:`~concord.gradients.pooled`; it needs a loss, and a model of known layers that
+            treats examples separately. None chooses, see :meth:`choose`.
         options: see :class:`~concord.gradients.step.Aggregation`.
 
     Attributes:
@@ -81,8 +82,8 @@ class StackedGradients:
 
     Raises:
         InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, the rule's
-            statistics are not what they say, or ``pooled`` came with ``environment_momentum``. Later: the environments'
-            gradients do not fit ``memory_limit``, and the rule needs them all.
+            statistics lack a property that they claim, or ``pooled`` came with ``environment_momentum``. Later: the
+            environments' gradients do not fit ``memory_limit``, and the rule needs them all.
     """
 
     def __init__(
@@ -175,11 +176,11 @@ class StackedGradients:
         return applied._replace(losses=risks, weights=weights)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps: the averages of these environments' gradients, if there are any; by their names."""
+        """The state for a checkpoint: the averages of these environments' gradients by name, if any."""
         return {} if self._momentum is None else self._momentum.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what a checkpoint kept, of these environments, which have ``names``, and of others.
+        """Load a checkpoint's state of these environments, which have ``names``; others in it are not read.
 
         Raises:
             InputError: one of these environments is not in it, or with another model.
@@ -188,14 +189,14 @@ class StackedGradients:
             self._momentum.load_state_dict(state, self.names)
 
     def choose(self, batch: Batch, step: int = 0) -> None:
-        """Choose how environments are computed: pooled where that gives the same, else by vmap, else one by one.
+        """Choose how to compute environments: pooled if the result is the same, else by vmap, else one by one.
 
-        The first step does this with its own batch, unless it was done before. The model's present weights and the
-        batch decide, never a measured time; so a run that resumes chooses the same if it gives its first weights and
-        its first batch.
+        The first step chooses with its own batch, unless this was called before. The model's present weights and the
+        batch decide, never a measured time; so a resumed run chooses the same from its first weights and its first
+        batch.
 
         Args:
-            batch: as at a step; nothing of it enters ``parameter.grad``.
+            batch: a batch as of a step; ``parameter.grad`` does not change.
             step: the step's number.
         """
         batch, (environments, _) = self._calls.check(batch, self.names)
@@ -216,7 +217,7 @@ class StackedGradients:
             _warn(reason, stacklevel=4)
 
     def _best(self, batch: Batch, environments: int, step: int, *, pooled: bool) -> tuple[Vectorize, str | None]:
-        """How environments are computed best, and why they are done one by one, if they are."""
+        """The way to compute environments, and the reason for one by one."""
         if (reason := self._hooked()) is not None:
             return False, reason
         if self.vectorize == "pooled":  # as the caller wants, and unchecked
@@ -231,8 +232,8 @@ class StackedGradients:
     def _sum(self, batch: Batch, environments: int, step: int) -> _Sum:
         """Put the summed statistics into ``self._sums``; return risks, weights, and the new buffers of the model.
 
-        Where the chosen way cannot go at a later step, the next one does that step, and only that one: what a step
-        gives does not depend on the steps before, some of which a resumed run does not make.
+        If the chosen way cannot compute a later step, the next way computes this step only: so a step's result does not
+        depend on earlier steps, some of which a resumed run does not take.
         """
         if self.vectorize is False or environments == 1:
             return self._sum_one_by_one(batch, environments, step)
@@ -248,7 +249,7 @@ class StackedGradients:
         return result
 
     def _sum_separately(self, batch: Batch, environments: int, step: int) -> tuple[_Sum, str | None]:
-        """The sum by vmap, else by one backward pass an environment and why there is none by vmap."""
+        """The sum by vmap; else by one backward pass for each environment, with the reason."""
         if isinstance(self._sums, Rows):
             self._sums.require_room(environments)
         random = random_state(self._device)
@@ -261,7 +262,7 @@ class StackedGradients:
         return self._sum_one_by_one(batch, environments, step), result
 
     def _try_vectorized(self, batch: Batch, environments: int, step: int) -> _Sum | str:
-        """The sum by vmap, or the reason why there is none."""
+        """The sum by vmap, or the reason why vmap is not possible."""
         if (reason := self._hooked()) is not None:
             return reason
         try:
@@ -274,12 +275,12 @@ class StackedGradients:
             return f"vmap cannot take this model or risk: {problem}"
 
     def _hooked(self) -> str | None:
-        """Why environments cannot be computed together, if a parameter has a hook."""
+        """The reason why environments cannot be computed together, if a parameter has a hook."""
         hooked = next((name for name, each in self._sums.parameters.items() if each._backward_hooks), None)
         return f"the gradient hook of parameter {hooked} has to see each of them" if hooked is not None else None
 
     def _pooled_gives(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
-        """Whether one pass for all gives the sums that were just formed: it does not where examples meet."""
+        """Whether one pass for all gives the sums just formed; it does not if examples interact."""
         sums = {name: total.clone() for name, total in self._sums.values().items()}
         old = dict(self.model.named_buffers())
         if any(not torch.equal(new, old[name]) for name, new in expected[2].items()):
@@ -326,7 +327,7 @@ class StackedGradients:
         return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
 
     def _chunks(self, environments: int) -> Iterator[slice]:
-        """Environments that are computed at once, in parts of about one size."""
+        """The environments in chunks of about equal size."""
         return chunks(environments, math.ceil(environments / math.ceil(environments / self._chunk)))
 
     def _sum_pooled(self, batch: Batch, environments: int, step: int) -> _Sum:
@@ -362,7 +363,7 @@ class StackedGradients:
         return torch.stack(risks), torch.stack(weights), buffer_means.over(environments)
 
     def _add(self, gradients: Sequence[Tensor], scale: Tensor | None, start: int) -> None:
-        """Add the gradients of environments from ``start`` on of those that are summed, or begin anew with them."""
+        """Add the gradients of the summed environments from ``start`` on, or replace the sums by them."""
         if scale is not None:
             gradients = [gradient / scale for gradient in gradients]
         if self._finite_flags is not None:
@@ -384,7 +385,7 @@ class StackedGradients:
 
 
 def _environments_together(size: int, device: torch.device, memory_limit: int | None) -> int:
-    """How many environments are vectorized at once, given the bytes of one environment's gradients."""
+    """The number of environments to vectorize at once, from the bytes of one environment's gradients."""
     if memory_limit is None:
         largest = _LARGEST_CHUNK // size
         cached = largest if device.type != "cpu" else last_level_cache() // size
@@ -404,7 +405,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 class _BufferMeans:
     """The mean over environments of the buffers after each one's pass.
 
-    What no environment changed stays exactly as it is: the mean of equal numbers is rounded, so that tables, frozen
+    Buffers that no environment changed do not change: the mean of equal numbers is rounded, so tables, frozen
     statistics and large counts would drift.
     """
 
@@ -414,7 +415,7 @@ class _BufferMeans:
         self._changed: dict[str, Tensor] = {}
 
     def add(self, new: dict[str, Tensor]) -> None:
-        """Add what environments made of the buffers, each ``(environments, *buffer.shape)``."""
+        """Add the environments' buffers, each ``(environments, *buffer.shape)``."""
         old = dict(self._model.named_buffers()) if new else {}
         for name, values in new.items():
             total, changed = values.sum(0), (values != old[name]).any(0)
@@ -422,7 +423,7 @@ class _BufferMeans:
             self._changed[name] = self._changed[name] | changed if name in self._changed else changed
 
     def over(self, environments: int) -> dict[str, Tensor]:
-        """The buffers' new values; whole numbers stay whole."""
+        """The buffers' new values; integers stay integers."""
         old = dict(self._model.named_buffers()) if self._sums else {}
         new = {}
         for name, total in self._sums.items():

@@ -17,19 +17,19 @@ from concord.gradients.step_clock import StepClock
 
 
 class EnvironmentStep(NamedTuple):
-    """The result of one step over environments, the aggregated gradient of which is in ``parameter.grad``.
+    """The result of one step over environments; the aggregated gradient is in ``parameter.grad``.
 
     Attributes:
-        losses: ``(local environments,)``, each environment's mean risk in this process; empty where the source never
-            sees it.
-        kept_fraction: ``(parameters,)``, the part of each parameter tensor's components that the rule let through,
-            in the order of ``model.named_parameters()``; float32. Empty if the rule lets whole gradients through.
-        skipped: names of environments that were left out, in any process, because their gradient was not finite.
-        weights: ``(local environments,)``, what each of ``losses`` weighs in a mean over several parts of its
-            environment: the number of examples of its batch, or the weight that the risk gave.
-        environments: the number of environments, of all processes.
-        environment_weights: ``(environments,)`` float64, what each environment of all processes, in the processes'
-            order, weighs in the update, 0 if it was left out; None if the rule is no weighting.
+        losses: ``(local environments,)``, each environment's mean risk in this process; empty if the source does not
+            compute it.
+        kept_fraction: ``(parameters,)``, the fraction of each parameter tensor's components that the rule kept,
+            in the order of ``model.named_parameters()``; float32. Empty if the rule drops no components.
+        skipped: the names of the environments of all processes whose gradient was not finite, and was left out.
+        weights: ``(local environments,)``, the weight of each of ``losses`` in a mean over several batches of its
+            environment: the batch's number of examples, or the risk's weight.
+        environments: the number of environments of all processes.
+        environment_weights: ``(environments,)`` float64, the weight in the update of each environment of all processes,
+            in the processes' order, 0 if it was left out; None if the rule is no weighting.
     """
 
     losses: Tensor
@@ -41,14 +41,14 @@ class EnvironmentStep(NamedTuple):
 
 
 class GradientSource(Protocol):
-    """A callable that leaves the aggregated gradient of a step in ``parameter.grad``."""
+    """A callable that stores the aggregated gradient of a step in ``parameter.grad``."""
 
     def __call__(self, batch: Any, step: int) -> EnvironmentStep:
         """One step; leaves of ``batch`` begin with ``(environments, examples)``, those of this process."""
 
 
 class AggregationOptions(TypedDict, total=False):
-    """What all gradient sources take by keyword; see :class:`Aggregation`."""
+    """The keyword arguments of all gradient sources; see :class:`Aggregation`."""
 
     rescale: bool
     environment_momentum: float
@@ -60,23 +60,23 @@ class AggregationOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How the gradients of a step become one, whichever way they are obtained.
+    """The aggregation of a step's gradients, for any gradient source.
 
     Args:
         rule: the rule, of any family.
         rescale: divide each parameter tensor's update by its kept fraction.
-        environment_momentum: β of an average of each environment's gradients over its steps, which the rule sees in
-            their place, see :mod:`~concord.gradients.environment_momentum`; in [0, 1), 0 keeps none.
-        nonfinite: what to do about environments whose gradient is not finite, see :data:`NonFinite`; None is
+        environment_momentum: β of a moving average of each environment's gradients over steps, which replaces the
+            gradients, see :mod:`~concord.gradients.environment_momentum`; in [0, 1), 0 disables.
+        nonfinite: the policy for environments whose gradient is not finite, see :data:`NonFinite`; None is
             ``propagate`` with a scaler or under float16 autocast, and ``raise`` otherwise.
         autocast: the dtype in which ``torch.autocast`` computes layers; a loss gets float32. None disables autocast.
-        scaler: multiplies the loss before backward. The rule sees gradients that are unscaled; what is left in
-            ``parameter.grad`` is scaled again, for ``scaler.step(optimizer)``.
-        clock: records how long each phase of a step takes.
+        scaler: multiplies the loss before backward. The rule sees unscaled gradients; ``parameter.grad`` is
+            scaled again, for ``scaler.step(optimizer)``.
+        clock: records the time of each phase of a step.
 
     Raises:
-        InputError: the rule's statistics are not what they say, ``rescale`` came with a rule that drops no components,
-            ``environment_momentum`` is out of its range, or ``nonfinite`` is unknown.
+        InputError: the rule's statistics lack a property that they claim, ``rescale`` came with a rule that drops no
+            components, ``environment_momentum`` is out of its range, or ``nonfinite`` is unknown.
     """
 
     rule: Rule
@@ -96,16 +96,16 @@ class Aggregation:
             raise ArgumentError("environment_momentum", self.environment_momentum, "must lie in [0, 1)")
 
     def momentum(self, parameters: Mapping[str, Tensor]) -> EnvironmentMomentum | None:
-        """The averages of environments' gradients, none yet; None if none are kept."""
+        """The empty averages of the environments' gradients; None without ``environment_momentum``."""
         beta = self.environment_momentum
         return EnvironmentMomentum(beta, parameters) if beta > 0 else None
 
     @property
     def policy(self) -> NonFinite:
-        """What to do about a gradient that is not finite, at this step.
+        """The policy for gradients that are not finite, at this step.
 
-        ``skip`` is ``propagate`` while a scaler's scale is above 1: it may be what makes gradients overflow, and would
-        grow until nothing is left if the scaler never saw that.
+        ``skip`` becomes ``propagate`` while a scaler's scale is above 1: the scale itself may make gradients overflow,
+        and would grow further if the scaler never saw the overflow.
         """
         scaled = self.scaler is not None and self.scaler.is_enabled()
         if self.nonfinite is None:

@@ -1,4 +1,4 @@
-"""Where the time of training steps goes: every moment belongs to one part, so the parts add up to the whole."""
+"""Measures the time of the parts of training steps; every moment belongs to one part, so the parts add up."""
 
 from time import perf_counter
 from typing import Literal
@@ -17,16 +17,15 @@ PARTS: tuple[Part, ...] = ("gradients", "exchange", "optimizer")
 
 
 class StepClock:
-    """Seconds that this process has spent in the parts of its steps.
+    """The seconds of this process in each part of its steps.
 
-    It reads the host's clock and makes no device wait. On a GPU, work that is only launched takes the launch's time,
-    and the part at whose end the host needs a result (whether gradients are finite, which environments of other
-    processes were) takes what the device still had to do: the sum is right, while with one environment a process, where
-    that happens once a step, waiting for ``exchange`` includes the end of the backward pass.
+    It reads the host's clock and does not synchronize devices. On a GPU a part that only launches work has the time of
+    the launches. A part at whose end the host needs a result (whether gradients are finite, here or in other processes)
+    has the time of the device's remaining work. The sum is right. With one environment a process ``exchange`` includes
+    the end of the backward pass.
 
     Attributes:
-        seconds: by part, since the clock was made; between ``switch(None)`` and the next :meth:`switch` nothing is
-            added.
+        seconds: seconds by part since the clock was made; none between ``switch(None)`` and the next :meth:`switch`.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class StepClock:
         self._since = 0.0
 
     def switch(self, part: Part | None) -> Part | None:
-        """From now on time belongs to ``part`` (None: to none); gives the part that it belonged to."""
+        """Count time for ``part`` from now on (None: for none); return the previous part."""
         now, before = perf_counter(), self._part
         if before is not None:
             self.seconds[before] += now - self._since

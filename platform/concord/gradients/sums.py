@@ -16,16 +16,16 @@ from concord.gradients.step import Aggregation
 
 
 class Sums(Collected):
-    """Room for the sums of a rule's statistics over environments, for all trainable parameters of a model.
+    """The sums of a rule's statistics over environments, for all trainable parameters of a model.
 
     Args:
         model: the model.
-        aggregation: the rule, and how it is applied.
+        aggregation: the rule and its options.
 
     Attributes:
         flat: the statistics, each of all components.
-        gradient: the name of the one that is the gradient itself; None if the rule has none.
-        seen: where the rule has none, a number that is finite if the gradients are; kept by those who add them.
+        gradient: the name of the statistic that is the gradient itself; None if the rule has none.
+        seen: without such a statistic, a number that is finite if the gradients are; the callers update it.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
@@ -41,7 +41,7 @@ class Sums(Collected):
         return {name: self.layout.part(flat, index) for name, flat in self.flat.items()}
 
     def add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
-        """Add environments' gradients of parameter ``index``, ``(environments, *shape)``, or begin anew with them."""
+        """Add environments' gradients of parameter ``index``, ``(environments, *shape)``, or replace the sums."""
         sum_over_environments(self.rule, gradients, self.part(index), accumulate=accumulate)
         if self.gradient is None:
             begun = accumulate or index > 0
@@ -57,21 +57,21 @@ class Sums(Collected):
         return self.flat
 
     def total(self) -> Tensor:
-        """A scalar that is finite where all gradients, and their sum, are."""
+        """A scalar that is finite if all gradients and their sum are."""
         return self.seen if self.gradient is None else self.flat[self.gradient].sum()
 
     def are_finite(self) -> bool:
-        """Whether all gradients, and their sum, are."""
+        """Whether all gradients and their sum are finite."""
         return bool(torch.isfinite(self.total()))
 
     def zero(self) -> None:
-        """Begin anew."""
+        """Set the sums to 0."""
         for flat in self.flat.values():
             flat.zero_()
 
     def exchange(self, processes: Processes) -> SliceExchange:
         """The exchange of such sums between processes."""
-        # One environment in each: then its gradient is all that has to travel.
+        # With one environment in each process only its gradient is sent.
         sends_statistics = self.gradient is None or any(len(names) != 1 for names in processes.names)
         return SliceExchange(
             self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics

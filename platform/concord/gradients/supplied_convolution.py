@@ -1,7 +1,7 @@
-"""Convolutions whose weight gradient is supplied where it was computed already, so that backward need not do it again.
+"""Convolutions whose weight gradient is supplied, so that backward does not compute it again.
 
-Summing the statistics of a convolution's per-example gradients forms these gradients, and their sum is the ordinary
-one. Backward would compute it once more: a FastResNet's per-example step would take 1.29 times as long.
+The sums over a convolution's per-example gradients include the ordinary gradient. Backward would compute it a second
+time: a FastResNet's per-example step would take 1.29 times as long.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from concord.gradients.group_gradients import Geometry
 def convolve(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, geometry: Geometry, inputs: Tensor, supplied: list[Tensor]
 ) -> Tensor:
-    """The result of the module's own forward, for inputs ``(examples, channels, ...)``.
+    """The result of the module's forward, for inputs ``(examples, channels, ...)``.
 
-    Backward looks into ``supplied`` for the weight's gradient, after the hooks of the output's gradient; empty, it is
-    computed.
+    Backward takes the weight's gradient from ``supplied``, after the hooks of the output's gradient, and computes it if
+    ``supplied`` is empty.
     """
     weight, bias = module.weight, module.bias
     device = inputs.device.type

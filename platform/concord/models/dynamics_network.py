@@ -1,4 +1,4 @@
-"""The network of adaptive skip intervals: from a frame to the logits of a later one (thesis, appendix A.0.1)."""
+"""The network of adaptive skip intervals, from a frame to the logits of a later frame (thesis, appendix A.0.1)."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -14,15 +14,15 @@ Architecture = Literal["plain", "dilated", "strided"]
 
 
 class DynamicsNetwork(nn.Module):
-    """Seven convolutions that keep the size of the frame, the input once more before the last two.
+    """Seven convolutions that keep the size of the frame; the input is concatenated before the last two.
 
-    n kernels of 5×5 three times, 7×7, 5×5; then, with the input's channels beside them, n of 1×1, and 1×1 to the
-    channels of a frame. ReLU after all but the last; weights uniform as by He et al., biases 0. With 3 channels and
-    n = 48 there are 292,179 parameters, 236,883 if strided.
+    Three layers of n kernels of 5×5, then 7×7 and 5×5; then, with the input's channels concatenated, n of 1×1, and 1×1
+    to the channels of a frame. ReLU follows all but the last; weights are uniform as by He et al., biases 0. With 3
+    channels and n = 48 there are 292,179 parameters, 236,883 if strided.
 
     Args:
-        channels: of a frame.
-        kernels: n.
+        channels: the number of a frame's channels.
+        kernels: n, the number of kernels.
         architecture: ``plain``; ``dilated``, the fourth with dilation 2; or ``strided``, the second with stride 2, and
             the fourth the transposed one of that, 5×5.
 

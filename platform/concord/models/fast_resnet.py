@@ -14,7 +14,7 @@ class FastResNet(nn.Module):
     three channels and ten classes it has 6,573,120 parameters.
 
     Args:
-        channels: of the images.
+        channels: the number of the images' channels.
         classes: number of classes.
 
     Input ``(images, channels, height, width)``, bytes (0 to 255) or floating point (0 to 1), at least 8 × 8; output

@@ -1,4 +1,4 @@
-"""The convolutional network of IMPALA, which the agents of Procgen are trained with."""
+"""The convolutional network of IMPALA, with which Procgen's authors train agents."""
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,14 @@ from concord.models.pixels import Pixels
 class ImpalaCNN(nn.Module):
     """Three blocks of convolution, pooling and two residual branches, then one hidden layer.
 
-    The deep network of Espeholt et al. (IMPALA, 2018), in the size that Cobbe et al. (Leveraging procedural
-    generation to benchmark reinforcement learning, 2020) publish their results with. Weights are drawn as there:
+    The deep network of Espeholt et al. (IMPALA, 2018), in the size of Cobbe et al. (Leveraging procedural generation to
+    benchmark reinforcement learning, 2020), with their initial weights:
     Glorot-uniform, biases zero.
 
     Args:
-        channels: of the images.
+        channels: the number of the images' channels.
         size: height and width of the images, pixels.
-        widths: channels of the blocks; each halves height and width.
+        widths: the number of channels of each block; each halves height and width.
         features: width of the hidden layer.
 
     Input ``(images, channels, size, size)``, bytes (0 to 255) or floating point (0 to 1); output features

@@ -16,12 +16,12 @@ class MLP(nn.Sequential):
         inputs: width of one example.
         outputs: number of classes (the last layer gives logits).
         hidden_units: width of each hidden layer.
-        hidden_layers: how many hidden layers.
+        hidden_layers: the number of hidden layers.
         dropout: probability of dropping a hidden unit; 0 adds no dropout layers.
         batch_norm: normalize each hidden layer before its nonlinearity.
         initialization: ``kaiming`` draws normal weights with the variance that LeakyReLU keeps and zero
             biases; ``default`` is PyTorch's own.
-        activation: between the layers.
+        activation: the activation between the layers.
 
     Input ``(batch, inputs)``, output ``(batch, outputs)``.
     """

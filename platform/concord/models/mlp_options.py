@@ -7,7 +7,7 @@ from concord.options import OptionGroup
 
 @dataclass(frozen=True, kw_only=True)
 class MLPOptions(OptionGroup):
-    """How large the network is."""
+    """The size of the network."""
 
     # fmt: off
     hidden_units: int = 256

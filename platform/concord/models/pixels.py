@@ -1,13 +1,13 @@
-"""From pixels as they are stored to the numbers that a network takes."""
+"""Converts stored pixels to the inputs of a network."""
 
 from torch import Tensor, nn
 
 
 class ChannelsFirst(nn.Module):
-    """Frames as environments give them, ``(frames, height, width, channels)``, to images with their channels first."""
+    """Frames ``(frames, height, width, channels)``, as of environments, to images with the channels first."""
 
     def forward(self, frames: Tensor) -> Tensor:
-        """The images, a view: in memory they are what PyTorch calls channels-last, and fast."""
+        """The images, a view, in PyTorch's memory format channels-last, which is fast."""
         return frames.permute(0, 3, 1, 2)
 
 

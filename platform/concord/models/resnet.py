@@ -14,8 +14,8 @@ class ResNet18(nn.Module):
     their widths are 64, 128, 256 and 512. With three channels and 15 classes it has 11,184,207 parameters.
 
     Args:
-        channels: of the images.
-        classes: outputs.
+        channels: the number of the images' channels.
+        classes: the number of outputs.
 
     Input ``(images, channels, height, width)``, bytes (0 to 255) or floating point (0 to 1); output logits
     ``(images, classes)``.

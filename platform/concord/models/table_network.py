@@ -13,16 +13,16 @@ from concord.options import option_values
 
 
 class TableNetwork(nn.Module):
-    """Inputs are what :class:`~concord.environments.table_encoder.TableEncoder` gives.
+    """A network on the inputs of :class:`~concord.environments.table_encoder.TableEncoder`.
 
     Args:
-        numeric: how many numbers a row begins with.
-        levels: of each category that follows, the number of its codes.
-        outputs: classes, or 1.
+        numeric: the number of numeric inputs, which come first.
+        levels: the number of codes of each category, in the order of the inputs.
+        outputs: the number of classes, or 1.
         hidden_layers: 0 makes it linear: each level then has a weight for each output.
         hidden_units: width of the hidden layers.
         dropout: probability of dropping a hidden unit.
-        embedding: the width of each category's embedding at most; half the number of its codes if that is less.
+        embedding: the largest width of a category's embedding; half the number of its codes if that is less.
 
     Input ``(batch, numeric + categories)``, output ``(batch, outputs)``.
     """
@@ -63,7 +63,7 @@ class TableNetwork(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class TableNetworkOptions(MLPOptions):
-    """Which network, and how large it is."""
+    """The network and its size."""
 
     # fmt: off
     network: Literal["mlp", "linear"] = "mlp"

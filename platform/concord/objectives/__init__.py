@@ -1,13 +1,13 @@
 """Objectives across environments: the number to minimize. Aggregators combine gradients instead.
 
-Each is a function of a model and of a batch of each environment, for any loop::
+Each is a function of a model and of the environments' batches, for any loop::
 
     IRMv1(cross_entropy, PenaltyWeight(1e4, warmup=100))(model, inputs, targets, step).backward()
 
 With a risk in place of the loss (:mod:`concord.gradients.risk`), batches are any tree of tensors.
 
 :class:`ERM`, :class:`IRMv1` and :class:`SpectralDecoupling` average a term of each environment, so any aggregator can
-take the average's place: their ``risk`` is what a gradient source of :mod:`concord.gradients` takes. The others couple
+replace the average: pass their ``risk`` to a gradient source of :mod:`concord.gradients`. The others couple
 environments; :class:`ObjectiveGradients` computes their gradient, also over several processes.
 """
 

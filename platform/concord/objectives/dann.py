@@ -1,4 +1,4 @@
-"""Domain-adversarial training: a representation from which the environment cannot be told."""
+"""Domain-adversarial training: a representation that does not reveal the environment."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -24,17 +24,17 @@ class _Reversal(torch.autograd.Function):
 
 
 def reverse_gradient(features: Tensor, strength: float = 1.0) -> Tensor:
-    """The same features; the gradient that comes back through them is multiplied by -strength."""
+    """The identity, whose backward pass multiplies the gradient by -strength."""
     reversed_: Tensor = _Reversal.apply(features, strength)  # type: ignore[no-untyped-call]
     return reversed_
 
 
 class DomainClassifier(nn.Sequential):
-    """A network that tells the environment by a model's representation.
+    """A network that classifies the environment from a model's representation.
 
     Args:
-        model: the network whose representation it gets.
-        environments: the number of environments to tell apart.
+        model: the network whose representation it classifies.
+        environments: the number of environments.
         hidden_units: width of the two hidden layers.
         layer: name of the linear layer whose input is the representation; None takes the last linear layer.
 
@@ -55,15 +55,15 @@ class DomainClassifier(nn.Sequential):
 class DANN(Represented):
     """The mean over environments of risk and domain loss, the latter reversed for the representation.
 
-    (1/d) Σ R_e(f) + L_e(domain classifier), where the gradient of the domain loss L_e (cross-entropy between told and
-    true environment) is multiplied by -λ on its way into the representation: the domain classifier learns to tell the
-    environments, the representation to hide them. Ganin et al., Domain-Adversarial Training of Neural
+    (1/d) Σ R_e(f) + L_e(domain classifier), where the gradient of the domain loss L_e (cross-entropy between predicted
+    and true environment) is multiplied by -λ before it reaches the representation: the domain classifier learns to tell
+    the environments apart, the representation to hide them. Ganin et al., Domain-Adversarial Training of Neural
     Networks, 2016, section 4.2.
 
     Args:
         loss: the loss or the risk of one environment.
         weight: λ; 0 during its warm-up.
-        autocast: what layers compute in.
+        autocast: the dtype in which layers compute.
         hidden_units, layer: of the :class:`DomainClassifier`, which :meth:`begin` makes.
 
     Attributes:
@@ -92,10 +92,11 @@ class DANN(Represented):
     def terms(
         self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Risk and domain loss, one sum an environment.
+        """Risk plus domain loss of each environment.
 
         Raises:
-            InputError: :meth:`begin` was not called, or the representation has not one row for each example.
+            InputError: :meth:`begin` was not called, or the number of the representation's rows is not that of the
+                examples.
         """
         classifier = self.module
         if not isinstance(classifier, DomainClassifier):

@@ -10,9 +10,9 @@ from concord.errors import ArgumentError
 
 
 class EnvironmentState(nn.Module):
-    """Values ``(environments, ...)``, at first ``fill``: an objective's module, so that checkpoints have them.
+    """Values ``(environments, ...)``, at first ``fill``, as an objective's module, which checkpoints contain.
 
-    They are on the model's device, in its dtype but not less than float32.
+    The values are on the model's device, in its dtype or in float32 if that is wider.
     """
 
     values: Tensor
@@ -31,6 +31,6 @@ class EnvironmentState(nn.Module):
         return cast(EnvironmentState, module)
 
     def keep(self, values: Tensor) -> None:
-        """For the next step; an objective that is only measured, without a graph, keeps nothing."""
+        """Keep the values for the next step; nothing is kept without a graph, as in an evaluation."""
         if torch.is_grad_enabled():
             self.values.copy_(values.detach())

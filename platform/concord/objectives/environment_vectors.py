@@ -15,7 +15,7 @@ from concord.objectives.penalty_weight import scale
 class EnvironmentVectors(Penalized, ABC):
     """The mean risk and λ times a distance D of the environments' vectors, ((1/d) Σ R_e + λ D) / max(1, λ).
 
-    The vector follows the risk in the terms of an environment, so that all processes know all vectors.
+    An environment's terms are its risk and then its vector, so all processes have all vectors.
     """
 
     name: ClassVar[str]
@@ -38,7 +38,7 @@ class EnvironmentVectors(Penalized, ABC):
         return terms.flatten(), weights
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
-        """Mean risk and distance."""
+        """The mean risk and the weighted distance."""
         each = terms.view(-1, self._terms_each)
         require_several(len(each), self.name)
         weight = self.weight.at(step)

@@ -15,16 +15,16 @@ _BISECTIONS = 60  # as many as halve an interval to the last bit
 class EQRM(Objective):
     """The α-quantile of the risks, F⁻¹(α) with F(r) = (1/d) Σ Φ((r - R_e) / h), h = 1.06 σ d^(-1/5).
 
-    Φ is the normal distribution, σ the standard deviation of the risks (over d - 1): a kernel density estimate of how
-    risks are distributed over environments, of which α are at most as hard. Eastwood et al., Probable Domain
-    Generalization via Quantile Risk Minimization, 2022, section 4, with the bandwidth of the authors' code. The
+    Φ is the normal distribution, σ the standard deviation of the risks (over d - 1): a kernel density estimate of the
+    risks' distribution over environments; a fraction α of environments has at most this risk. Eastwood et al., Probable
+    Domain Generalization via Quantile Risk Minimization, 2022, section 4, with the bandwidth of the authors' code. The
     gradient is that of the implicit function.
 
     Args:
         loss: the loss or the risk of one environment.
         quantile: α.
-        warmup: steps before it, which minimize the mean risk.
-        autocast: what layers compute in.
+        warmup: first steps, which minimize the mean risk.
+        autocast: the dtype in which layers compute.
 
     Raises:
         InputError: α is not in (0, 1).
@@ -39,7 +39,7 @@ class EQRM(Objective):
         self.quantile, self.warmup = quantile, warmup
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
-        """The quantile; where all risks are equal, they."""
+        """The quantile; if all risks are equal, their value."""
         require_several(len(terms), "eqrm")
         variance = terms.var()
         if step < self.warmup or not variance > 0:

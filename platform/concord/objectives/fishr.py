@@ -1,4 +1,4 @@
-"""Fishr: environments whose gradients at the head vary alike."""
+"""Fishr: environments with the same variance of the head's gradients."""
 
 from typing import ClassVar
 
@@ -16,17 +16,17 @@ from concord.objectives.representation import Represented, head
 class Fishr(Represented, EnvironmentVectors):
     """The mean of the risks and λ times (1/d) Σ ‖v_e - v‖², over max(1, λ), with v the mean of the v_e.
 
-    v_e is the variance, over the examples of environment e, of the gradients of the head's weights and bias, a number
-    for each. Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, 2022, eq. 4. A
-    moving average over steps, v̄_e ← γ v̄_e + (1 - γ) v_e, takes its place, divided by 1 - γ as in the authors' code, so
-    that γ does not change the gradient's scale. Their λ is another one: see docs/objectives.md.
+    v_e is the variance, over the examples of environment e, of the gradients of the head's weights and bias, one number
+    for each component. Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, 2022,
+    eq. 4. A moving average over steps, v̄_e ← γ v̄_e + (1 - γ) v_e, takes its place, divided by 1 - γ as in the
+    authors' code, so that γ does not change the gradient's scale. Their λ has another scale: see docs/objectives.md.
 
     Args:
         loss: the loss or the risk of one environment, a mean of the examples' losses.
         weight: λ.
-        autocast: what layers compute in.
+        autocast: the dtype in which layers compute.
         layer: the head, the linear layer whose gradients are compared; None takes the last one.
-        momentum: γ; 0 keeps no average.
+        momentum: γ; 0 uses each step's own variances.
 
     Attributes:
         module: the averages, which :meth:`begin` makes.
@@ -54,7 +54,7 @@ class Fishr(Represented, EnvironmentVectors):
         self.momentum = momentum
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
-        """Make the averages, for the head of this model."""
+        """Make the moving averages for this model's head."""
         _, layer = head(model, self.layer)
         self.module = EnvironmentState(model, (environments, sum(each.numel() for each in layer.parameters())), 0.0)
 

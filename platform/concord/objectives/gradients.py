@@ -1,4 +1,4 @@
-"""The gradient of an objective, in one process or over several: one backward pass, and a sum."""
+"""The gradient of an objective, in one process or several: one backward pass, and a sum."""
 
 from collections.abc import Sequence
 from typing import Any, Unpack
@@ -25,21 +25,21 @@ from concord.objectives.objective import Objective
 
 
 class ObjectiveGradients:
-    """The gradient of an objective, left in ``parameter.grad``: a gradient source for those that couple environments.
+    """A gradient source for objectives that couple environments; leaves the gradient in ``parameter.grad``.
 
-    One call replaces ``objective(model, batch).backward()``. Where environments lie in several processes, each computes
-    the terms of its own; all of them get to know the values of all terms, differentiate what is combined of them by
-    their own, and the gradients are added. An objective whose terms need the other environments' batches gets those,
-    and no more than those; their shapes have to be the same in all processes.
+    One call replaces ``objective(model, batch).backward()``. With several processes each computes the terms of its own
+    environments, receives the values of all others, and differentiates the combined number with respect to its own
+    terms; the gradients are added. If the terms need the other environments' batches, the processes send these batches,
+    whose shapes must be the same in all processes.
 
     Args:
         model: its parameters that require gradients get ``grad``, and so do those of the objective's own module,
             unless the objective trains that itself (``alternates``).
-        objective: what is minimized; one that makes a module in ``begin`` has begun.
+        objective: the objective; call its ``begin`` before, if it makes a module.
         names: the names of this process's environments.
         group: the other processes; None if this one has all environments.
         options: see :class:`~concord.gradients.Aggregation`. No environment can be skipped; ``rescale`` and
-            ``environment_momentum`` have nothing to do; ``autocast`` is the objective's.
+            ``environment_momentum`` have no effect; ``autocast`` is the objective's.
 
     Raises:
         InputError: the model has no parameter that requires a gradient, a process has no environment, or an option
@@ -85,7 +85,7 @@ class ObjectiveGradients:
             more: ``gradients(inputs, targets, step)`` is short for ``gradients((inputs, targets), step)``.
 
         Returns:
-            The step; ``losses`` are the means of each environment's terms, unless the objective says others.
+            The step; ``losses`` are those of the objective, by default the means of each environment's terms.
 
         Raises:
             NonFiniteGradientError: with ``nonfinite="raise"``, in every process.
@@ -122,7 +122,7 @@ class ObjectiveGradients:
         return EnvironmentStep(self.objective.losses(terms.detach()), kept, (), weights, len(everyones))
 
     def _total(self, own: Tensor) -> Tensor:
-        """The sum over all processes; it takes the place of this one's."""
+        """Sum over all processes, in place."""
         if self._processes is not None:
             before = self.aggregation.clock.switch("exchange")
             dist.all_reduce(own, group=self._processes.group)
@@ -130,7 +130,7 @@ class ObjectiveGradients:
         return own
 
     def _everyones(self, own: Tensor) -> Tensor:
-        """The rows of all processes' environments, ``(all environments, ...)``, of those of this one's."""
+        """The rows of all processes' environments, ``(all environments, ...)``, from this process's rows."""
         if self._processes is None:
             return own
         before = self.aggregation.clock.switch("exchange")
@@ -142,7 +142,7 @@ class ObjectiveGradients:
         return self._processes.by_environment(parts)
 
     def _require_one_shape(self, leaves: Sequence[Tensor], processes: Processes) -> None:
-        """Refuse batches that differ between processes (InputError), which would arrive as nonsense or never."""
+        """Refuse batches that differ in shape between processes (InputError), which could not be received."""
         shapes = torch.tensor([size for leaf in leaves for size in leaf.shape[1:]], device=leaves[0].device)
         everyones = processes.gathered(shapes).tolist()
         if any(each != everyones[0] for each in everyones):

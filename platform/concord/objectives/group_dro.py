@@ -14,13 +14,13 @@ from concord.objectives.objective import Objective, require_several
 class GroupDRO(Objective):
     """The weighted sum of the risks, Σ q_e R_e, with weights q_e that grow where the risk is large.
 
-    Before each step q_e ← q_e exp(η R_e) / Σ q_e exp(η R_e), from q_e = 1/d on. Sagawa et al., Distributionally Robust
-    Neural Networks for Group Shifts, 2020, algorithm 1, with every group in each batch.
+    Before each step q_e ← q_e exp(η R_e) / Σ q_e exp(η R_e), starting from q_e = 1/d. Sagawa et al., Distributionally
+    Robust Neural Networks for Group Shifts, 2020, algorithm 1, with every group in each batch.
 
     Args:
         loss: the loss or the risk of one environment.
         rate: η.
-        autocast: what layers compute in.
+        autocast: the dtype in which layers compute.
 
     Attributes:
         module: the weights q_e, which :meth:`begin` makes.
@@ -38,11 +38,11 @@ class GroupDRO(Objective):
         self.rate = rate
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
-        """Make the weights, all alike."""
+        """Make the weights, all equal."""
         self.module = EnvironmentState(model, (environments,), 1 / environments)
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
-        """Update the weights, and weigh."""
+        """Update the weights, and return the weighted sum."""
         require_several(len(terms), "group-dro")
         state = EnvironmentState.of(self.module, "group-dro")
         weights = (state.values.log() + self.rate * terms.detach()).softmax(0)

@@ -10,7 +10,7 @@ from concord.gradients.layout import trainable
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
 
-_COPIES = 4  # of all environments' gradients: as they are, joined, their differences, and the gradient of those
+_COPIES = 4  # copies of all environments' gradients: themselves, joined, their differences, the differences' gradient
 _LIMIT = 2 * 2**30
 
 
@@ -18,8 +18,8 @@ class IGA(EnvironmentVectors):
     """The mean of the risks and λ times the variance of their gradients, (1/d) Σ ‖∇R_e - ∇R‖², over max(1, λ).
 
     Koyama and Yamaguchi, When is Invariance Useful in an Out-of-Distribution Generalization Problem?, 2020: the
-    trace of the gradients' variance over environments. The weight is λ. Second derivatives go through the whole model,
-    and the gradients of all environments are kept: for small networks.
+    trace of the gradients' variance over environments. The weight is λ. Second derivatives pass through the whole
+    model, and the gradients of all environments are kept, so the objective is for small networks.
     """
 
     name: ClassVar[str] = "iga"

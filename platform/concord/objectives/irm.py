@@ -24,19 +24,19 @@ Estimator = Literal["squared", "halves"]
 class IRMv1(Penalized):
     """The mean of the environments' risks and penalties, (1/d) Σ R_e(f) + λ D_e, over max(1, λ).
 
-    D_e = ‖∇_w R_e(w·f)‖² at w = 1: how far the environment would like all outputs scaled (Arjovsky et al., Invariant
-    Risk Minimization, 2019, eq. IRMv1). The published experiments divide by λ where it is above 1.
+    D_e = ‖∇_w R_e(w·f)‖² at w = 1, the squared slope of the risk by a factor on all outputs (Arjovsky et al., Invariant
+    Risk Minimization, 2019, eq. IRMv1). The published experiments divide by λ if λ is above 1.
 
-    While a risk runs, the floating-point tensors that the model gives are multiplied by w. The model must not compute
-    its own loss, which would be scaled in place of its outputs; and a part of it that the risk calls by itself is not
+    While a risk runs, the model's floating-point outputs are multiplied by w. The model must not compute its own loss,
+    which would be scaled in place of the outputs. Outputs of a part of the model that the risk calls itself are not
     scaled.
 
     Args:
         loss: the loss or the risk of one environment.
         weight: λ.
-        estimator: of the penalty; ``squared`` is that of the published experiments, ``halves`` of the paper's
-            appendix D, which takes every other example for each half.
-        autocast: what layers compute in.
+        estimator: the penalty's estimator: ``squared``, as in the published experiments, or ``halves``, as in the
+            paper's appendix D, with every other example in each half.
+        autocast: the dtype in which layers compute.
 
     Attributes:
         risk: risk and penalty of one environment.
@@ -63,7 +63,7 @@ def irm_penalty(loss: Loss, outputs: Tensor, targets: Tensor, estimator: Estimat
 
 @dataclass(frozen=True)
 class _RiskAndPenalty:
-    """Risk and penalty of one environment: a risk itself, so that every gradient source takes it."""
+    """Risk plus penalty of one environment, as a risk that every gradient source accepts."""
 
     risk: Risk
     weight: PenaltyWeight
@@ -129,7 +129,7 @@ def _slope(risk: Risk, model: nn.Module, batch: Batch, step: int) -> tuple[Tenso
 
 @contextmanager
 def _scaled_outputs(model: nn.Module, factor: Tensor) -> Iterator[None]:
-    """Meanwhile multiply the model's outputs, a tensor or any tree of tensors."""
+    """Multiply the model's outputs, a tensor or a tree of tensors, while the body runs."""
     calls = 0
 
     def multiply(_: nn.Module, __: Any, outputs: Any) -> Any:

@@ -17,13 +17,13 @@ from concord.objectives.penalty_weight import PenaltyWeight
 class MetaIRM(Penalized):
     """The mean of meta-losses and λ times their standard deviation.
 
-    For each environment i the weights take inner steps on its risk, θ'_i = θ - α ∇R_i(θ), and are judged by the other
-    ones: the meta-losses are R_j(θ'_i), j ≠ i. What is minimized is (1/N) Σ R_j(θ'_i) + λ σ, with the derivatives of
+    For each environment i the weights take inner steps on its risk, θ'_i = θ - α ∇R_i(θ), and are judged by the
+    others: the meta-losses are R_j(θ'_i), j ≠ i. The objective is (1/N) Σ R_j(θ'_i) + λ σ, with the derivatives of
     θ'_i through θ (Bae et al., Meta-Learned Invariant Risk Minimization, 2021, eq. 3 to 6 and algorithm 1, which has
     the sum of the N meta-losses in place of the mean: its λ is ours times N).
 
-    The second derivatives go through the model. PyTorch has none of its fused attention on a CPU: give a transformer
-    its plain one (``attn_implementation="eager"``), or take ``first_order``.
+    The second derivatives pass through the model. PyTorch's fused attention has none on a CPU: give a transformer
+    plain attention (``attn_implementation="eager"``), or take ``first_order``.
 
     Args:
         loss: the loss or the risk of one environment.
@@ -32,10 +32,10 @@ class MetaIRM(Penalized):
         weight: λ; 0 during its warm-up.
         drop_grad: rate p of Gaussian DropGrad (Tseng et al., Regularizing Meta-Learning via Gradient Dropout, 2020):
             each component of an inner gradient is multiplied by a draw from N(1, p / (1 - p)).
-        outer: the number of other environments that judge each θ'_i, drawn anew at each step; 0 takes all.
+        outer: the number of other environments that judge each θ'_i, drawn at each step; 0 takes all.
         first_order: treat θ'_i - θ as a constant (an ablation of the paper).
         same_environment: judge θ'_i by environment i itself (an ablation of the paper).
-        autocast: what layers compute in.
+        autocast: the dtype in which layers compute.
 
     Raises:
         InputError: an option is out of its range.

@@ -1,4 +1,4 @@
-"""Mixup between environments: examples between those of two environments."""
+"""Mixup between environments: weighted means of examples from two environments."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -16,15 +16,15 @@ from concord.objectives.objective import Objective, require_several
 class Mixup(Objective):
     """The mean of the risks of mixed examples, μ loss(f(x), y_a) + (1 - μ) loss(f(x), y_b), x = μ x_a + (1 - μ) x_b.
 
-    Each environment a is mixed with the next one, b, on a circle of all that is drawn at each step, and each pair has
-    its share μ, from Beta(α, α). Zhang et al., mixup: Beyond Empirical Risk Minimization, 2018, between
+    At each step the environments form a random circle. Each environment a is mixed with its successor b; each pair
+    draws its share μ from Beta(α, α). Zhang et al., mixup: Beyond Empirical Risk Minimization, 2018, between
     environments as in DomainBed (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, 2021). Inputs are
     floating point or bytes, targets classes.
 
     Args:
         loss: the loss of outputs and classes.
         alpha: α.
-        autocast: what layers compute in.
+        autocast: the dtype in which layers compute.
 
     Raises:
         InputError: α is not above 0, or a risk is given in place of a loss.
@@ -43,7 +43,7 @@ class Mixup(Objective):
         self._seed: int | None = None
 
     def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
-        """Draw a seed in the first process for all."""
+        """Draw a seed in the first process, for all processes."""
         drawn = torch.randint(2**31, ()).to(next(model.parameters()).device)
         self._seed = int(total(drawn * (own[0] == 0)))
 
@@ -53,7 +53,7 @@ class Mixup(Objective):
         """The risks of mixed examples.
 
         Raises:
-            InputError: targets are no classes, or inputs cannot be mixed.
+            InputError: targets are not classes, or inputs cannot be averaged.
         """
         inputs, classes = pair(batch)
         dtypes = {leaf.dtype for leaf in pytree.tree_leaves(inputs)}

@@ -1,4 +1,4 @@
-"""Maximum mean discrepancy: environments whose representations a kernel cannot tell apart."""
+"""Maximum mean discrepancy: environments whose representations have the same distribution under a kernel."""
 
 from typing import Any, ClassVar
 

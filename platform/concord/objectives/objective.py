@@ -32,34 +32,33 @@ class Objective:
         for step, (inputs, targets) in enumerate(batches):  # (environments, batch, ...), (environments, batch)
             objective(model, inputs, targets, step).backward()
 
-    It has two parts. :meth:`terms` are what environments give, numbers with a graph: here, their risks.
-    :meth:`combine` makes one number of all terms: here, their mean. Where environments lie in several processes, each
-    computes its own terms, and only their values have to be known everywhere.
+    It has two parts. :meth:`terms` computes the environments' terms, numbers with a graph: here, their risks.
+    :meth:`combine` reduces all terms to one number: here, their mean. With several processes each computes the terms of
+    its own environments and receives the values of the others.
 
     Args:
         loss: the loss or the risk of one environment, see :mod:`concord.gradients.risk`.
         autocast: the dtype in which ``torch.autocast`` computes layers; a loss gets float32. None disables autocast.
 
-    An objective may train a network of its own beside the model, such as a classifier of environments: it makes one in
-    :meth:`begin` and names it :attr:`module`. Then it has to be coupled.
+    An objective may train a network of its own beside the model, such as a classifier of environments: :meth:`begin`
+    makes it and stores it as :attr:`module`. Such an objective must be coupled.
 
     Attributes:
-        risk: the risk of one environment. Where the objective is not coupled, this is what a gradient source takes in
-            place of a loss, together with any aggregator.
-        coupled: the gradient is no mean of gradients of environments that an aggregator could replace.
-        others: the terms of an environment depend on the batches of the other ones.
-        by_example: an environment has terms for each of its examples, so batches of all processes have one shape.
-        every: each step needs all environments of the run, of which the objective keeps something.
-        compares: environments are compared, so that a run needs two or more.
-        module: the objective's own network; it is in a run's checkpoints, but no part of the trained model.
-        optimizer: of the module's parameters. None: they are trained like the model's, with the run's optimizer.
-        schedule: of this optimizer, stepped with it; None: its learning rate stays.
-        alternates: the objective trains its module itself, in :meth:`prepare`, at steps of its own choice; the terms'
-            gradient is the model's alone, and the optimizer is stepped there.
-        takes_aggregator: the objective applies the run's aggregator itself, to gradients of its own; then it may be
-            coupled, and --aggregator other than the mean.
-        default_weight: the weight of the penalty that :func:`~concord.objectives.objective` takes where none is given;
-            None: the objective has no penalty.
+        risk: the risk of one environment. If the objective is not coupled, a gradient source takes it in place of a
+            loss, with any aggregator.
+        coupled: whether there is one gradient for all environments, which no aggregator can replace.
+        others: whether an environment's terms depend on the other environments' batches.
+        by_example: whether an environment has terms for each example; then the batches of all processes need one shape.
+        every: whether each step needs all environments of the run, since the objective keeps values of each.
+        compares: whether environments are compared, so that a run needs two or more.
+        module: the objective's own network; checkpoints contain it, the registered model does not.
+        optimizer: the optimizer of the module's parameters; None trains them with the run's optimizer.
+        schedule: the schedule of this optimizer; None keeps its learning rate.
+        alternates: whether the objective trains its module itself, in :meth:`prepare`; the terms' gradient is then the
+            model's alone.
+        takes_aggregator: whether the objective applies the run's aggregator itself, to its own gradients; it may then
+            be coupled with an --aggregator other than the mean.
+        default_weight: the default weight of the penalty; None if the objective has no penalty.
     """
 
     coupled: ClassVar[bool] = True
@@ -85,7 +84,7 @@ class Objective:
         Args:
             model: the model to train.
             environments: the number of training environments, in all processes.
-            steps: of the whole run, for schedules.
+            steps: the number of steps of the run, for schedules.
         """
 
     def attach(
@@ -94,10 +93,10 @@ class Objective:
         """Receive the run's batches and optimizer. Called once, after :meth:`begin`.
 
         Args:
-            batch_at: gives the batch of this process's environments at any step, also a later one.
-            optimizer: of the model.
-            steps_per_pass: the steps in which every example comes exactly once, counted from step 0; None: passes do
-                not end at a step.
+            batch_at: returns the batch of this process's environments at any step, also a later one.
+            optimizer: the model's optimizer.
+            steps_per_pass: the steps in which every example occurs exactly once, counted from step 0; None if passes
+                do not end at a step.
         """
 
     def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
@@ -107,30 +106,30 @@ class Objective:
             model: the model to train.
             step: the step's number.
             own: the indices of this process's environments among all.
-            total: gives the sum of a tensor over all processes, each of which has to call it as often.
+            total: returns the sum of a tensor over all processes, which must all call it equally often.
         """
 
     def metrics(self) -> Mapping[str, float]:
         """Further numbers of an epoch's steps, by name, which are reported as ``objective/NAME``.
 
-        Called after each epoch in every process, where they have to be the same.
+        Called after each epoch in every process; the numbers must be the same in all.
         """
         return {}
 
     def terms(
         self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The terms of environments, as many for each, one environment's after the other's, and their weights.
+        """The concatenated terms of the environments, of equal number, and the environments' weights.
 
         Args:
-            model: what the risk calls.
-            batch: a tree of tensors ``(environments, batch, ...)``: of the environments whose terms are wanted, or with
-                :attr:`others` of all of them.
+            model: the model that the risk calls.
+            batch: a tree of tensors ``(environments, batch, ...)``: of the requested environments, or of all
+                with :attr:`others`.
             step: the step's number, for schedules.
-            own: the indices, among all, of the environments whose terms are wanted; None: all.
+            own: the indices of the requested environments among all; None takes all.
 
         Returns:
-            The terms ``(terms,)`` and what each environment weighs, ``(environments,)``, see
+            The terms ``(terms,)`` and the environments' weights, ``(environments,)``, see
             :class:`~concord.gradients.EnvironmentStep`.
         """
         return self.risks(model, batch, step)
@@ -147,13 +146,13 @@ class Objective:
         """The objective of these batches, a scalar.
 
         Args:
-            model: what the risk calls.
+            model: the model that the risk calls.
             batch: a tree of tensors ``(environments, batch, ...)``, of all environments.
             step: the step's number, for schedules; 0 if None.
             more: ``objective(model, inputs, targets, step)`` is short for a pair.
 
         Raises:
-            InputError: the batch is no such tree, or the risk no scalar.
+            InputError: the batch is not such a tree, or the risk is not a scalar.
         """
         batch, _, at = Calls().take(batch, more, step)
         return self.combine(self.terms(model, batch, at)[0], at)
@@ -161,14 +160,14 @@ class Objective:
     def risks(
         self, model: nn.Module, batch: Batch, step: int, weights: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The mean risk of each environment, and what it weighs, both ``(environments,)``.
+        """The mean risk of each environment, and its weight, both ``(environments,)``.
 
-        A loss gets the outputs of one forward pass for all environments, unless the model normalizes over the batch:
-        then there is one for each environment, as there always is with a risk, and each environment's batch is
-        normalized by itself (and running statistics take in one environment after the other).
+        With a loss there is one forward pass for all environments. If the model normalizes over the batch, or with a
+        risk, there is one pass for each environment: its batch is normalized separately, and running statistics take
+        the environments one after another.
 
         Args:
-            model: what the risk calls.
+            model: the model that the risk calls.
             batch: a tree of tensors ``(environments, batch, ...)``.
             step: the step's number.
             weights: parameters in place of the model's own.
@@ -198,8 +197,8 @@ class Penalized(Objective):
 
     Args:
         loss: the loss or the risk of one environment.
-        weight: of the penalty.
-        autocast: what layers compute in.
+        weight: the weight of the penalty.
+        autocast: the dtype in which layers compute.
     """
 
     def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:

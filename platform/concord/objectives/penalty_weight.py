@@ -8,15 +8,15 @@ from concord.errors import ArgumentError
 
 @dataclass(frozen=True)
 class PenaltyWeight:
-    """A weight that is small while the risk is learned first, as in the experiments of IRM's authors.
+    """A weight that is small during a warm-up, as in the experiments of IRM's authors.
 
-    Arjovsky et al., Invariant Risk Minimization, 2019: the published Colored MNIST experiment takes a weight of 1
-    for 190 of 501 steps, and some 91,000 afterwards.
+    Arjovsky et al., Invariant Risk Minimization, 2019: the published Colored MNIST experiment has a weight of 1
+    for 190 of 501 steps, and about 91,000 afterwards.
 
     Args:
         weight: the full weight, not negative.
-        warmup: steps before it.
-        before: the weight during those.
+        warmup: the number of steps before the full weight.
+        before: the weight in these steps.
 
     Raises:
         InputError: a weight is negative or not finite.

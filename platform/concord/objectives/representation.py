@@ -36,8 +36,8 @@ class Represented(Penalized):
         head(model, self.layer)
 
     def represented(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Risks and weights as of :meth:`risks`, the representations ``(environments, examples, width)``, and what the
-        head gives, of each forward pass.
+        """Risks and weights of :meth:`risks`, the representations ``(environments, examples, width)``, and the head's
+        outputs of each forward pass.
         """
         inputs: list[Tensor] = []
         outputs: list[Tensor] = []

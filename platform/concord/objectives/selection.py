@@ -93,19 +93,19 @@ def objective(
     """The objective called ``name``; options that it does not have are ignored.
 
     Args:
-        name: of the objective.
+        name: the objective's name.
         loss: the loss or the risk of one environment.
         penalty_weight: the weight of the penalty, λ, β of ``vrex``, -λ_min of ``mm-rex``; None takes the objective's
             ``default_weight``.
         warmup_steps: steps before the penalty has its weight.
-        estimator: of the penalty of ``irm``.
+        estimator: the estimator of the penalty of ``irm``.
         inner_lr, inner_steps, drop_grad, outer, first_order, same_environment: see :class:`MetaIRM`.
-        domain_units: of the domain classifier of ``dann``, see :class:`DomainClassifier`.
+        domain_units: the hidden width of ``dann``'s domain classifier, see :class:`DomainClassifier`.
         group_rate, quantile, variance_momentum, mixup_alpha: η of ``group-dro``, α of ``eqrm``, γ of ``fishr``, α of
             ``mixup``.
-        representation: name of the linear layer whose input ``dann``, ``coral`` and ``mmd`` take, and which is the head
-            of ``fishr``; None takes the last one.
-        autocast: what layers compute in.
+        representation: name of the linear layer whose input is the representation of ``dann``, ``coral`` and ``mmd``,
+            and which is the head of ``fishr``; None takes the last one.
+        autocast: the dtype in which layers compute.
 
     Raises:
         InputError: no objective has this name, or an option is out of its range.

@@ -19,12 +19,12 @@ class SpectralDecoupling(Penalized):
 
     Pezeshki et al., Gradient Starvation: A Learning Proclivity in Neural Networks, 2021, which has λ/2 and
     the sum over an example's outputs; the mean is DomainBed's. Environments are not compared, so one is enough,
-    and any aggregator takes the terms.
+    and any aggregator can combine the terms.
 
     Args:
         loss: the loss or the risk of one environment.
         weight: λ; 0 during its warm-up.
-        autocast: what layers compute in.
+        autocast: the dtype in which layers compute.
 
     Attributes:
         risk: risk and squared outputs of one environment.
@@ -41,7 +41,7 @@ class SpectralDecoupling(Penalized):
 
 @dataclass(frozen=True)
 class _RiskAndOutputs:
-    """Risk and penalty of one environment: a risk itself, so that every gradient source takes it."""
+    """Risk plus penalty of one environment, as a risk that every gradient source accepts."""
 
     risk: Risk
     weight: PenaltyWeight

@@ -21,66 +21,66 @@ class AgentConfig(RunConfig):
 
     # fmt: off
     game: str = "coinrun"
-    """Which of Procgen's 16 games."""
+    """One of Procgen's 16 games."""
     difficulty: Difficulty = "easy"
     """Distribution of levels: easy or hard."""
     levels: int = FIRST_UNSEEN_LEVEL
-    """How many levels there are to train on, from level 0 on; those from 2,000,000,000 on are for evaluation."""
+    """Number of training levels, from level 0 on; levels from 2,000,000,000 on are for evaluation."""
     steps: int = 25_000_000
     """Environment steps of the whole run, over all environments."""
 
     environments: int = 64
-    """Environments of each runner, stepped together."""
+    """Number of environments of each runner, stepped together."""
     rollout: int = 256
     """Steps of each environment between updates."""
     epochs: int = 3
-    """Passes over what was sampled."""
+    """Passes over each batch."""
     minibatches: int = 8
-    """Steps of the optimizer, a pass."""
+    """Optimizer steps of a pass."""
     lr: float = 5e-4
     """Learning rate of Adam."""
     final_lr: float | None = None
-    """Learning rate at the end, to which it goes in a straight line; constant if not given."""
+    """Learning rate at the end of the run, approached linearly; by default the rate is constant."""
     discount: float = 0.999
     """Discount factor γ."""
     gae_lambda: float = 0.95
     """λ of the generalized advantage estimates."""
     clip: float = 0.2
-    """How far the ratio of new to old policy may be from 1 before its gain counts no more."""
+    """PPO's clip: distance from 1 at which the ratio of new to old policy is clipped."""
     entropy: float = 0.01
     """Coefficient of the policy's entropy."""
     value: float = 0.25
-    """Coefficient of the squared error of the value function (theirs is 0.5 of half of it)."""
+    """Coefficient of the squared error of the value function (0.25 equals the authors' 0.5 of half the error)."""
     max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
 
     precision: Literal["bfloat16", "float32"] = "bfloat16"
-    """What the network computes in (autocast)."""
+    """Precision of the network (autocast)."""
     compile: bool = False
     """Compile the network (torch.compile)."""
     overlap: bool = True
-    """Sample the next batch while learning from this one, where --runners is above 0."""
+    """Sample the next batch while the present one is learned, if --runners is above 0."""
     runners: int = 0
-    """Processes that sample; 0 samples where the learner is."""
+    """Number of processes that sample; 0 samples in the learner's process."""
     learners: int = 0
-    """Processes that learn, placed by Ray; 0 learns in this one."""
+    """Number of processes that learn, placed by Ray; 0 learns in the command's process."""
     gpus_per_learner: float = 0.0
     """GPUs of each learner; needs --learners 1 or more on a cluster."""
     gpus_per_runner: float = 0.0
     """GPUs of each runner."""
     threads: int | None = None
-    """PyTorch's threads in the learner; one for each core that no runner takes, if not given."""
+    """Number of PyTorch's threads in the learner; by default the number of cores without a runner."""
 
     initial: Path | None = None
-    """Expert to begin from, a safetensors file; random weights if not given."""
+    """Safetensors file of an expert to begin from; by default random weights."""
     evaluations: int = 10
-    """How often the agent is evaluated during the run (at the end in any case)."""
+    """Number of evaluations during the run, with one at the end."""
     evaluation_episodes: int = 100
-    """Episodes of an evaluation during the run."""
+    """Number of episodes of an evaluation during the run."""
     final_episodes: int = 500
-    """Episodes of the evaluation at the end."""
+    """Number of episodes of the evaluation at the end."""
     checkpoints: int = 50
-    """How many checkpoints are written during the run (at the end in any case)."""
+    """Number of checkpoints during the run, with one at the end."""
     # fmt: on
 
     @property
@@ -108,7 +108,7 @@ class AgentConfig(RunConfig):
     def cpu_request(self) -> tuple[float, str]:
         """One CPU for each runner and learner."""
         wanted = self.runners + self.learners
-        return wanted, f"--runners {self.runners} --learners {self.learners}: they want a CPU each, {wanted} in all"
+        return wanted, f"--runners {self.runners} --learners {self.learners}: they need a CPU each, {wanted} in all"
 
     @property
     def batch(self) -> int:

@@ -13,19 +13,19 @@ from concord.reinforcement.procgen_environment import Difficulty, ProcgenVectorE
 
 @dataclass(frozen=True, kw_only=True)
 class ClonedLevels(OptionGroup):
-    """The expert's states that are learned from."""
+    """The expert's states that train the clone."""
 
     # fmt: off
     game: str = "coinrun"
-    """Which of Procgen's 16 games."""
+    """One of Procgen's 16 games."""
     difficulty: Difficulty = "easy"
     """Distribution of levels: easy or hard."""
     levels: int = 0
-    """Train on the first so many levels; 0 takes all there are."""
+    """Number of training levels, from the first; 0 takes all."""
     states: int = 0
-    """Train on the first so many states of each level; 0 takes all there are."""
+    """Number of training states of each level, from the first; 0 takes all."""
     play_episodes: int = 100
-    """Episodes that the trained clone plays on unseen levels; 0 plays none."""
+    """Number of episodes that the trained clone plays on unseen levels."""
     # fmt: on
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from concord.environments.sharded import SPLITS, RowGroup, Rows, ShardedData, Split, data_folder
+from concord.environments.sharded import SPLITS, RowGroup, RowGroupData, ShardedData, Split, data_folder
 from concord.reinforcement.actor_critic import Policy
 from concord.reinforcement.episodes import Step, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
@@ -41,25 +41,25 @@ class CloningOptions(MakingOptions):
 
     # fmt: off
     game: str = "coinrun"
-    """Which of Procgen's 16 games."""
+    """One of Procgen's 16 games."""
     difficulty: Difficulty = "easy"
     """Distribution of levels: easy or hard."""
     expert: Path | None = None
-    """The expert, a safetensors file of coinrun-expert; the one that comes with Concord if not given."""
+    """Safetensors file of an expert from coinrun-expert; by default the included expert."""
     levels: int = 64
-    """Training levels."""
+    """Number of training levels."""
     states: int = 1000
-    """States of each training level."""
+    """Number of states of each training level."""
     first_level: int = 0
     """Seed of the first training level."""
     test_states: int = 2000
-    """Test states, each of another level that is no training level."""
+    """Number of test states, each from a level of its own outside of the training levels."""
     validation_states: int = 1000
-    """Validation states, each of another level that is neither; to choose by."""
+    """Number of validation states, each from a further level; they select models."""
     first_test_level: int = FIRST_UNSEEN_LEVEL
-    """From this level on are those of validation and test; from the default on, no expert trained on them."""
+    """First level of validation and test; no expert trains on levels from the default on."""
     seed: int = 0
-    """Seed of the episodes, and of which of their states are taken."""
+    """Seed of the episodes and of the draw of their states."""
     # fmt: on
 
     @property
@@ -146,9 +146,9 @@ def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
     }
 
 
-def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, seed: int) -> Sequence[Rows]:
+def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, seed: int) -> Sequence[RowGroupData]:
     states = states_of(expert, shard.split, shard.first, shard.count, shard.states, game, difficulty, seed)
-    return [Rows(vars(states), {"levels": sorted(set(states.level.tolist()))})]
+    return [RowGroupData(vars(states), {"levels": sorted(set(states.level.tolist()))})]
 
 
 @dataclass(frozen=True)

@@ -35,31 +35,31 @@ FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and amo
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeOptions(OptionGroup):
-    """How consistent a trained model is across environments: how much another environment's loss may change under a
-    change of weights that keeps one environment's loss within ε. The null is the same on pseudo-environments, drawn at
-    random from the same examples."""
+    """Measure how consistent a trained model is across environments: the largest change of another environment's loss
+    under a change of weights that changes one environment's loss by at most ε. The null is the same measurement on
+    pseudo-environments, random groups of the same examples."""
 
     name: tuple[str, ...] = ()
-    """Finished runs; runs that differ in the seed alone are one method, other runs are compared side by side."""
+    """Finished runs. Runs that differ only in the seed are one method; other runs have columns of their own."""
     model: str | None = None
-    """A registered model instead: NAME@champion, or NAME/VERSION."""
+    """Registered model in place of a run: NAME@champion, or NAME/VERSION."""
     settings: Settings = field(default_factory=Settings)
     through: str | None = None
-    """Another run of the same network; the slices pass through its solution."""
+    """Another run of the same network, through whose solution the slices pass."""
     use_gpu: bool = False
     """Compute on a GPU."""
     results: Path | None = None
     """Folder for the main numbers, one line a run: JOB-analyzed.jsonl."""
     again: bool = False
-    """Repeat an analysis that was made before with the same options."""
+    """Repeat an analysis that exists with the same options."""
     data_dir: Path | None = None
-    """Folder of the data, if not the run's."""
+    """Folder of the data; by default the run's."""
     output: Path = DEFAULT_OUTPUT
     """Folder of the runs, and of MLflow's store without a tracking URI."""
     tracking_uri: str | None = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI)."""
     address: str | None = None
-    """Ray cluster for several runs, or local; by default RAY_ADDRESS, else a Ray that is started on this machine."""
+    """Ray cluster for several runs, or local; by default RAY_ADDRESS, else a Ray started on this machine."""
 
     def check(self) -> None:
         """Validate options."""

@@ -263,7 +263,7 @@ def open_run(reserved: Reserved, description: Description, info: Callable[[str],
         seconds = _FULL_DISK_SENDING_SECONDS if isinstance(error, FullDiskError) else seconds
         _close(run, "FAILED")
         if isinstance(error, Exception) and (gone := _removed(run.kept)):
-            seconds = 0.0  # the events are gone, too
+            seconds = 0.0  # the events are also gone
             raise RunFailedError(gone) from error
         raise
     finally:

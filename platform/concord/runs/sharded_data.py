@@ -14,7 +14,7 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.sharded import (
     FORMAT,
     MANIFEST,
-    Rows,
+    RowGroupData,
     ShardedData,
     Split,
     invalid_data_error,
@@ -73,9 +73,9 @@ class MakingOptions(OptionGroup):
     tasks: int | None = None
     """Number of parallel Ray tasks; by default one for each CPU."""
     address: str | None = None
-    """Ray cluster to run on; by default RAY_ADDRESS, else a Ray that is started on this machine."""
+    """Ray cluster to run on; by default RAY_ADDRESS, else a Ray started on this machine."""
     data_dir: Path | None = None
-    """Folder for the data; by default one of their name under data/ of --output."""
+    """Folder for the data; by default a folder named after the data in data/ of --output."""
     output: Path = DEFAULT_OUTPUT
     """Folder of runs and data."""
     # fmt: on
@@ -96,7 +96,7 @@ def make_sharded(
     folder: Path,
     about: Mapping[str, Any],
     shards: Sequence[AnyShard],
-    task: Callable[[AnyShard], Sequence[Rows]],
+    task: Callable[[AnyShard], Sequence[RowGroupData]],
     options: MakingOptions,
     info: Info,
 ) -> tuple[ShardedData, dict[str, Any]]:
@@ -158,7 +158,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _made(
-    shards: Sequence[AnyShard], task: Callable[[AnyShard], Sequence[Rows]], tasks: int | None
+    shards: Sequence[AnyShard], task: Callable[[AnyShard], Sequence[RowGroupData]], tasks: int | None
 ) -> Iterator[tuple[AnyShard, tuple[bytes, list[dict[str, Any]]]]]:
     """The files as they are made, in any order."""
     import ray
@@ -185,6 +185,6 @@ def _made(
             ray.cancel(each, force=True)
 
 
-def _make(task: Callable[[AnyShard], Sequence[Rows]], shard: AnyShard) -> tuple[bytes, list[dict[str, Any]]]:
+def _make(task: Callable[[AnyShard], Sequence[RowGroupData]], shard: AnyShard) -> tuple[bytes, list[dict[str, Any]]]:
     tune_process(threads=1)
     return shard_of(task(shard))

@@ -26,9 +26,9 @@ _SEEDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class LeaveOneOutOptions(SeedsOptions):
-    """Train each method with each training environment left out: concord compare JOB leave-one-out. The others'
-    held-out examples choose the evaluation and the method. The job's validation environments and test are not used.
-    Options of the job given here hold for every run."""
+    """Train each method with each training environment left out. The other environments' held-out examples choose the
+    evaluation and the method. The job's validation environments and test are not used. Options of the job on the
+    command line apply to every run."""
 
     # fmt: off
     methods: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class LeaveOneOutOptions(SeedsOptions):
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
-    """Environments left out in turn, drawn by the first seed; 0 takes every one."""
+    """Number of environments left out in turn, drawn by the first seed; 0 takes all."""
     # fmt: on
 
     def check(self) -> None:

@@ -90,19 +90,19 @@ def method_names(given: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodsOptions(OptionGroup):
-    """Compare methods on these data: a small study of each, scored without the test, and one table: concord compare JOB
-    methods. The same --name continues it. Options of the job given here hold for every method."""
+    """Compare methods on the job's data: a small study of each method, scored without the test, and one table. The same
+    --name continues the comparison. Options of the job on the command line apply to every method."""
 
     # fmt: off
     methods: tuple[str, ...] = ()
     """Rules (mean or erm, and-mask, geometric-mean, xor-mask, sand-mask, t-mask, pcgrad, mgda, cagrad, upgrad, krum,
     clip, median, trimmed-mean) and objectives (irm, vrex, mm-rex, group-dro, eqrm, fishr, iga, coral, mmd, dann, mixup,
-    sd, meta-irm); by default mean, and-mask, t-mask, vrex and irm, without those that the job cannot use. The others
-    are compared with the first."""
+    sd, meta-irm); by default mean, and-mask, t-mask, vrex and irm, without those that the job cannot use. All methods
+    are compared with the first one."""
     trials: int = 12
-    """Trials of each method."""
+    """Number of trials of each method."""
     seeds: int = 5
-    """Runs of each method's best settings, with new seeds."""
+    """Number of new seeds, with which each method's best settings are trained."""
     selection: Literal["auto", "validation", "leave-one-out", "held-out"] = "auto"
     """Examples that score settings and methods; auto is validation if the job has validation environments, else
     leave-one-out with three training environments, else held-out examples, which have the same shortcuts."""
@@ -112,7 +112,7 @@ class MethodsOptions(OptionGroup):
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
-    """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
+    """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
     results: Path | None = None
     """Folder for the values of each method's seeds, one JSON line a seed."""
     sharing: SharingOptions = group(SharingOptions)

@@ -131,7 +131,7 @@ def without(prepared: WorkerData, left_out: str) -> WorkerData:
     in_memory = [source for source in sources if isinstance(source, InMemory)]
     joint = merged([source.data for source in in_memory], torch.cat) if len(in_memory) == len(sources) else None
     whole = Environment(left_out, ConcatSource(sources) if joint is None else joint)
-    kept = {*environments.test, *environments.observed}
+    kept = {*environments.test, *environments.monitored}
     others = [(name, environment) for name, environment in prepared.eval_only if name in kept]
     training = [each for each in prepared.training if each is not pair]
     return WorkerData(environments, training, [(left_out, whole), *others])

@@ -24,7 +24,7 @@ class SharingOptions(OptionGroup):
 
     # fmt: off
     concurrent: int = 0
-    """Number of parallel runs; 0 takes all that the cluster holds."""
+    """Number of parallel runs; 0 fills the cluster."""
     gpus_per_trial: float = 1.0
     """GPUs of each run, with --use-gpu; with 0.25 four share one."""
     # fmt: on
@@ -37,51 +37,52 @@ class SharingOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions(OptionGroup):
-    """One study; the same --name continues it. Options of the job given here are fixed: they leave the space."""
+    """Run one study; the same --name continues it. Options of the job on the command line are not varied."""
 
     # fmt: off
     trials: int = 64
     """Number of trials; a larger number extends an existing study."""
     sharing: SharingOptions = group(SharingOptions)
     method: str | None = None
-    """Method: one of the job's studies, or derived (from its configuration) or wide, which every job has."""
+    """One of the job's studies by name, derived (a space around the job's settings) or wide; by default the job's first
+    study, else derived."""
     space: Path | None = None
     """TOML file with a space that replaces the job's."""
     vary: tuple[str, ...] = ()
-    """Options to vary, besides or instead of the space's: lr=log:1e-4:1, threshold=uniform:0:1, batch_size=64,128."""
+    """Options to vary, beside or in place of the space's: lr=log:1e-4:1, threshold=uniform:0:1, batch_size=64,128."""
     suggest: tuple[str, ...] = ()
-    """Points to try first: lr=0.01,threshold=0.8 (missing values are the first of the space)."""
+    """Points to try first, such as lr=0.01,threshold=0.8; a missing option takes the first value of its domain."""
     search: Literal["tpe", "random", "grid"] = "tpe"
     """Tree-structured Parzen estimator (HyperOpt), random search, or every point of the space."""
     startup: int = 20
-    """Random trials before TPE suggests."""
+    """Number of random trials before TPE suggests."""
 
     selection: Selection = "held-out"
     """Examples that score a trial: held-out examples of the training environments, validation environments, training
-    environments left out in turn, or the o.o.d. test (then results are marked as oracle); by default the job's choice
-    for the method."""
+    environments left out in turn, or the o.o.d. test (results are then marked as oracle); by default the selection of
+    the job's study."""
     metric: str | None = None
     """Measure of the score, such as accuracy, worst_accuracy or spread; by default that of the job's study, else of
     its criterion, else accuracy, or loss without one."""
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
-    """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
+    """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
     shortlist: int = 4
-    """Number of best trials that all selections score at the end (4 environments are left out in turn, or --folds)."""
+    """Number of best trials that every selection scores at the end, leaving out 4 (or --folds) environments in turn."""
 
     stop_when: tuple[str, ...] | None = None
-    """A trial ends when all of these hold, such as 'train_accuracy>0.97' 'ood_accuracy<0.6' (with quotes: to a shell >
-    and < are redirections); by default the job's rule."""
+    """Conditions that end a trial when all hold, such as 'train_accuracy>0.97' 'ood_accuracy<0.6' (with quotes, since >
+    and < are redirections in a shell); by default the job's rule."""
     scheduler: Literal["none", "asha", "median"] = "none"
-    """Stop trials that fall behind: asynchronous successive halving, or the median rule."""
+    """Stop trials that are worse than others: by asynchronous successive halving, or the median rule."""
     max_minutes: float = 0.0
-    """Stop the search after this time (running trials run again when the study continues); 0: no limit."""
+    """Minutes after which the search ends; running trials run again when the study continues; 0 sets no limit."""
 
     reruns: int = 5
-    """Runs of the best configuration with new seeds; 0: none."""
+    """Number of runs of the best configuration with new seeds."""
     top: int = 5
-    """Rows of the table of the best trials."""
+    """Number of rows in the table of the best trials."""
     # fmt: on
 
     def check(self) -> None:
@@ -126,8 +127,8 @@ class SeedsOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(SeedsOptions):
-    """Train the missing runs of a job's tables: concord compare JOB [TABLE…]. Options of the job given
-    here hold for every configuration."""
+    """Train the missing runs of a job's tables: concord compare JOB [TABLE…]. Options of the job on the command line
+    apply to every configuration."""
 
     # fmt: off
     only: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_r
 from concord.training.metric_names import environment_metric, split_metric
 
 Split = str
-"""``train``, ``held_out``, ``validation``, ``ood``, or the name of an observed environment."""
+"""``train``, ``held_out``, ``validation``, ``ood``, or the name of a monitored environment."""
 PerExample = Callable[[Any, Any], Tensor]
 """Maps the model's outputs and the targets, or with a risk the outputs and the batch, to one number an example."""
 Mode = Literal["max", "min"]
@@ -173,7 +173,7 @@ def reported_metrics(
 ) -> dict[str, Mode | None]:
     """The metrics of evaluations over environments, with their modes, from the measures'."""
     there = {"held_out": held_out, "validation": environments.validation or held_out, "ood": environments.test}
-    splits = ["train", *(split for split, has in there.items() if has), *environments.observed]
+    splits = ["train", *(split for split, has in there.items() if has), *environments.monitored]
     reported = {split_metric(split, measure): mode for split in splits for measure, mode in measures.items()}
     ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
     worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}

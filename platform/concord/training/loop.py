@@ -513,7 +513,7 @@ class _Run:
                 rows.append(EvaluatedPart("held_out", name, own[name].held_out if name in own else None))
         rows += [EvaluatedPart("validation", name, others.get(name)) for name in self.environments.validation]
         rows += [EvaluatedPart("ood", name, others.get(name)) for name in self.environments.test]
-        rows += [EvaluatedPart(name, name, others.get(name)) for name in self.environments.observed]
+        rows += [EvaluatedPart(name, name, others.get(name)) for name in self.environments.monitored]
         return rows
 
     def average_buffers(self) -> None:

@@ -92,7 +92,7 @@ def _metrics(
         ("held_out", SPLITS["held_out"], environments.train),
         ("validation", SPLITS["validation"], environments.validation or environments.train),
         ("ood", SPLITS["ood"], environments.test),
-        *((name, f"observed environment {name!r}", (name,)) for name in environments.observed),
+        *((name, f"monitored environment {name!r}", (name,)) for name in environments.monitored),
     ]
     of_measures = [("loss", "the loss"), *((name, f"measure {name!r}") for name in measures)]
     for split, of_split, names in parts:

@@ -45,7 +45,7 @@ class WorkerData:
             found.append(summarize(pair.training, "train"))
             if pair.held_out is not None:
                 found.append(summarize(pair.held_out, "held-out"))
-        return found + [summarize(data, purposes.get(name, "observed")) for name, data in self.eval_only]
+        return found + [summarize(data, purposes.get(name, "monitored")) for name, data in self.eval_only]
 
 
 def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext) -> WorkerData:
@@ -55,7 +55,7 @@ def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext) -> Work
     # If examples are environments, the processes share each batch, so each one has all the data.
     own = environments.train if config.aggregation.per_example else share(environments.train, process)
     training = environments.split(own, config.data.held_out, config.run.seed, process.device)
-    names = share(environments.validation + environments.test + environments.observed, process)
+    names = share(environments.validation + environments.test + environments.monitored, process)
     eval_only = [(name, environments[name]) for name in names]
     return WorkerData(environments.only_names(), training, eval_only)
 

@@ -1,9 +1,9 @@
-"""A lower bound on a network's inconsistency, on its true losses: points of N_e that are searched for and checked.
+"""A lower bound on a network's inconsistency by its true losses: searches for points of N_e and checks them.
 
-From θ* the search goes out along a direction and climbs |L_e' - L_e(θ*)| within N_e: along the gradient of L_e' less
-its part along that of L_e, which would leave N_e first. A step is taken only if L_e stays within ε of L_e(θ*) at its
-end and at points between, so a path from θ* to it within N_e is known and the value there is a part of the maximum in
-I^ε (but for what L_e does between the points).
+From θ* the search moves along a direction and climbs |L_e' - L_e(θ*)| within N_e: along the gradient of L_e' without
+its part along the gradient of L_e, which would leave N_e first. A step is taken only if L_e is within ε of L_e(θ*) at
+its end and at points between. So a path within N_e from θ* is known, and the value at its end is a lower bound of I^ε,
+except that L_e between the points is unknown.
 """
 
 import math
@@ -22,7 +22,7 @@ _CHECKS = 3  # points of each segment at which L_e is checked, its end among the
 
 
 class Bound(NamedTuple):
-    """The largest |L_e'(θ) - L_e(θ*)| found for a pair of environments, and the offsets that lead to it from 0."""
+    """The largest |L_e'(θ) - L_e(θ*)| found for a pair of environments, and the path of offsets to it."""
 
     value: float
     path: tuple[Tensor, ...]
@@ -37,9 +37,9 @@ def certified_bound(
     directions: Iterable[Tensor],
     steps: int = 8,
 ) -> Bound:
-    """The largest change of L_e' that is found within N_e and the ball ‖δ‖ ≤ ρ.
+    """The largest change of L_e' found within N_e and the ball ‖δ‖ ≤ ρ.
 
-    The search begins along both senses of each direction ``(n,)``; ε and ρ (in units of θ) are above 0.
+    The search starts along both senses of each direction ``(n,)``; ε and ρ (in units of θ) are above 0.
     """
     base = losses.at_solution[own]
 
@@ -52,7 +52,7 @@ def certified_bound(
         return all(abs(losses.loss(own, place) - base) <= epsilon for place in places)
 
     def climb(direction: Tensor) -> Bound:
-        """Out along a direction as far as is allowed, and from there uphill."""
+        """Move along a direction as far as allowed, and climb from there."""
         path = [torch.zeros_like(direction)]
         reaches = (radius * 0.5**halvings for halvings in range(_HALVINGS))
         if (reach := next((each for each in reaches if allowed(path[0], each * direction)), None)) is not None:
@@ -65,7 +65,7 @@ def certified_bound(
                 break
             for _ in range(_BACKTRACKS):
                 end = path[-1] + uphill * (length / norm)
-                end *= min(1.0, radius / float(end.norm()))  # back into the ball, which holds all that is between
+                end *= min(1.0, radius / float(end.norm()))  # back into the ball, which is convex
                 if (reached := change(end)) > value and allowed(path[-1], end):
                     break
                 length /= 2
@@ -81,7 +81,7 @@ def certified_bound(
 
 
 def _uphill(losses: EnvironmentLosses, own: str, other: str, place: Tensor) -> Tensor:
-    """Where |L_e' - L_e(θ*)| grows and L_e does not change, to first order."""
+    """The direction in which |L_e' - L_e(θ*)| grows and L_e does not change, to first order."""
     uphill, leaving = losses.gradient(other, place), losses.gradient(own, place)
     if losses.loss(other, place) < losses.at_solution[own]:
         uphill = -uphill

@@ -1,14 +1,14 @@
-"""Inconsistency of a network to second order, and how its curvature differs between environments, layer by layer.
+"""Inconsistency of a network to second order, and the differences of its curvature between environments, by layer.
 
 With each loss replaced by ½ δᵀ G_e δ around θ* (G_e its Gauss-Newton matrix) and δ kept in the ball ‖δ‖ ≤ ρ, the region
 N_e lies between two ellipsoids: ½ δᵀ (G_e + γI) δ ≤ ε and ≤ 2ε, with γ = 2ε / ρ². So for one pair of environments::
 
     ε μ ≤ max over N_e of ½ δᵀ G_e' δ ≤ 2 ε μ,    μ = λ_max((G_e + γI)⁻¹ G_e')
 
-μ is found from products with G alone, no matrix is formed: LOBPCG (Knyazev: Toward the optimal preconditioned
-eigensolver, 2001) with a few steps of conjugate gradients for (G_e + γI)⁻¹. What it has found at any time is a Rayleigh
-quotient, which never exceeds μ. SciPy's own keeps the iterate of the least residual, which may be the first one: a
-residual grows before it falls.
+μ is computed from products with G, without forming a matrix: by LOBPCG (Knyazev: Toward the optimal preconditioned
+eigensolver, 2001) with a few steps of conjugate gradients for (G_e + γI)⁻¹. Each iterate is a Rayleigh quotient, which
+never exceeds μ. SciPy's LOBPCG keeps the iterate of the least residual, which may be the first one, since residuals
+grow before they fall.
 """
 
 import math
@@ -34,9 +34,9 @@ _SMALLEST_ENTRY = 1e-4  # of the mean of a layer's curvatures, the least that a 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The largest ratio of two curvatures, μ, and the direction of norm 1 where it is reached, ``(n,)``.
+    """The largest ratio of two curvatures, μ, and its direction of norm 1, ``(n,)``.
 
-    If it has not converged, μ may be larger. Where the two largest ratios differ by a few per cent, it may be the
+    If it has not converged, μ may be larger. If the two largest ratios differ by a few per cent, this may be the
     second.
     """
 
@@ -77,7 +77,7 @@ _WithProducts = tuple[Tensor, Tensor, Tensor]
 
 
 def _ritz(basis: Sequence[_WithProducts]) -> list[_WithProducts]:
-    """The vector of the span of a point, a direction and the last step that has the largest ratio; and its step."""
+    """The vector with the largest ratio in the span of a point, a direction and the last step; and its step."""
     scaled = [tuple(part / each[0].norm() for part in each) for each in basis]
     vectors, of_other, of_own = (torch.stack(parts) for parts in zip(*scaled, strict=True))
     a, b = ((vectors @ products.T).cpu().numpy() for products in (of_other, of_own))
@@ -114,9 +114,9 @@ def _solved(product: Product, right: Tensor) -> Tensor:
 def pair_ratio(
     losses: EnvironmentLosses, own: str, other: str, epsilon: float, radius: float, start: Tensor | None = None
 ) -> Ratio:
-    """μ of a pair of environments: ε μ to 2 ε μ is the most that the quadratic L_e' changes in N_e within the ball.
+    """μ of a pair of environments: the quadratic L_e' changes by at most ε μ to 2 ε μ in N_e within the ball.
 
-    ``start`` is a direction to begin with, such as another ε's; None draws one, the same each time.
+    ``start`` is a first direction, such as another ε's; None draws one, the same at each call.
     """
     if start is None:
         drawn = torch.randn(losses.size, generator=torch.Generator().manual_seed(0))
@@ -132,8 +132,8 @@ def pair_ratio(
 def diagonals(losses: EnvironmentLosses, probes: int, seed: int) -> dict[str, Tensor]:
     """The diagonal ``(n,)`` of each environment's G_e by Hutchinson's estimate, mean of v ⊙ G_e v with random signs v.
 
-    All environments have the same v, so that those with the same examples have the same estimate. Its error falls as
-    one over the root of the number of v, ``probes``; an estimate may be negative.
+    All environments have the same v, so environments with the same examples have the same estimate. The error is
+    proportional to 1 / √probes, with ``probes`` the number of v; an estimate may be negative.
     """
     generator = torch.Generator().manual_seed(seed)
     found = {name: torch.zeros(losses.size, dtype=losses.dtype, device=losses.device) for name in losses.names}
@@ -152,15 +152,14 @@ def log_ratios(
 ) -> list[Measurement]:
     """``log_ratio``: the mean over components of log(arithmetic / geometric mean of the environments' curvatures).
 
-    It is 0 where all environments have the same curvature in every component, adds up over components, and does not
-    change with the scale of the losses: the logarithm of proposition 3's ratio, for each component. Entries below a
-    small part of the layer's mean count as that much.
+    It is the logarithm of proposition 3's ratio for each component: 0 if all environments have the same curvature, and
+    independent of the losses' scale. Entries below a small part of the layer's mean are raised to that part.
 
     Args:
-        losses: of the network, in the environments of this process.
-        curvatures: of each of them, ``(n,)``, see :func:`diagonals`.
-        add: adds a tensor over processes that have other environments.
-        environments: the number of environments of all processes; None: those of this one.
+        losses: the network's losses in the environments of this process.
+        curvatures: one for each environment, ``(n,)``, see :func:`diagonals`.
+        add: adds a tensor over the processes.
+        environments: the number of environments of all processes; None takes this process's number.
     """
     d = environments or len(curvatures)
     zeros = torch.zeros(losses.size, dtype=torch.float64, device=losses.device)

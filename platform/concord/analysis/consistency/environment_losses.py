@@ -1,8 +1,8 @@
 """A network's losses in each environment around its solution θ*, with their gradients and Gauss-Newton products.
 
-Every measurement of a network's consistency is made of these. The model is in evaluation mode and its buffers
-stay as they are; an environment's examples pass in pieces, whose means are added in float64, so that memory does not
-grow with their number.
+Every measurement of a network's consistency uses these functions. The model is in evaluation mode, and its buffers do
+not change. An environment's examples pass in pieces, whose means are added in float64, so memory does not grow with
+their number.
 """
 
 import math
@@ -29,18 +29,18 @@ class EnvironmentLosses:
     """The losses L_e(θ* + δ) of a trained network in each environment, as functions of the offset δ.
 
     Args:
-        model: at θ*; it is put into evaluation mode, and not changed otherwise. Parameters that require gradients
-            are θ. It is on the device on which everything is computed.
+        model: the model at θ*, on the device of all computations. It is set to evaluation mode, and not changed
+            otherwise. θ are the parameters that require gradients.
         loss: the loss or the risk, see :mod:`concord.gradients.risk`.
-        environments: a batch of each, by name: a tree of tensors ``(examples, ...)``.
-        examples_together: that pass through the model at once.
-        check_finite: whether the losses at θ* are computed, and refused if they are not finite.
+        environments: a batch of each environment, by name: a tree of tensors ``(examples, ...)``.
+        examples_together: the number of examples that pass through the model at once.
+        check_finite: whether to compute the losses at θ*, and to refuse them if they are not finite.
 
     Attributes:
-        names: of the environments.
-        layout: where each parameter lies in θ, ``(n,)``.
+        names: the environments' names.
+        layout: the places of the parameters in θ, ``(n,)``.
         solution: θ*, ``(n,)``.
-        at_solution: L_e(θ*) by the environment's name; nothing without ``check_finite``.
+        at_solution: L_e(θ*) by the environment's name; empty without ``check_finite``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EnvironmentLosses:
     ) -> None:
         if not environments:
             raise ArgumentError("environments", 0, "there has to be at least one")
-        # What is exported cannot change its mode any more, and was exported in evaluation mode.
+        # An exported model cannot change its mode; it was exported in evaluation mode.
         self.model = model if isinstance(model, torch.fx.GraphModule) else model.eval()
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         if not trained:
@@ -102,8 +102,8 @@ class EnvironmentLosses:
     def product(self, name: str, vector: Tensor) -> Tensor:
         """G_e v at θ*: the Gauss-Newton matrix Σ JᵀHJ of an environment's examples, times a vector ``(n,)``.
 
-        J is the derivative of the outputs, H the second derivative of the loss by them, so G is positive semidefinite
-        where the loss is convex in the outputs. A forward pass gives Jv, a backward pass Jᵀ(HJv).
+        J is the derivative of the outputs, H the second derivative of the loss by the outputs, so G is positive
+        semidefinite if the loss is convex in the outputs. A forward pass gives Jv, a backward pass Jᵀ(HJv).
 
         Returns:
             ``(n,)``, of the vector's dtype; computed in the parameters'.
@@ -126,16 +126,16 @@ class EnvironmentLosses:
         return (sums / weight).to(vector.dtype)
 
     def pseudo_environments(self, seed: int) -> "EnvironmentLosses":
-        """The same examples pooled and dealt out again at random, to as many environments of the same sizes.
+        """The same examples, pooled and divided at random among as many environments of the same sizes.
 
-        What differs between these differs by sampling alone.
+        These environments differ only by sampling.
         """
         sizes = {name: self.examples(name) for name in self.names}
         dealt = deal_out(self.environments.values(), sizes, torch.Generator().manual_seed(seed))
         return EnvironmentLosses(self.model, self.risk, dealt, self._together)
 
     def examples(self, name: str) -> int:
-        """How many examples an environment has here."""
+        """The number of examples of an environment."""
         return len(pytree.tree_leaves(self.environments[name])[0])
 
     def by_layer(self, values: Tensor) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ class EnvironmentLosses:
         return [self.layout.part(vector, index) for index in range(len(self.layout.names))]
 
     def _flat(self, gradients: tuple[Tensor | None, ...]) -> Tensor:
-        """One vector in float64; a parameter that the loss does not depend on has zeros."""
+        """One vector in float64, with zeros for a parameter without effect on the loss."""
         parts = [
             torch.zeros(shape.numel(), device=self.device) if part is None else part.reshape(-1)
             for part, shape in zip(gradients, self.layout.shapes, strict=True)
@@ -182,7 +182,7 @@ class EnvironmentLosses:
 
 
 def deal_out(environments: Iterable[Batch], sizes: Mapping[str, int], generator: torch.Generator) -> dict[str, Batch]:
-    """The examples of these environments pooled, and dealt out at random to others of these sizes, by name."""
+    """Pool the examples of these environments and divide them at random among others of the same sizes, by name."""
     pooled = pytree.tree_map(lambda *leaves: torch.cat(leaves), *environments)
     places = torch.randperm(sum(sizes.values()), generator=generator).split(list(sizes.values()))
     return {

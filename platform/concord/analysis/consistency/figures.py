@@ -13,13 +13,13 @@ from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, fin
 
 _MOST_PANELS = 4  # of single environments
 _MOST_LAYERS = 40
-_LEAST = 1e-6  # a loss is drawn as this where it is less
+_LEAST = 1e-6  # smaller losses are drawn as this
 _LEVELS = 24
-_LOGARITHMIC = 10.0  # values that lie further apart than by this factor are on a logarithmic scale
+_LOGARITHMIC = 10.0  # values with a larger ratio are on a logarithmic scale
 
 
 def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
-    """Losses over a plane: those environments that differ most from the mean, the arithmetic and the geometric mean."""
+    """Losses over a plane: the environments that differ most from the mean, and the arithmetic and geometric means."""
     apart = np.abs(np.log(np.maximum(found.losses, _LEAST)) - np.log(np.maximum(found.arithmetic, _LEAST)))
     order = apart.reshape(len(found.names), -1).mean(1).argsort()[::-1][:_MOST_PANELS]
     panels = {found.names[place]: found.losses[place] for place in sorted(order.tolist())}
@@ -67,7 +67,7 @@ def line_figure(found: Slice, title: str, along: str) -> Figure:
 
 
 def slice_figures(found: Consistency, title: str, parts: Sequence[str], through: str | None) -> dict[str, Figure]:
-    """The figures of a line and a plane, if they were measured; without curvature directions are random ones."""
+    """The figures of a line and a plane, if measured; without curvature the directions are random."""
     if found.line is None or found.plane is None:
         return {}
     names = ["a random direction", "another random direction"]

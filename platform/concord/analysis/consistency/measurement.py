@@ -1,4 +1,4 @@
-"""Measurements of a network's consistency, as one list; JSON, metrics and table cells are made of that list."""
+"""Measurements of a network's consistency as one list, which becomes JSON, metrics and table cells."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,16 @@ ACCURACIES = ("ood_accuracy", "validation_accuracy", "held_out_accuracy")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number, and where it was taken: of the whole network, of a layer, of an environment or of a pair of them.
+    """One number and its place: the whole network, a layer, an environment or a pair of environments.
 
     Attributes:
-        name: what was measured.
-        value: the number; of several runs the mean.
-        epsilon: ε, of what depends on it.
-        layer: the parameter's name, of one layer.
+        name: the name of the quantity.
+        value: the number, or the mean over several runs.
+        epsilon: ε, if the number depends on it.
+        layer: the parameter's name, for a layer.
         environments: the environment, or the pair (e, e').
         spread: the standard deviation over several runs.
-        null: the same number on pseudo-environments: what sampling alone gives.
+        null: the same number on pseudo-environments, the effect of sampling alone.
         null_spread: the standard deviation of the null over several runs.
     """
 
@@ -40,18 +40,18 @@ class Measurement:
 
     @property
     def whole(self) -> bool:
-        """Whether it is of the whole network in all environments."""
+        """Whether the number is for the whole network in all environments."""
         return self.layer is None and not self.environments
 
     @property
     def metric(self) -> str:
-        """Name and place as a metric has them: ``bound/epsilon_0.1``, ``agreement/0.weight``."""
+        """Name and place as a metric's name: ``bound/epsilon_0.1``, ``agreement/0.weight``."""
         at = "" if self.epsilon is None else f"/epsilon_{self.epsilon:g}"
         return f"{self.name}{at}{'' if self.layer is None else f'/{self.layer}'}"
 
     @property
     def heading(self) -> str:
-        """Name and ε as a table has them: ``I at least, ε 0.1``."""
+        """Name and ε as a table's heading: ``I at least, ε 0.1``."""
         at = "" if self.epsilon is None else f", ε {self.epsilon:g}"
         return _HEADINGS.get(self.name, self.name.replace("_", " ")) + at
 
@@ -67,15 +67,15 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class Consistency:
-    """What was measured of a network.
+    """The measurements of a network.
 
     Attributes:
         measurements: every number, the whole network's first.
         radius: ρ, in units of θ.
         possible_pairs: d (d - 1), of which some were measured.
         threshold: τ of the kept fraction.
-        batches: of each environment, for the signs.
-        line, plane: slices along the directions of the largest ratios, or along random ones without curvature.
+        batches: the number of batches of each environment, for the signs.
+        line, plane: slices along the directions of the largest ratios; without curvature along random directions.
     """
 
     measurements: Sequence[Measurement]
@@ -98,7 +98,7 @@ def layer_means(name: str, values: Tensor, layers: dict[str, Tensor]) -> list[Me
 
 
 def with_null(found: Sequence[Measurement], null: Sequence[Measurement]) -> list[Measurement]:
-    """The measurements of a network or its layers beside the same ones on pseudo-environments."""
+    """Measurements of a network or its layers, with the null on pseudo-environments."""
     values = {each.metric: each.value for each in null if not each.environments}
     without = [each.environments or each.name.startswith("chance") for each in found]
     return [
@@ -107,7 +107,7 @@ def with_null(found: Sequence[Measurement], null: Sequence[Measurement]) -> list
 
 
 def as_json(found: Consistency) -> dict[str, Any]:
-    """The part of ``concord analyze --json`` that was measured."""
+    """The measured part of ``concord analyze --json``."""
     measured = found.measurements
     log_ratio = found.of("log_ratio")
     signs = {name: found.of(name) for name in ("agreement", "kept_fraction", "norm")}
@@ -144,7 +144,7 @@ def read_measurements(result: Mapping[str, Any]) -> list[Measurement]:
 
 
 def as_metrics(found: Sequence[Measurement]) -> dict[str, float]:
-    """The numbers of the whole network by the names of metrics."""
+    """The whole network's numbers by metric."""
     metrics = {}
     for each in found:
         if each.whole:

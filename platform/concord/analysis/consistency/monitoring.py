@@ -1,4 +1,4 @@
-"""During a run: how gradients and curvatures of the environments agree, by layer, beside what chance alone gives."""
+"""Measures during a run how the environments' gradients and curvatures agree, by layer, beside chance."""
 
 from collections.abc import Mapping
 
@@ -18,10 +18,10 @@ _BY_LAYER = ("agreement", "log_ratio")
 def consistency_metrics(
     model: nn.Module, risk: Risk, batches: Mapping[str, Batch], environments: int, add: Add
 ) -> dict[str, float]:
-    """Agreement in sign and, where there is a loss, the log ratio of the means of curvatures; whole and by layer.
+    """Sign agreement and, with a loss, the log ratio of mean curvatures, for the network and by layer.
 
-    Every process calls it with the batches of its training environments and a function that adds a tensor over all
-    processes, which have ``environments`` together. The model's mode stays as it is.
+    Every process calls it, with its training environments' batches and a function that adds a tensor over all
+    processes. ``environments`` is the number of environments of all processes. The model's mode does not change.
     """
     training = model.training
     try:

@@ -1,10 +1,10 @@
-"""Consistency of a trained network: every part of it that can be computed or bounded, and the same by chance alone.
+"""Measures the consistency of a trained network, and the same numbers by chance alone.
 
-The paper never computes I^ε of a network. It cannot be had exactly: directions in which one environment's loss is flat
-make N_e unbounded, so a ball of radius ρ around θ* stands beside every number, and what is given are a quadratic's two
-ends (:mod:`~concord.analysis.consistency.curvature`) and a lower bound on the true losses
-(:mod:`~concord.analysis.consistency.certified`). Everything is measured again on pseudo-environments, dealt out at
-random from the same examples: these differ by sampling alone, not by a mechanism.
+The paper never computes I^ε of a network, and an exact computation is impossible: in directions in which one
+environment's loss is flat, N_e is unbounded. So every number is restricted to a ball of radius ρ around θ*. The numbers
+are the two bounds of a quadratic (:mod:`~concord.analysis.consistency.curvature`) and a lower bound on the true losses
+(:mod:`~concord.analysis.consistency.certified`). Everything is also measured on pseudo-environments, random groups of
+the same examples, which differ only by sampling.
 """
 
 import itertools
@@ -36,24 +36,23 @@ _LINE_POINTS, _PLANE_POINTS = 41, 15
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(OptionGroup):
-    """What is measured, how closely, and on which examples."""
+    """The parts to measure, their precision, and the examples."""
 
     # fmt: off
     epsilon: tuple[float, ...] = (0.01, 0.1)
-    """By how much the loss of the environment that does not see the change may change, ε."""
+    """ε: largest change of the first environment's loss in a pair."""
     radius: float = 0.1
-    """How far parameters may be moved, ρ, over the norm of all parameters."""
+    """ρ: largest distance from the solution, as a fraction of the norm of all parameters."""
     parts: tuple[Part, ...] = PARTS
-    """What is measured: agreement of signs; curvature, to second order; a bound on the true losses; slices."""
+    """Parts to measure: agreement of signs; curvature, to second order; a bound on the true losses; slices."""
     pairs: int = 16
-    """Ordered pairs of environments to measure, drawn by the seed if there are more."""
+    """Number of ordered pairs of environments, drawn by the seed if there are more."""
     examples: int = 256
-    """Examples of each environment, drawn by the seed; all of one that has fewer."""
+    """Number of examples of each environment, drawn by the seed if there are more."""
     split: Literal["train", "held-out"] = "train"
-    """Of the training environments, what was trained on or what was held out."""
+    """Examples of the training environments: those that trained, or those held out."""
     environments: int = 0
-    """Deal the pooled examples out at random to this number of groups, for jobs without environments; 0 keeps the
-    job's."""
+    """Number of random groups of the pooled examples, for jobs without environments; 0 takes the job's environments."""
     seed: int = 0
     """Seed of examples, pairs, directions and pseudo-environments."""
     # fmt: on
@@ -67,7 +66,7 @@ class Settings(OptionGroup):
         self.require("pairs", self.pairs >= 1, "must be at least 1")
         self.require("examples", self.examples >= 1, "must be at least 1")
         right = self.environments == 0 or self.environments >= 2
-        self.require("environments", right, "must be 2 at least, or 0 for those of the job")
+        self.require("environments", right, "must be at least 2, or 0 for the job's environments")
 
 
 def measure(
@@ -79,10 +78,10 @@ def measure(
     """Measure a network's consistency, and beside each number the same on pseudo-environments.
 
     Args:
-        losses: of the network.
-        settings: what is measured.
-        advance: called after each piece of work with the number done and the number of all.
-        through: the offset of another solution, ``(n,)``, through which the slices lead.
+        losses: the network's losses.
+        settings: the parts to measure, and their precision.
+        advance: called after each piece of work with the number of finished pieces and of all.
+        through: the offset of another solution, ``(n,)``, through which the slices pass.
     """
     d = len(losses.names)
     if d < 2:
@@ -153,8 +152,8 @@ def _pairs(
 ) -> tuple[list[Measurement], list[Tensor]]:
     """Measurements of the drawn pairs, and the directions of their ratios, the largest ratio first.
 
-    ``ratio`` is μ of :func:`pair_ratio`, ``converged`` whether that is found for every ε (1) or may be larger (0), and
-    ``bound`` the largest change of L_e' that was found.
+    ``ratio`` is μ of :func:`pair_ratio`; ``converged`` is 1 if μ converged for every ε, and 0 if it may be larger;
+    ``bound`` is the largest change of L_e' found.
     """
     possible = list(itertools.permutations(losses.names, 2))
     drawn = np.random.default_rng(settings.seed).permutation(len(possible))[: settings.pairs]

@@ -1,6 +1,6 @@
-"""Agreement of the environments' gradients in sign at a solution, layer by layer, beside what chance alone gives.
+"""Agreement of the environments' gradients in sign at a solution, by layer, beside the agreement by chance.
 
-At convergence gradients are noise, so their norms stand beside their agreement.
+At convergence gradients are noise, so the norms are measured beside the agreement.
 """
 
 import math
@@ -23,16 +23,16 @@ def sign_agreement(
     """The agreement of gradients at θ* on batches of every environment, of the whole network and by layer.
 
     ``agreement`` is the mean of |Σ sign| / d over components and batches, ``kept_fraction`` the part of the components
-    with |Σ sign| ≥ τd, ``norm`` that of the mean gradient. ``chance_agreement`` and ``chance_fraction`` are what the
-    first two are where signs are independent and fair.
+    with |Σ sign| ≥ τd, ``norm`` that of the mean gradient. ``chance_agreement`` and ``chance_fraction`` are the
+    values of the first two for independent fair signs.
 
     Args:
-        losses: of the network, in the environments of this process; each one's examples are divided into the batches
-            in their order.
+        losses: the network's losses in the environments of this process; an environment's examples are divided into
+            batches in their order.
         threshold: τ.
-        batches: at least 1, and no more than the smallest environment has examples.
-        add: adds a tensor over processes that have other environments.
-        environments: the number of environments of all processes; None: those of this one.
+        batches: the number of batches, from 1 to the number of examples of the smallest environment.
+        add: adds a tensor over the processes.
+        environments: the number of environments of all processes; None takes this process's number.
     """
     d = environments or len(losses.names)
     agreed, kept = (torch.zeros(losses.size, dtype=torch.float64, device=losses.device) for _ in range(2))

@@ -1,6 +1,6 @@
 """Slices of the environments' losses through a solution: along a line, and over a plane.
 
-Beside each environment stand the arithmetic mean of all, the surface that pooled training descends, and the geometric
+A slice also has the arithmetic mean of the losses, the surface that pooled training descends, and the geometric
 mean, which is low only where no environment's loss is high (AND-mask paper, Fig. 1 and 11).
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
 from concord.errors import InputError
 
-_LEAST = 1e-12  # a loss is taken for this much where it is less, so that it has a logarithm
+_LEAST = 1e-12  # smaller losses are raised to this, so that they have a logarithm
 
 Array = NDArray[np.float64]
 
@@ -26,8 +26,8 @@ class Slice:
     """Losses on a line or a plane.
 
     Attributes:
-        names: of the environments.
-        places: along each direction, in units of θ, ``(points,)``.
+        names: the environments' names.
+        places: the places along each direction, in units of θ, ``(points,)``.
         losses: ``(environments, points)`` on a line, ``(environments, points, points)`` on a plane, the second
             direction's places first.
     """
@@ -50,7 +50,7 @@ class Slice:
 
 
 def slice_along(losses: EnvironmentLosses, directions: Sequence[Tensor], places: Array) -> Slice:
-    """Every environment's loss at θ* + Σ t · direction, of one direction ``(n,)`` or two, which are made orthonormal.
+    """Every environment's loss at θ* + Σ t · direction, for one or two directions ``(n,)``, made orthonormal.
 
     ``places`` are the t, ``(points,)``, in units of θ.
     """

@@ -30,38 +30,38 @@ class AggregatorOptions(OptionGroup):
     with a job's own that couples the environments. A rule of your own is FILE.py:RULE, a dataclass; its fields
     become options."""
     significance: float | None = None
-    """Largest probability that a component passes the mask by chance, in place of --threshold: τ follows from
-    it and from the number of environments of a step. The default of t-mask is 1e-4."""
+    """Largest probability that a component passes the mask by chance, in place of --threshold: τ follows from this
+    probability and the number of environments of a step. The default of t-mask is 1e-4."""
     threshold: float | None = None
-    """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages. The default with 18
-    environments or more is the least τ, from 0.5, that chance reaches with at most 1e-5; with fewer it is 0.8."""
+    """Agreement threshold τ of the masks, in [0, 1]; 1 requires that all environments agree, 0 averages. By default the
+    least τ from 0.5 that chance reaches with at most 1e-5, with 18 environments or more; otherwise 0.8."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
     conflict_radius: float = 0.4
-    """c of cagrad: how far the update may be from the mean, as a part of the mean's norm."""
+    """c of cagrad: largest distance of the update from the mean gradient, as a fraction of the mean's norm."""
     byzantine: int = 1
-    """Environments that krum allows to be arbitrarily wrong; it needs 3 more."""
+    """Number f of environments that may be arbitrarily wrong (krum); f + 3 environments are needed."""
     selected: int = 1
-    """Gradients that krum averages, those closest to others; above 1 it is multi-Krum."""
+    """Number m of gradients that krum averages; above 1 the rule is multi-Krum."""
     clip_norm: float = 1.0
-    """Norm to which clip scales an environment's gradient down."""
+    """Largest norm of an environment's gradient (clip)."""
     trimmed_fraction: float = 0.1
-    """Part of the environments that trimmed-mean leaves out at each end, below 0.5."""
+    """Fraction of the environments that trimmed-mean leaves out at each end, in [0, 0.5)."""
     environment_momentum: float = 0.0
-    """β of a running average of each environment's gradients, which the aggregator gets in their place; 0 keeps none.
-    A worker's memory grows by its environments times the parameters."""
+    """Decay β of a moving average of each environment's gradients, which replaces the gradients, in [0, 1); 0: none. A
+    worker needs additional memory of its environments times the parameters."""
     steps_per_update: int = 1
-    """Batches of each environment before an update; each votes, all with the same weights."""
+    """Batches of each environment for an update, all with the same model weights; each batch has a vote."""
     nonfinite: NonFinite = "raise"
-    """An environment whose gradient is not finite: end the run, leave it out of the step and count it, or let it make
-    the update not finite."""
+    """If an environment's gradient is not finite: end the run (raise), leave the environment out of the step and count
+    it (skip), or make the update not finite (propagate)."""
     per_example: bool = False
     """Treat every example as an environment: the aggregator compares the examples of a batch."""
     example_gradient: ExampleGradient = "contribution"
-    """Under batch norm, an example's gradient is what flows through its activations, or its own loss's (slow)."""
+    """Gradient of an example under batch norm: through the example's activations, or of its own loss (slow)."""
     vectorize: VectorizeOption = "auto"
-    """How one worker computes the gradients of its environments: by vmap, pooled in one batch, or one by one; auto
-    takes pooled if the numbers are the same, else vmap, else one by one."""
+    """Computation of the gradients of a worker's environments: by vmap, pooled in one batch, or one by one; auto takes
+    the first of pooled, vmap and one by one that the model supports."""
     # fmt: on
 
     @property
@@ -101,7 +101,7 @@ class AggregatorOptions(OptionGroup):
         right = self.threshold is None or 0 <= self.threshold <= 1
         self.require("threshold", right, "the agreement threshold must lie in [0, 1]")
         right = self.significance is None or 0 < self.significance <= 1
-        self.require("significance", right, "a probability above 0, and at most 1")
+        self.require("significance", right, "must be a probability above 0 and at most 1")
         beta, steps, examples = self.environment_momentum, self.steps_per_update, self.per_example
         self.require("environment_momentum", 0 <= beta < 1, "must lie in [0, 1)")
         expected = "with --per-example the environments are the examples, which change at each step; give 0"

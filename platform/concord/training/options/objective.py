@@ -34,42 +34,43 @@ class ObjectiveOptions(OptionGroup):
 
     # fmt: off
     objective: ObjectiveName = "erm"
-    """Objective: the environments' mean risk (erm), with a penalty on its scale (irm), risks (vrex), gradients (fishr,
-    iga), representations (coral, mmd) or outputs (sd); the worst risks (mm-rex, group-dro, eqrm); against a classifier
-    of environments (dann); risks of mixed examples (mixup), or after adapting to another environment (meta-irm)."""
+    """Function to minimize: the mean risk (erm); with a penalty on its slope by a factor of the outputs (irm), on
+    differences of risks (vrex), gradients (fishr, iga) or representations (coral, mmd), on large outputs (sd), or
+    against a classifier of environments (dann); the largest risks (mm-rex, group-dro, eqrm); the risks of mixed
+    examples (mixup), or after a step on another environment (meta-irm)."""
     penalty_weight: float | None = None
-    """The penalty's weight: β of vrex, -λ_min of mm-rex, of the meta-losses' standard deviation in meta-irm; by default
+    """Weight of the penalty: λ, β of vrex, -λ_min of mm-rex, λ of meta-irm's standard deviation. By default
     1e4 for irm and vrex, 1e3 for fishr and iga, 1 for mm-rex, coral, mmd and dann, 0.1 for sd, 0 for meta-irm."""
     penalty_warmup: float = 0.0
-    """Fraction of the run before the penalty gets its weight, and eqrm its quantile; until then the weight is 0, or for
-    irm, vrex, fishr, iga, coral and mmd 1."""
+    """Fraction of the run, in [0, 1), before the penalty gets its weight and eqrm its quantile. Until then the weight
+    is 0; for irm, vrex, fishr, iga, coral and mmd it is 1, or the weight if that is less."""
     penalty_estimator: Estimator = "squared"
-    """How irm estimates its penalty: the squared gradient of a batch, or the product of its two halves' gradients."""
+    """Estimate of irm's penalty: the squared gradient of a batch, or the product of the gradients of its halves."""
     representation: str | None = None
     """Name of the linear layer whose input is the representation (coral, mmd, dann), or whose gradients are compared
-    (fishr); the last one by default."""
+    (fishr); by default the last linear layer."""
     domain_units: int = 256
     """Width of the two hidden layers of dann's domain classifier."""
     group_rate: float = 0.01
     """Step size η of the environments' weights (group-dro)."""
     quantile: float = 0.75
-    """Quantile α of the risks that eqrm minimizes; (0, 1)."""
+    """Quantile α of the risks that eqrm minimizes, in (0, 1)."""
     variance_momentum: float = 0.95
-    """Moving average γ of fishr's variances over steps; [0, 1), 0 takes each step's own."""
+    """Decay γ of the moving average of fishr's variances over steps, in [0, 1); 0 takes each step's own variances."""
     mixup_alpha: float = 0.2
-    """Mixup draws the shares of two environments from Beta(α, α)."""
+    """α of mixup: the shares of two mixed examples are drawn from Beta(α, α)."""
     inner_lr: float = 0.1
     """Learning rate α of the inner steps of meta-irm."""
     inner_steps: int = 1
-    """Inner steps of meta-irm."""
+    """Number of inner steps of meta-irm."""
     drop_grad: float = 0.0
-    """Rate of Gaussian DropGrad in the inner steps of meta-irm; [0, 1)."""
+    """Rate of Gaussian DropGrad in the inner steps of meta-irm, in [0, 1)."""
     outer_environments: int = 0
-    """Number of other environments, drawn at each step, on which adapted weights are tested (meta-irm); 0 takes all."""
+    """Number of other environments, drawn at each step, that judge the adapted weights of meta-irm; 0 takes all."""
     first_order: bool = False
-    """Leave out the second derivatives of meta-irm (an ablation of the paper)."""
+    """Omit the second derivatives of meta-irm (an ablation of the paper)."""
     same_environment: bool = False
-    """Test adapted weights on their own environment as well (meta-irm; an ablation of the paper)."""
+    """Judge the adapted weights of meta-irm on their own environment (an ablation of the paper)."""
     # fmt: on
 
     def unused(self) -> frozenset[str]:

@@ -21,14 +21,14 @@ class OptimizerOptions(OptionGroup):
     momentum: float = 0.9
     """Momentum of SGD."""
     beta1: float | None = None
-    """β₁ of Adam, with and without mask; by default 0.9, and 0 with --environment-momentum: the gradients are averages
-    over steps already, and a second average overshoots."""
+    """β₁ of Adam, with and without mask; by default 0.9, or 0 with --environment-momentum, since two averages in a row
+    overshoot."""
     beta2: float = 0.999
     """β₂ of Adam, with and without mask."""
     beta3: float = 0.9
     """β₃, the decay of the average of signs, with --optimizer temporal-and-mask."""
     bias_correction: bool = True
-    """Adam's correction for averages that begin at 0; the paper's temporal AND-mask Adam is printed without it."""
+    """Adam's correction of averages that begin at 0; the paper prints temporal AND-mask Adam without it."""
     temporal_threshold: float = 0.4
     """Agreement threshold τ over time, with --optimizer temporal-and-mask."""
     l1: float = 0.0
@@ -36,7 +36,8 @@ class OptimizerOptions(OptionGroup):
     l2: float = 0.0
     """Coefficient of the L2 penalty."""
     regularization: Literal["decoupled", "coupled"] = "decoupled"
-    """L1 and L2 as an update of their own (times the learning rate), or added to the gradient after masking."""
+    """L1 and L2 as an update of their own, times the learning rate (decoupled), or added to the gradient after masking
+    (coupled)."""
     clip: float = 0.0
     """Largest norm of the aggregated gradient; 0 does not clip."""
     precision: Literal["float32", "bfloat16"] = "float32"

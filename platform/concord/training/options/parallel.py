@@ -11,10 +11,10 @@ class ParallelOptions(OptionGroup):
 
     # fmt: off
     workers: int = 1
-    """Number of worker processes, which share the environments: on this machine, or by Ray Train on a cluster."""
+    """Number of worker processes, which divide the environments; several workers run on Ray Train."""
     min_workers: int | None = None
-    """Least number of workers when nodes leave: the run redistributes the environments, and grows again when nodes come
-    back. Without it the run waits until all --workers fit."""
+    """Least number of workers after a loss of nodes; the run divides the environments anew, and grows when nodes
+    return. By default the run waits until all --workers fit."""
     use_gpu: bool = False
     """Give each worker a GPU."""
     max_failures: int = 3
@@ -27,4 +27,4 @@ class ParallelOptions(OptionGroup):
         self.require("max_failures", self.max_failures >= 0, "must not be negative")
         if self.min_workers is not None:
             right = 1 <= self.min_workers <= self.workers
-            self.require("min_workers", right, f"between 1 and --workers {self.workers}")
+            self.require("min_workers", right, f"must lie in [1, {self.workers}], up to --workers")

@@ -23,7 +23,7 @@ class RunOptions(OptionGroup):
     seed: int = 0
     """Seed of all random numbers: the data's split, batches, initial weights, dropout."""
     name: str | None = None
-    """Name of the run; by default made of job and time."""
+    """Name of the run; by default the job and the time."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, figures and, without a tracking URI, for MLflow's store; or s3://BUCKET/FOLDER, gs://…"""
     resume: bool = False
@@ -31,10 +31,9 @@ class RunOptions(OptionGroup):
     tracking_uri: str | None = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
     register: bool = True
-    """Register the model as a version; otherwise it is kept with the run alone, and a study does not train its winner
-    once more."""
+    """Register the model as a version; otherwise only the run keeps it, and a study does not train its winner again."""
     address: str | None = None
-    """Ray cluster to run on, or local; by default RAY_ADDRESS, else a Ray that is started on this machine if needed."""
+    """Ray cluster to run on, or local; by default RAY_ADDRESS, else a Ray started on this machine if needed."""
     wait_for_resources: float | None = None
     """Minutes to wait for CPUs and GPUs that Ray's autoscaler starts; by default 30 on a cluster, 0 on a Ray started
     here. If given, each of several workers waits for a CPU of its own."""

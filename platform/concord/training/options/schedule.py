@@ -15,8 +15,7 @@ class ScheduleOptions(OptionGroup):
     epochs: int = 20
     """Passes over the largest training environment."""
     schedule: Literal["milestones", "cosine", "constant"] = "milestones"
-    """Learning rate over the run: it falls by --decay at each of --milestones, or to 0 as half a cosine, or is
-    constant."""
+    """Learning rate over the run: times --decay at each of --milestones, half a cosine down to 0, or constant."""
     warmup: float = 0.0
     """Fraction of the run in which the learning rate rises linearly from near 0 to that of --schedule."""
     milestones: tuple[float, ...] = (0.5, 0.75)
@@ -24,24 +23,24 @@ class ScheduleOptions(OptionGroup):
     decay: float = 0.1
     """Factor of the learning rate at each milestone."""
     decay_per_step: float = 1.0
-    """Factor of the learning rate after every step; 1 keeps it."""
+    """Factor of the learning rate after every step; 1 disables."""
     evaluations: int = 20
     """Number of evaluations of all environments during the run, with one at the end."""
     consistency: int = 0
-    """Number of evaluations at which the environments' gradient signs and curvatures are compared; 0: none."""
+    """Number of evaluations at which the environments' gradient signs and curvatures are compared; 0 compares none."""
     checkpoints: int = 5
     """Number of checkpoints during the run, with one at the end."""
     average: str | None = None
-    """Average of the weights that is evaluated and registered in place of the last ones: ema:0.999 (decay of an
-    exponential average over steps), or swa:0.75 (mean over epochs from this fraction of the run on)."""
+    """Average of the weights, evaluated and registered in place of the last ones: ema:0.999 (exponential, over steps,
+    with this decay) or swa:0.75 (mean over the epochs after this fraction of the run); by default none."""
     keep: Literal["last", "best"] = "last"
     """Weights at the end: the last ones, or those of the best evaluation by the job's criterion, on validation
     environments or held-out examples."""
     stop_spread: float = 0.0
-    """End the run when the standard deviation of the environments' held-out losses is below this; 0 disables. If it
-    is never reached, the model with the least deviation is kept."""
+    """End the run when the standard deviation of the environments' held-out losses is below this number; 0 disables. If
+    the deviation never falls below, the run keeps the model with the smallest deviation."""
     stop_from: float = 0.1
-    """Fraction of the run before --stop-spread applies: untrained models have nearly equal losses."""
+    """Fraction of the run before --stop-spread applies, since untrained models have nearly equal losses."""
     # fmt: on
 
     def unused(self) -> frozenset[str]:

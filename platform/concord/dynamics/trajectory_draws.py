@@ -1,7 +1,7 @@
 """Random numbers that depend on a seed, a trajectory and a step alone.
 
-Where a trajectory stands in its batch, how far the batch is padded, which process holds it and whether the run was
-resumed change nothing: each number is a hash of its counters (splitmix64, Steele et al. 2014).
+The place of a trajectory in its batch, the padding, the process and a resume change nothing: each number is a hash of
+its counters (splitmix64, Steele et al. 2014).
 """
 
 import numpy as np
@@ -15,8 +15,8 @@ _Words = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 def uniform(seed: int, keys: Tensor, step: int, predictions: int, each: int) -> Tensor:
     """Numbers in [0, 1), float64 ``(trajectories, predictions, each)``, on the CPU.
 
-    ``keys`` of the trajectories are int64 ``(trajectories,)``. Of fewer predictions the numbers are the beginning of
-    these.
+    ``keys`` of the trajectories are int64 ``(trajectories,)``. With fewer predictions the numbers are the
+    first of these.
     """
     with np.errstate(over="ignore"):
         start = _mixed(np.array([seed], np.int64).view(np.uint64))

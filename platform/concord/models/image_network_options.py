@@ -1,4 +1,4 @@
-"""Options of which network classifies images."""
+"""Options of the network that classifies images."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ from concord.options import OptionGroup, option_values
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetworkOptions(OptionGroup):
-    """Which network classifies the images."""
+    """The network that classifies the images."""
 
     # fmt: off
     model: Literal["fast-resnet", "mlp"] = "fast-resnet"

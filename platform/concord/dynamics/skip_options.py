@@ -4,27 +4,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from concord.dynamics.curriculum import Curriculum
-from concord.dynamics.objective import SkipRisk
+from concord.dynamics.skip_risk import SkipRisk
 from concord.dynamics.unroll import SkipConfig
 from concord.options import OptionGroup, option_values
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkipOptions(OptionGroup):
-    """Which later frame a prediction is compared with."""
+    """The later frame with which a prediction is compared."""
 
     # fmt: off
     skip: Literal["adaptive", "fixed"] = "adaptive"
-    """The frame within --horizon that it matches best, or always the one --stride later."""
+    """Target of a prediction: the best match within --horizon (adaptive), or the frame --stride later (fixed)."""
     horizon: int = 21
-    """H, the most frames that a prediction skips to."""
+    """H: largest skip of a prediction, in frames."""
     stride: int = 1
-    """Δt, the frames from one prediction to the next, with --skip fixed."""
+    """Δt: frames from one prediction to the next, with --skip fixed."""
     exploration_steps: int = 0
-    """K, steps over which the probability of a frame drawn at random falls from 1 to 0; 0 explores never."""
+    """K: steps in which the probability of a random target falls from 1 to 0; 0 never explores."""
     sampling_steps: int = 20_000
-    """S: the probability of going on from the frame of the data at step i is 1/(1 + i/(0.2 S)); 0: from the model's own
-    predictions always."""
+    """S: at step i a prediction starts from the frame of the data with probability 1/(1 + i/(0.2 S)); 0: always from
+    the model's own prediction."""
     # fmt: on
 
     def unused(self) -> frozenset[str]:
@@ -43,7 +43,7 @@ class SkipOptions(OptionGroup):
 
     @property
     def skips(self) -> SkipConfig:
-        """How far a prediction reaches."""
+        """The matching of predictions."""
         return SkipConfig(self.horizon, None if self.skip == "adaptive" else self.stride)
 
     def risk(self, seed: int) -> SkipRisk:

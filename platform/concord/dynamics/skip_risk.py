@@ -8,23 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from concord.dynamics.curriculum import Curriculum
-from concord.dynamics.draws import uniform
 from concord.dynamics.matching import FrameLoss, as_float
 from concord.dynamics.sequences import number_of, parts_of
+from concord.dynamics.trajectory_draws import uniform
 from concord.dynamics.unroll import SkipConfig, Unrolled, unroll
 from concord.gradients.risk import Batch
 from concord.objectives import ERM, Objective
 
 
 class SkipRisk:
-    """Σℓ and Σn of a batch of :func:`~concord.dynamics.sequences`: the sum of the losses of all predictions, and their
-    number. A model in evaluation mode neither explores nor is it given frames of the data.
+    """Σℓ and Σn of a batch of :func:`~concord.dynamics.sequences`: sum of the predictions' losses, and their number.
+
+    In evaluation mode there is no exploration, and predictions never start from frames of the data.
 
     Args:
-        skips: how far a prediction reaches.
-        curriculum: μ and ε of a step.
-        seed: of the draws.
-        loss: of a prediction; None: cross-entropy of logits.
+        skips: the matching of predictions.
+        curriculum: μ and ε by step.
+        seed: the seed of the random draws.
+        loss: the loss of a prediction; None takes the cross-entropy of logits.
     """
 
     counts_evaluations: ClassVar[bool] = True
@@ -45,7 +46,7 @@ class SkipRisk:
         return total, unrolled.counts.sum().to(total)
 
     def unrolled(self, model: nn.Module, batch: Mapping[str, Tensor], step: int) -> Unrolled:
-        """What the batch gives, sequence by sequence; see :meth:`__call__`."""
+        """The unrolled sequences of a batch; see :meth:`__call__`."""
         frames, lengths, keys = parts_of(batch, self.loss)
         training = model.training
         return unroll(
@@ -60,7 +61,7 @@ class SkipRisk:
         )
 
     def example(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The first frames, of bytes 0 to 1: what the model takes."""
+        """The first frames as the model takes them; bytes become 0 to 1."""
         return as_float(parts_of(batch, self.loss)[0][:, 0])
 
     @staticmethod
@@ -73,10 +74,10 @@ class SkipRisk:
 
 
 class PredictionMean(Objective):
-    """Σ_e Σℓ_e / Σ_e Σn_e: the mean over all predictions of all environments, wherever these are placed.
+    """Σ_e Σℓ_e / Σ_e Σn_e: the mean over all predictions of all environments, in one process or several.
 
     Every prediction counts once, so long sequences count more than short ones (the authors' code; algorithm 1 of the
-    thesis adds). The mean of the environments' own means, which an aggregator can take the place of, is
+    thesis adds). The mean of the environments' own means, which an aggregator can replace, is
     :class:`~concord.objectives.ERM` of the same risk.
     """
 
@@ -85,7 +86,7 @@ class PredictionMean(Objective):
     def terms(
         self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Of each environment the mean loss of its predictions, and their number."""
+        """The mean loss of each environment's predictions, and their number."""
         means, counts = self.risks(model, batch, step)
         return torch.stack([means, counts.to(means)], 1).flatten(), counts
 
@@ -100,8 +101,8 @@ class PredictionMean(Objective):
 
 
 def skip_objective(risk: SkipRisk, aggregator: str) -> Objective:
-    """What a job minimizes: with the aggregator ``mean`` (or ``auto``) the mean over all predictions, with any other
-    the environments' own means, whose gradients it aggregates."""
+    """The objective of a job: with the aggregator ``mean`` or ``auto`` the mean over all predictions, with any other
+    aggregator the environments' own means."""
     kind: Any = PredictionMean if aggregator in ("auto", "mean") else ERM
     made: Objective = kind(risk)
     return made

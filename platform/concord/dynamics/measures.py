@@ -14,10 +14,10 @@ Batches = Callable[[], Iterable[Mapping[str, Tensor]]]
 
 
 def skip_measures(times: Iterable[Tensor]) -> dict[str, float]:
-    """``mean_skip``, the frames of a prediction, and ``predictions``, the mean number of a sequence's.
+    """``mean_skip``, the mean frames of a prediction, and ``predictions``, the mean predictions of a sequence.
 
     Args:
-        times: of batches, see :class:`~concord.dynamics.Unrolled`.
+        times: the ``times`` of batches, see :class:`~concord.dynamics.Unrolled`.
     """
     counts, ends = [], []
     for each in times:
@@ -44,17 +44,19 @@ def task_measures(
 
     Args:
         model: in evaluation mode.
-        batches: gives the same batches each time, on the model's device: ``frames``, ``length``, ``key``, ``label``.
-        skips: how far a prediction reaches; it says how many predictions matching needs, and so how long a rollout is.
+        batches: returns the same batches at each call, on the model's device: ``frames``, ``length``, ``key``,
+            ``label``.
+        skips: the matching, whose number of predictions decides the length of a rollout.
         read_label: ψ, from frames ``(sequences, depth, ...)`` and the first ones ``(sequences, ...)`` to the share of
             each class, ``(sequences, classes)``.
-        sees_object: whether what moves is seen in each frame, ``(sequences, depth, ...)`` to ``(sequences, depth)``.
-        loss: that the model was trained with; None: :class:`CrossEntropy`.
+        sees_object: whether the moving object is visible in each frame, ``(sequences, depth, ...)`` to ``(sequences,
+            depth)``.
+        loss: the loss of the training; None takes :class:`CrossEntropy`.
 
     Returns:
-        ``soft_accuracy``, the mean share of the true class, as the thesis reports; ``hard_accuracy``, how often it is
-        the largest; ``mean_skip`` and ``predictions`` of matching; ``depth`` of the rollouts; ``frames_seen``, how many
-        of their frames come before the first in which the object is lost.
+        ``soft_accuracy``, the mean share of the true class, as the thesis reports; ``hard_accuracy``, the fraction
+        where it is the largest; ``mean_skip`` and ``predictions`` of the matching; ``depth`` of the rollouts;
+        ``frames_seen``, the mean number of their frames before the object disappears.
     """
     times = []
     for batch in batches():
