@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlflow_server import NOWHERE, Server
+from waiting import wait_for
 
 from concord.errors import InputError, RunFailedError
 from concord.record import (
@@ -32,13 +32,6 @@ from concord.record import (
 from concord.storage import Folder, JsonLines, append_line, read_lines
 from concord.tracking import Mirror, Store
 from concord.tracking.mirror import CURSOR
-
-
-def wait_for(found: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:

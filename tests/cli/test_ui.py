@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,6 +14,7 @@ from threading import Thread
 import pytest
 from forked import Command
 from ports import free_port
+from waiting import wait_for
 
 from concord.runs.dashboard import running_dashboard
 from concord.tracking import Store
@@ -30,13 +30,6 @@ pathlib.Path(sys.argv[1] + ".new").rename(sys.argv[1])
 others[0].wait()
 """
 STARTER = "import os, sys; from concord.cli import process_group; sys.exit(process_group.run(sys.argv[1:], os.environ))"
-
-
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def lives(pid: int) -> bool:
@@ -55,12 +48,12 @@ def test_what_a_server_started_ends_with_whoever_started_the_server(number: int,
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, sys.executable, "-c", SERVER, str(said)], stderr=subprocess.DEVNULL
     )
-    until(said.exists)
+    wait_for(said.exists)
     pids = list(map(int, said.read_text().split()))
     assert all(map(lives, pids))
     starter.send_signal(number)
     starter.wait(PATIENCE)
-    until(lambda: not any(map(lives, pids)))
+    wait_for(lambda: not any(map(lives, pids)))
 
 
 @linux
@@ -69,7 +62,7 @@ def test_a_server_that_ends_leaves_no_process_and_tells_its_status(tmp_path: Pat
     ending = SERVER.replace("others[0].wait()", "sys.exit(7)")
     done = subprocess.run([sys.executable, "-c", STARTER, sys.executable, "-c", ending, str(said)], timeout=PATIENCE)
     assert done.returncode == 7
-    until(lambda: not any(map(lives, map(int, said.read_text().split()))))
+    wait_for(lambda: not any(map(lives, map(int, said.read_text().split()))))
 
 
 def processes_of(port: int) -> dict[int, str]:
@@ -93,13 +86,13 @@ def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Pa
                 return True
             return False
 
-        until(answers)
+        wait_for(answers)
         running = processes_of(port)
         assert any("uvicorn" in command for command in running.values())
         assert not any("sqlite" in command for command in running.values())
         started.send_signal(signal.SIGTERM)
         started.communicate(PATIENCE)
-        until(lambda: not any(map(lives, running)))
+        wait_for(lambda: not any(map(lives, running)))
 
 
 class _Stranger(BaseHTTPRequestHandler):

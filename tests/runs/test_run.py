@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ import numpy as np
 import pytest
 from forked import WITHOUT_CONCORD, Command, run_program
 from mlflow_server import Server
+from recorded import without_time
 from safetensors.torch import load_file
+from waiting import wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError
@@ -54,10 +55,6 @@ def start(output: Path, **changes: Any) -> RunResult:
     return run(job, job.job.config.with_options(**(OPTIONS | {"output": output} | changes)), lambda _: None)
 
 
-def comparable(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
-
-
 @pytest.fixture(scope="module")
 def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunResult]:
     """A run that nothing disturbs."""
@@ -93,8 +90,8 @@ def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: RunResult)
     assert len(steps) == 8 * 5
     for name in ("accuracy/train/a", "accuracy/held_out/c", "accuracy/ood/d", "kept_fraction/weight"):
         assert name in kept.metrics
-    assert comparable(kept.metrics) == pytest.approx(
-        comparable(json.loads((calm.folder / "metrics.json").read_text()))
+    assert without_time(kept.metrics) == pytest.approx(
+        without_time(json.loads((calm.folder / "metrics.json").read_text()))
         | {name: value for name, value in kept.metrics.items() if name.startswith("step/")}
     )
     artifacts = {str(path.relative_to(store.artifacts)) for path in store.artifacts.rglob("*") if path.is_file()}
@@ -304,7 +301,7 @@ def test_a_server_that_dies_in_mid_training_costs_no_metric(ray_cluster: None, o
     server.start()
     again = run(job, config.with_options(resume=True), lines.append)
     assert again.model == "models:/shared-rule/1"
-    assert comparable(again.metrics) == comparable(report.metrics)
+    assert without_time(again.metrics) == without_time(report.metrics)
     store = Store.open(output, server.uri)
     steps = [step for step, _ in store.history(report.run_id, "step/loss")]
     assert steps == list(range(1, 41))
@@ -339,16 +336,6 @@ def test_a_job_that_calls_exit_fails_with_a_line(ray_cluster: None, output: Path
 def command(output: Path, *options: str) -> list[str]:
     given = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return ["train", JOB_FILE, *given, "--output", str(output), "--json", *options]
-
-
-def wait_for(found: Any, seconds: float) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = found()
-        if value:
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"nothing came within {seconds} s")
 
 
 def children_named(parent: int, name: str) -> list[int]:
@@ -434,7 +421,7 @@ def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: Run
     job = load_job(JOB_FILE)
     options = OPTIONS | {"output": output, "name": "hit", "workers": 1, "trouble": "late exit", "resume": True}
     report = run(job, job.job.config.with_options(**options), lines.append)
-    assert comparable(report.metrics) == pytest.approx(comparable(calm.metrics), rel=1e-6)
+    assert without_time(report.metrics) == pytest.approx(without_time(calm.metrics), rel=1e-6)
     (line,) = (line for line in lines if "the previous checkpoint is used" in line)
     assert "model.safetensors" in line
     assert any("training resumes from epoch" in each for each in lines)
@@ -446,7 +433,7 @@ def wait_for_checkpoints(output: Path) -> None:
 
 
 def check_resumed(calm: RunResult, output: Path, report: dict[str, Any]) -> None:
-    assert comparable(report["metrics"]) == pytest.approx(comparable(calm.metrics), rel=1e-6)
+    assert without_time(report["metrics"]) == pytest.approx(without_time(calm.metrics), rel=1e-6)
     store = Store.open(output, None)
     assert [step for step, _ in store.history(report["run_id"], "step/loss")] == list(range(1, 41))
     ((_, cost),) = store.history(report["run_id"], "resumed/seconds")

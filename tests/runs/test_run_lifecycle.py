@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from forked import Command, start_server
 from ports import free_port
-from test_run import JOB_FILE, OPTIONS, command, start, wait_for
+from test_run import JOB_FILE, OPTIONS, command, start
+from waiting import wait_for
 
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD

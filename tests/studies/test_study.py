@@ -21,7 +21,8 @@ import pytest
 import ray
 import torch
 from forked import Command
-from test_run import children_named, wait_for
+from test_run import children_named
+from waiting import wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError
@@ -279,10 +280,7 @@ def test_a_study_keeps_the_smallest_where_small_is_good(ray_cluster: None, outpu
     ("options", "line"),
     [
         ({"metric": "off"}, "--metric off: the job's measure has no mode; give --mode max or .*"),
-        ({"metric": "worst_off"}, "--metric worst_off: the job's measure has no mode; give .*"),
-        ({"metric": "distance", "mode": "max"}, "--mode max: the job's distance has mode min"),
         ({"mode": "max"}, "--mode max: the job's loss has mode min"),
-        ({"metric": "of", "mode": "max"}, "--metric of: the job does not report it; there are closeness, distance, .*"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -711,22 +709,16 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
             {"method": "averaged", "lr": 0.1},
             "the space is empty: nothing is varied; give --vary NAME=VALUES or --space FILE",
         ),
-        ({"vary": ("lr=log:1:0.1",)}, "space: lr: from 1.0 to 0.1: must be finite, the first smaller"),
         ({"vary": ("lr=0.1,0.2",), "lr": 0.1}, "--vary lr: contradicts --lr, which fixes it"),
-        ({"vary": ("nothing=1,2",)}, "space: nothing: the job has no such option; it has .*"),
-        ({"method": "none"}, "--method none: there is no such method; there are masked, .*"),
-        ({"metric": "f1"}, "--metric f1: the job does not report it; there are accuracy, loss, .*"),
         ({"selection": "validation", "held_out": 0.0}, "--selection validation: .*no validation environments"),
         ({"selection": "held-out", "held_out": 0.0}, "--selection held-out: no examples are held out; .*"),
         ({"selection": "leave-one-out", "folds": 4}, "--folds 4: there are 3 training environments"),
         ({"selection": "leave-one-out", "scheduler": "asha"}, "--scheduler asha: leave-one-out .*"),
-        ({"stop_when": ("accuracy",)}, "--stop-when accuracy: give METRIC>NUMBER or METRIC<NUMBER"),
         ({"stop_when": ("f1>0",)}, "--stop-when f1: is not reported; there are .*"),
         ({"suggest": ("lr=5",)}, "--suggest lr=5: lr 5 is not in the space"),
         ({"search": "grid"}, "--search grid: lr is a number from 0.001 to 1; list its values, .*"),
         ({"workers": 2, "min_workers": 1}, "--min-workers 1: a trial that loses its workers .*"),
         ({"resume": True}, "--resume: the same --name continues a study; leave --resume out"),
-        ({"name": "a/b"}, "--name a/b: must have letters, digits, .*"),
         ({"concurrent": -1}, "--concurrent -1: must not be negative"),
         ({"gpus_per_trial": 0.0}, "--gpus-per-trial 0.0: must be above 0"),
         ({"concurrent": 3}, "--concurrent 3: 3 trials with a CPU each do not fit; .* enough for 2"),

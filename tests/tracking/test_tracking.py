@@ -465,10 +465,3 @@ def test_what_is_not_in_the_registry_is_answered_with_what_is(store: Store, run_
         promote(store, "present", 7)
     with pytest.raises(RunFailedError, match=r"could not register 'a/b': .*cannot contain '/' or ':'"):
         register(store, model_uri, run_id, "a/b", {"accuracy": 0.5}, "accuracy", "max")
-
-
-def wait_for(condition, seconds: float = 45.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from forked import run_group
+from recorded import Kept, without_time
 from safetensors.torch import load_file
-from test_training import CONFIG, JOB, Kept, without_time
+from test_training import CONFIG, JOB
 from torch import Tensor
 
 from concord.environments import BatchStream, Environments
