@@ -1,7 +1,6 @@
 """Room runner and funnel board: the same trajectories in every process and file, and labels read from frames."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -266,22 +265,3 @@ def test_a_job_refuses_data_that_are_not_its_own(made: Path, options: dict[str, 
     config = job.config.with_options(**{"data_dir": made, **options})
     with pytest.raises(InputError, match=said):
         job.environments(config)
-
-
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        (["data", "room-runner"], "making the data of room-runner"),
-        (["data", "funnel-board"], "making the data of funnel-board"),
-        (["bench", "--only", "box_tasks"], "box_tasks"),
-    ],
-)
-def test_without_box2d_one_line_says_how_to_install_it(
-    command: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "Box2D", None)
-    monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"concord: {what} needs Box2D: pip install 'concord[box2d]'"
-    assert list(tmp_path.iterdir()) == []
