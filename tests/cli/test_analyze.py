@@ -30,26 +30,22 @@ QUICK = ["--examples", "32", "--pairs", "2", "--epsilon", "0.1"]
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An output folder with three runs of `synthetic`, one of which is the champion, and one of another job."""
     folder = tmp_path_factory.mktemp("analyzed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.delenv("RAY_ADDRESS", raising=False)
-        for name, more in {
-            "mask-1": ["--seed", "1"],
-            "mask-2": ["--seed", "2", "--no-register"],
-            "mean-1": ["--seed", "1", "--aggregator", "mean", "--no-register"],
-            "mean-slow": ["--seed", "2", "--aggregator", "mean", "--lr", "1e-4", "--no-register"],
-            "wide": ["--seed", "3", "--hidden-units", "16", "--no-register"],
-            "alone": ["--environments", "1", "--no-register"],
-        }.items():
-            words = ["train", "synthetic", *TINY, *more, "--name", name, "--output", str(folder)]
-            assert main(words) == 0
-        assert main(["train", str(JOBS / "sensors.py"), "--epochs", "1", "--name", "own", "--output", str(folder)]) == 0
+    for name, more in {
+        "mask-1": ["--seed", "1"],
+        "mask-2": ["--seed", "2", "--no-register"],
+        "mean-1": ["--seed", "1", "--aggregator", "mean", "--no-register"],
+        "mean-slow": ["--seed", "2", "--aggregator", "mean", "--lr", "1e-4", "--no-register"],
+        "wide": ["--seed", "3", "--hidden-units", "16", "--no-register"],
+        "alone": ["--environments", "1", "--no-register"],
+    }.items():
+        words = ["train", "synthetic", *TINY, *more, "--name", name, "--output", str(folder)]
+        assert main(words) == 0
+    assert main(["train", str(JOBS / "sensors.py"), "--epochs", "1", "--name", "own", "--output", str(folder)]) == 0
     return folder
 
 
 @pytest.fixture
-def analyze(concord_: Concord, output: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def analyze(concord_: Concord, output: Path) -> Callable[..., Said]:
     return lambda job, *words: concord_("analyze", job, *words, "--output", str(output))
 
 
@@ -219,9 +215,7 @@ def test_what_cannot_be_analyzed_is_refused_in_a_line(
     assert said.err.splitlines()[-1].startswith(f"concord: {line}")
 
 
-def test_an_unfinished_run_and_split_without_held_out_are_refused(
-    analyze: Callable[..., Said], output: Path, without_ray: None
-) -> None:
+def test_an_unfinished_run_and_split_without_held_out_are_refused(analyze: Callable[..., Said], output: Path) -> None:
     events = output / "runs" / "mask-2" / "events.jsonl"
     whole = events.read_text()
     events.write_text("".join(line for line in whole.splitlines(True) if '"event":"ended"' not in line))
@@ -266,7 +260,7 @@ def test_spread_is_over_the_runs_of_a_method() -> None:
 
 
 def test_a_run_compares_its_environments_when_it_is_asked_to(
-    ray_cluster: None, concord_: Concord, tmp_path: Path, without_ray: None
+    ray_cluster: None, concord_: Concord, tmp_path: Path
 ) -> None:
     """The same with one worker and two, at as many evaluations as asked; training itself is not changed by it."""
     words = ["train", "synthetic", *TINY, "--epochs", "4", "--evaluations", "4", "--no-register"]

@@ -6,15 +6,13 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from forked import Command
 from ports import free_port
 from waiting import wait_for
+from web_server import Quiet, serving
 
 from concord.runs.dashboard import running_dashboard
 from concord.tracking import Store
@@ -95,36 +93,24 @@ def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Pa
         wait_for(lambda: not any(map(lives, running)))
 
 
-class _Stranger(BaseHTTPRequestHandler):
+class Stranger(Quiet):
     """Says what a Ray dashboard says to who brings no token, and remembers what it was told."""
 
     asked: list[str] = []  # noqa: RUF012
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         self.asked.append(f"{self.path} {self.headers}")
         self.send_response(401)
         self.end_headers()
 
-    def log_message(self, *arguments: object) -> None:
-        pass
 
-
-@pytest.fixture
-def stranger() -> Iterator[str]:
-    """Somebody who listens where a Ray dashboard might."""
-    for port in range(8265, 8269):  # another Ray of this machine may have some of them
-        with contextlib.suppress(OSError):
-            listening = HTTPServer(("127.0.0.1", port), _Stranger)
-            break
-    else:
-        pytest.skip("the ports are taken")
-    _Stranger.asked.clear()
-    Thread(target=listening.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{port}"
-    listening.shutdown()
-    listening.server_close()
-
-
-def test_a_stranger_where_ray_s_dashboard_might_be_is_not_asked(stranger: str) -> None:
-    assert running_dashboard() != stranger
-    assert _Stranger.asked == []
+def test_a_stranger_where_ray_s_dashboard_might_be_is_not_asked() -> None:
+    with contextlib.ExitStack() as stack:
+        for port in range(8265, 8269):  # another Ray of this machine may have some of them
+            with contextlib.suppress(OSError):
+                stack.enter_context(serving(Stranger, port))
+                break
+        else:
+            pytest.skip("the ports are taken")
+        assert running_dashboard() != f"http://127.0.0.1:{port}"
+    assert Stranger.asked == []

@@ -155,9 +155,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     assert not output.exists()
 
 
-def test_a_run_that_never_becomes_alike_says_so(
-    without_ray: None, data: Path, output: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_never_becomes_alike_says_so(data: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "colored-mnist", "--data-dir", str(data), "--output", str(output), "--examples", "50"]
     options = ["--epochs", "4", "--batch-size", "25", "--objective", "meta-irm", "--stop-spread", "1e-12"]
     options += ["--hidden-units", "8"]

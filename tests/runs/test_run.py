@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,9 @@ def start(output: Path, **changes: Any) -> RunResult:
 
 
 @pytest.fixture(scope="module")
-def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunResult]:
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A run that nothing disturbs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        yield start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
+    return start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
 
 
 def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: RunResult) -> None:
@@ -122,7 +119,7 @@ def test_mlflow_has_the_data_and_the_job_file(calm: RunResult) -> None:
     assert source["mlflow.source.git.commit"] == entry.data.tags["mlflow.source.git.commit"]
 
 
-def test_a_run_that_does_not_register_keeps_its_model(calm: RunResult, without_ray: None) -> None:
+def test_a_run_that_does_not_register_keeps_its_model(calm: RunResult) -> None:
     output = calm.folder.parent.parent
     before = models(Store.open(output, None))
     kept = start(output, name="unregistered", epochs=1, workers=1, register=False)
@@ -148,7 +145,7 @@ def test_the_registered_model_predicts_where_concord_is_not_imported(calm: RunRe
     assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
 
 
-def test_the_champion_moves_only_to_a_better_version(calm: RunResult, without_ray: None) -> None:
+def test_the_champion_moves_only_to_a_better_version(calm: RunResult) -> None:
     output = calm.folder.parent.parent
     worse = start(output, name="worse", epochs=1, lr=1e-6, workers=1)
     store = Store.open(output, None)

@@ -8,7 +8,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ray.job_submission import JobSubmissionClient
 from ray_head import Head
 from ray_workers import QUIET
 from test_readme import snippet
+from web_server import Quiet, serving
 
 import concord
 from concord.cli import main
@@ -43,9 +43,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "shared_rule.py"
 
 @pytest.fixture(autouse=True)
 def _nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("MLFLOW_TRACKING_URI", "CONCORD_PROFILE"):
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CONCORD_PROFILES", str(tmp_path / "profiles.toml"))
@@ -456,29 +454,24 @@ def ray_jobs(head: Head) -> JobSubmissionClient:
     return JobSubmissionClient(head.address, headers={"Authorization": f"Bearer {head.token_file.read_text()}"})
 
 
-class _Silent(BaseHTTPRequestHandler):
+class Silent(Quiet):
     """Says which version it has, and answers nothing else for a while."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         if self.path != "/api/version":
             time.sleep(5)
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"ray_version": ray.__version__}).encode())
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("concord.runs.submission.cluster.ANSWER_SECONDS", 0.5)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    cluster = Cluster(Profile.find(address=f"127.0.0.1:{server.server_port}"))
-    with pytest.raises(InputError, match="no Ray cluster answers there"):
-        cluster.submissions()
-    server.shutdown()
+    with serving(Silent) as port:
+        cluster = Cluster(Profile.find(address=f"127.0.0.1:{port}"))
+        with pytest.raises(InputError, match="no Ray cluster answers there"):
+            cluster.submissions()
 
 
 def test_a_submission_is_stopped_once(

@@ -101,11 +101,9 @@ def test_a_run_on_a_full_disk_ends_in_one_line_and_resumes_with_space(
     ray_cluster: None,
     disk: Path,
     capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     workers: int,
 ) -> None:
     """There are bytes, but no files: so a checkpoint is begun, and cannot be finished."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     folder = disk / "runs" / "full"
     fillers = disk / "fillers"
     fillers.mkdir()

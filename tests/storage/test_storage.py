@@ -64,7 +64,6 @@ def storage(s3: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The server as this process finds it, and an empty cache."""
     s3.use(monkeypatch)
     monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return s3
 
 

@@ -5,7 +5,7 @@ import json
 import shlex
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,10 @@ def trained_here(seed: int, **options: Any) -> Mapping[str, float]:
 
 
 @pytest.fixture(scope="module")
-def whole(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonResult]:
+def whole(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
     """Two tables that share a row."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        output = tmp_path_factory.mktemp("whole")
-        yield compared(output, "masks", "rates", witness=output / "witness")
+    output = tmp_path_factory.mktemp("whole")
+    return compared(output, "masks", "rates", witness=output / "witness")
 
 
 def test_means_and_spreads_are_those_of_the_same_trainings_in_this_process(whole: ComparisonResult) -> None:

@@ -46,9 +46,7 @@ def compared(file: Path, output: Path, words: str = FEW) -> ComparisonResult:
 
 @pytest.fixture(scope="module")
 def whole(ray_cluster: None, stations: Path, tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return compared(stations, tmp_path_factory.mktemp("whole"))
+    return compared(stations, tmp_path_factory.mktemp("whole"))
 
 
 def metrics_of(result: ComparisonResult) -> Mapping[str, Any]:

@@ -45,10 +45,7 @@ def plan(file: str, output: Path, config: Mapping[str, Any], **options: Any) -> 
     return plan_methods(job, asked, {*options, *config})
 
 
-def test_every_method_is_studied_alike_and_the_best_is_recommended(
-    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: None, tmp_path: Path) -> None:
     few: dict[str, Any] = {"methods": ("mean", "and-mask", "vrex"), "trials": 3, "seeds": 2}
     planned = plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few)
     lines: list[str] = []

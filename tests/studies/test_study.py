@@ -125,12 +125,10 @@ def runs_of(output: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyResult]:
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     """A whole study that nothing disturbs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        output = tmp_path_factory.mktemp("calm") / "my runs"
-        yield study(output, **CALM)
+    output = tmp_path_factory.mktemp("calm") / "my runs"
+    return study(output, **CALM)
 
 
 def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResult) -> None:
@@ -416,19 +414,15 @@ def test_a_distributed_trial_is_watched_stopped_and_followed_by_the_next(ray_clu
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyResult]:
+def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     """A study of one trial after the other."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        yield study(tmp_path_factory.mktemp("undisturbed") / "runs", trials=MANY, **IN_TURN)
+    return study(tmp_path_factory.mktemp("undisturbed") / "runs", trials=MANY, **IN_TURN)
 
 
 @pytest.fixture(scope="module")
-def again(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyResult]:
+def again(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     """The first trials of the same study, somewhere else."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        yield study(tmp_path_factory.mktemp("again") / "runs", **IN_TURN)
+    return study(tmp_path_factory.mktemp("again") / "runs", **IN_TURN)
 
 
 def test_one_trial_at_a_time_a_seed_decides_the_study(

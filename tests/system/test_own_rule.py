@@ -295,9 +295,8 @@ def test_the_space_of_every_job_has_the_threshold_of_a_rule_that_has_one(rule_fi
 
 
 def test_a_run_trains_by_the_rule_and_resumes_from_another_folder(
-    without_ray: None, rule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     text, output = rule_file.read_text(), tmp_path / "runs"
     job = job_with(rule_file)
     rule_file.unlink()
@@ -333,10 +332,8 @@ def test_a_study_searches_a_field_of_the_rule_and_goes_on_without_its_file(
     ray_cluster: None,
     rule_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "space.toml").write_text("dead_zone = [0.0, 1e9]\n")
 
     def tuned(*words: str) -> Mapping[str, Any]:

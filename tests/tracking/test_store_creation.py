@@ -61,8 +61,7 @@ def number_of_tables(file: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0])
 
 
-def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path) -> None:
     run_program(KILLED, tmp_path)
     folders = [file.parent for file in tmp_path.glob("*/mlflow.db")]
     left = {folder.name: number_of_tables(folder / "mlflow.db") for folder in folders}
@@ -76,13 +75,10 @@ def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path, monkeypa
         assert [run.name for run in store.runs("after")] == ["a run"]
 
 
-def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(tmp_path: Path) -> None:
     import mlflow
     from mlflow.store.tracking.dbmodels.initial_models import Base
 
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     file = tmp_path / "a folder" / "mlflow.db"
     file.parent.mkdir()
     uri = f"sqlite:///{file}"

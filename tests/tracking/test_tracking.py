@@ -38,10 +38,7 @@ def _open_at_once(rank: int, folder: Path) -> None:
     Store.open(folder / "new").start_run("tests", "a run", {}, {})
 
 
-def test_several_runs_that_begin_at_once_in_a_new_folder_make_one_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_several_runs_that_begin_at_once_in_a_new_folder_make_one_store(tmp_path: Path) -> None:
     run_processes(_open_at_once, 3, tmp_path)
     assert len(Store.open(tmp_path / "new").runs("tests", finished_only=False)) == 3
 
