@@ -2,11 +2,11 @@
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import outcome
 from planned_comparison import planned
 from test_images import write_mnist
 from test_shortcut_environments import write_sst2
@@ -25,11 +25,6 @@ def data(tmp_path: Path) -> Path:
     write_mnist(folder, train=120, test=300, side=28)
     write_sst2(folder / "sst2", 200)
     return folder
-
-
-def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
-    status = main([*words, "--json"])
-    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
 def test_example_1_finds_the_causes_with_the_penalty_and_not_without() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from command_line import outcome
 from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobSubmissionClient
 from ray_head import Head
@@ -47,11 +48,6 @@ def _nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CONCORD_PROFILES", str(tmp_path / "profiles.toml"))
-
-
-def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
-    status = main([*words, "--json"])
-    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
 def profiles(tmp_path: Path, text: str) -> None:
