@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import Concord, Said
+from tracked import points_of
 
 from concord.analysis.consistency.measurement import Measurement, as_cells, method_as_json, over_runs
 from concord.analysis.consistency.network import Settings, measure
@@ -68,7 +69,7 @@ def test_a_run_is_analyzed_kept_and_not_measured_again(analyze: Callable[..., Sa
     kept = json.loads((output / "runs" / "mask-1" / "consistency" / "consistency.json").read_text())
     assert kept["inconsistency"] == said["inconsistency"]
     store = Store.open(output)
-    metrics = store.metrics(said["run_id"])
+    metrics = store.run(said["run_id"]).metrics
     assert metrics["analyzed/bound/epsilon_0.1"] == pytest.approx(said["inconsistency"]["bound"][0])
     assert metrics["analyzed/null_log_ratio"] == pytest.approx(said["log_ratio"]["null"])
     assert "ood_accuracy" in metrics
@@ -274,7 +275,10 @@ def test_a_run_compares_its_environments_when_it_is_asked_to(
         said = concord_(*words, *more, "--name", name, "--json").json
         store = Store.open(tmp_path)
         names = [f"consistency/{what}" for what in ("agreement", "log_ratio", "agreement/0.weight", "seconds")]
-        histories[name] = [store.history(said["run_id"], metric) for metric in names], said["metrics"]["train_loss"]
+        histories[name] = (
+            [points_of(store, said["run_id"], metric) for metric in names],
+            said["metrics"]["train_loss"],
+        )
     one, two, plain = (histories[name] for name in ("one", "two", "plain"))
     assert [len(history) for history in one[0]] == [2, 2, 2, 2]
     assert [step for step, _ in one[0][0]] == [step for step, _ in two[0][0]]

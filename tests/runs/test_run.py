@@ -15,6 +15,7 @@ from forked import WITHOUT_CONCORD, Command, run_program
 from mlflow_server import Server
 from recorded import without_time
 from safetensors.torch import load_file
+from tracked import points_of, tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
@@ -71,7 +72,7 @@ def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: RunResult) -
 
 def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: RunResult) -> None:
     store = Store.open(calm.folder.parent.parent, None)
-    (kept,) = store.runs("shared-rule")
+    (kept,) = tracked_runs(store, "shared-rule")
     assert kept.run_id == calm.run_id
     assert kept.parameters["threshold"] == "0.6"
     assert kept.parameters["aggregator"] == "and-mask"
@@ -82,7 +83,7 @@ def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: RunResult)
     assert json.loads((calm.folder / RECORD).read_text())["config"]["momentum"] == 0.9
     assert kept.tags["concord.version"]
     assert len(kept.tags["concord.commit"].removesuffix("-dirty")) == 40
-    steps = store.history(calm.run_id, "step/loss")
+    steps = points_of(store, calm.run_id, "step/loss")
     assert [step for step, _ in steps] == list(range(1, len(steps) + 1))
     assert len(steps) == 8 * 5
     for name in ("accuracy/train/a", "accuracy/held_out/c", "accuracy/ood/d", "kept_fraction/weight"):
@@ -266,7 +267,7 @@ def test_wrong_data_found_by_a_worker_leave_nothing_behind(
     with pytest.raises(InputError, match=line):
         start(output, trouble=trouble, name="wrong")
     assert not (output / "runs" / "wrong").exists()
-    assert Store.open(output, None).runs("shared-rule", finished_only=False) == []
+    assert tracked_runs(Store.open(output, None), "shared-rule", finished_only=False) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -275,7 +276,7 @@ def test_a_non_finite_gradient_fails_the_run_at_once_and_says_where(
 ) -> None:
     with pytest.raises(RunFailedError, match="gradient of environment c is not finite at step 0"):
         start(output, trouble="infinite", name="failed", workers=workers)
-    (kept,) = Store.open(output, None).runs("shared-rule", finished_only=False)
+    (kept,) = tracked_runs(Store.open(output, None), "shared-rule", finished_only=False)
     assert kept.status == "FAILED"
 
 
@@ -300,7 +301,7 @@ def test_a_server_that_dies_in_mid_training_costs_no_metric(ray_cluster: None, o
     assert again.model == "models:/shared-rule/1"
     assert without_time(again.metrics) == without_time(report.metrics)
     store = Store.open(output, server.uri)
-    steps = [step for step, _ in store.history(report.run_id, "step/loss")]
+    steps = [step for step, _ in points_of(store, report.run_id, "step/loss")]
     assert steps == list(range(1, 41))
     assert store.run(report.run_id).status == "FINISHED"
 
@@ -432,6 +433,6 @@ def wait_for_checkpoints(output: Path) -> None:
 def check_resumed(calm: RunResult, output: Path, report: dict[str, Any]) -> None:
     assert without_time(report["metrics"]) == pytest.approx(without_time(calm.metrics), rel=1e-6)
     store = Store.open(output, None)
-    assert [step for step, _ in store.history(report["run_id"], "step/loss")] == list(range(1, 41))
-    ((_, cost),) = store.history(report["run_id"], "resumed/seconds")
+    assert [step for step, _ in points_of(store, report["run_id"], "step/loss")] == list(range(1, 41))
+    ((_, cost),) = points_of(store, report["run_id"], "resumed/seconds")
     assert 0 < cost < 300

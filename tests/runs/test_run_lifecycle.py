@@ -19,6 +19,7 @@ import pytest
 from forked import Command, start_server
 from ports import free_port
 from test_run import JOB_FILE, OPTIONS, command, start
+from tracked import tracked_runs
 from waiting import wait_for
 from web_server import serving
 
@@ -55,7 +56,7 @@ def fails(error: type[Exception]) -> Callable[[], object]:
 
 
 def tracked(output: Path, uri: str | None = None) -> dict[str, Run]:
-    return {run.name: run for run in Store.open(output, uri).runs(JOB, finished_only=False)}
+    return {run.name: run for run in tracked_runs(Store.open(output, uri), JOB, finished_only=False)}
 
 
 def failed_run(output: Path) -> None:

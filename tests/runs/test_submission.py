@@ -20,6 +20,7 @@ from ray.job_submission import JobSubmissionClient
 from ray_head import Head
 from ray_workers import QUIET
 from test_readme import snippet
+from tracked import tracked_runs
 from web_server import Quiet, serving
 
 import concord
@@ -495,7 +496,7 @@ def test_a_submission_is_stopped_once(
         0,
         {"submission": result["submission"], "status": "stopped"},
     )
-    runs = Store.open(head.folder / "runs").runs("shared-rule", finished_only=False)
+    runs = tracked_runs(Store.open(head.folder / "runs"), "shared-rule", finished_only=False)
     assert [run.status for run in runs if run.name == "endless"] == ["KILLED"]
     status, refused = outcome(capsys, "stop", result["submission"], *where)
     assert (status, refused["error"]) == (2, f"{result['submission']}: has ended already (stopped)")

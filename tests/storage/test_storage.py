@@ -23,6 +23,7 @@ from mlflow_server import Server
 from recorded import without_time
 from s3_server import BUCKET
 from test_images import write_mnist
+from tracked import points_of, tracked_runs
 
 from concord.cli import main
 from concord.environments import from_folder
@@ -108,7 +109,7 @@ def in_mlflow(store: Store, run_id: str, names: set[str]) -> list[tuple[str, int
 
 def continued(store: Store, run_id: str, names: set[str]) -> dict[tuple[str, int], float]:
     """The points of the branch that was continued, by name and step."""
-    return {(name, step): value for name in names for step, value in store.history(run_id, name)}
+    return {(name, step): value for name in names for step, value in points_of(store, run_id, name)}
 
 
 def write_environments(folder: Path) -> None:
@@ -471,9 +472,9 @@ def test_a_lost_machines_run_ends_elsewhere_with_every_metric_once(
     store = Store.open(tmp_path, server.uri)
 
     def past_the_checkpoint() -> bool:
-        runs = store.runs("shared-rule", finished_only=False)
+        runs = tracked_runs(store, "shared-rule", finished_only=False)
         # The checkpoint is at step 20; these are steps that come again.
-        return bool([each for each in runs if each.name == "hit" and store.history(each.run_id, "step/loss")[23:]])
+        return bool([each for each in runs if each.name == "hit" and points_of(store, each.run_id, "step/loss")[23:]])
 
     wait_for(past_the_checkpoint, first)
     lose(first, tmp_path / "one")
@@ -515,7 +516,7 @@ def test_a_lost_machines_study_resumes_elsewhere_with_missing_trials(
         metrics, _ = trained_here("tiny_study.py", epochs=4, **options)
         assert without_time(ended.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     store = Store.open(tmp_path, server.uri)
-    children = store.runs("tiny-study-studies", finished_only=False)
+    children = tracked_runs(store, "tiny-study-studies", finished_only=False)
     keys = [each.tags["concord.task"] for each in children if "concord.task" in each.tags]
     assert sorted(keys) == sorted(each.key for each in after.begun("trial"))
     assert {each.status for each in children} == {"FINISHED"}

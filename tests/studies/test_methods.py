@@ -13,6 +13,7 @@ import pytest
 from command_line import Concord
 from hypothesis import given
 from hypothesis import strategies as st
+from tracked import tracked_runs
 
 from concord.objectives import OBJECTIVES
 from concord.record import read_history
@@ -73,7 +74,9 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
     assert GroupRuns(read_history(kept)).ended("trial") == before
     assert again.cells() == result.cells()
     store = Store.open(tmp_path, None)
-    assert {"sensors-methods-mean", "sensors-methods-vrex"} < {run.name for run in store.runs("sensors-studies")}
+    assert {"sensors-methods-mean", "sensors-methods-vrex"} < {
+        run.name for run in tracked_runs(store, "sensors-studies")
+    }
     assert models(store) == []
 
     command = result.train

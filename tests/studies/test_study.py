@@ -22,6 +22,7 @@ import ray
 import torch
 from forked import Command
 from test_run import children_named
+from tracked import points_of, tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
@@ -588,9 +589,9 @@ def test_a_study_interrupted_while_its_winner_trains_resumes_with_it(ray_cluster
     assert done == 12
     folder = folder_of(output)
     assert mlflow(read_study(folder))[0].info.status == "KILLED"
-    assert [run.status for run in Store.open(output).runs("tiny-study-studies", False) if "winner" in run.name] == [
-        "KILLED"
-    ]
+    assert [
+        run.status for run in tracked_runs(Store.open(output), "tiny-study-studies", False) if "winner" in run.name
+    ] == ["KILLED"]
     assert main(words) == 0
     result = read_study(folder)
     assert result.record["model"] == "models:/tiny-study/1"
@@ -847,10 +848,10 @@ def test_a_child_that_the_store_took_in_part_gets_the_rest(output: Path, monkeyp
         began(events, 1, lr=0.2)
         events.append("ended", run="trial 1", status="KILLED", seconds=1.0)
         assert mirror.close(60) == 0
-    children = {run.name: run for run in store.runs("children", False)}
+    children = {run.name: run for run in tracked_runs(store, "children", False)}
     first, second = children["0"], children["1"]
     assert (first.status, first.parameters) == ("FINISHED", {"lr": "0.1"})
-    assert [len(store.history(first.run_id, f"metric {number}")) for number in range(5)] == [300] * 5
+    assert [len(points_of(store, first.run_id, f"metric {number}")) for number in range(5)] == [300] * 5
     assert (second.status, second.parameters) == ("KILLED", {"lr": "0.2"})
 
     with mirrored(output, parent, store) as (events, mirror):
@@ -858,7 +859,7 @@ def test_a_child_that_the_store_took_in_part_gets_the_rest(output: Path, monkeyp
         events.append("ended", run="trial 1", status="FINISHED", seconds=1.0)
         assert mirror.close(60) == 0
     assert client.get_run(second.run_id).info.status == "FINISHED"
-    assert len(store.runs("children", False)) == 3
+    assert len(tracked_runs(store, "children", False)) == 3
 
 
 def test_a_child_that_was_made_just_before_a_kill_is_found_again(output: Path) -> None:
@@ -872,7 +873,7 @@ def test_a_child_that_was_made_just_before_a_kill_is_found_again(output: Path) -
         events.append("evaluated", run="trial 0", epoch=1, step=1, metrics={"loss": 0.5})
         events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
         assert mirror.close(60) == 0
-    (child,) = (run for run in store.runs("children") if run.run_id != parent)
+    (child,) = (run for run in tracked_runs(store, "children") if run.run_id != parent)
     assert (child.run_id, child.parameters, child.metrics) == (made, {"lr": "0.2"}, {"loss": 0.5})
 
 
@@ -882,12 +883,12 @@ def test_a_child_that_was_deleted_does_not_keep_the_others_waiting(output: Path)
     with mirrored(output, parent, store) as (events, mirror):
         began(events, 0)
         assert mirror.close(60) == 0
-    (child,) = (run for run in store.runs("children", False) if run.run_id != parent)
+    (child,) = (run for run in tracked_runs(store, "children", False) if run.run_id != parent)
     store.client.delete_run(child.run_id)
     with mirrored(output, parent, store) as (events, mirror):
         for number in (0, 1):
             began(events, number, lr=0.2)
             events.append("ended", run=f"trial {number}", status="FINISHED", seconds=1.0)
         assert mirror.close(60) == 0
-    (other,) = (run for run in store.runs("children") if run.run_id != parent)
+    (other,) = (run for run in tracked_runs(store, "children") if run.run_id != parent)
     assert (other.name, other.status) == ("1", "FINISHED")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_readme import snippet
+from tracked import tracked_runs
 
 from concord.aggregation import AndMask, Mean, aggregate
 from concord.cli import main
@@ -303,7 +304,7 @@ def test_a_run_trains_by_the_rule_and_resumes_from_another_folder(
     finished = run(job, job.job.config.with_options(**SHORT, dead_zone=1e9, output=output, name="a"), lambda _: None)
     assert finished.metrics["kept_fraction"] == 0.0  # nothing is above such a dead zone
     store = Store.open(output, None)
-    (tracked,) = store.runs("shared-rule")
+    (tracked,) = tracked_runs(store, "shared-rule")
     assert tracked.parameters["aggregator"] == "my_rule.py:TrimmedSign"
     assert float(tracked.parameters["dead_zone"]) == 1e9
     kept = store.client.download_artifacts(finished.run_id, "my_rule.py", str(tmp_path))

@@ -11,6 +11,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from forked import run_program
+from tracked import tracked_runs
 
 from concord.errors import InputError
 from concord.tracking import Store
@@ -72,7 +73,7 @@ def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path) -> None:
     for folder in folders:
         store = Store.open(folder)
         store.finish_run(store.start_run("after", "a run", {"lr": 0.1}, {}))
-        assert [run.name for run in store.runs("after")] == ["a run"]
+        assert [run.name for run in tracked_runs(store, "after")] == ["a run"]
 
 
 def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(tmp_path: Path) -> None:
