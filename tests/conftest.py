@@ -1,11 +1,10 @@
 """Shared by several test files: one Ray for the whole session, and quiet libraries."""
 
-import contextlib
 import functools
+import gc
 import os
 import secrets
 import signal
-import sqlite3
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ import torch
 import torchvision_operators  # noqa: F401
 from command_line import Concord, Said, files
 from hypothesis import settings
+from made_tables import copied_tables
 from mlflow_server import Server
 from process_groups import groups
 from ray_workers import forked_workers
@@ -28,7 +28,6 @@ from concord.cli import main
 from concord.errors import InputError
 from concord.reinforcement.extra import require_coinrun
 from concord.tracking import Store
-from concord.tracking.database import create_tables, sqlite_file
 
 # Tests use no cluster, tracking server, profile or data of the shell that starts them.
 for _variable in ("CONCORD_DATA", "CONCORD_PROFILE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
@@ -112,23 +111,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give each new SQLite file a copy of MLflow's tables, since creating them takes a second."""
-    made: list[sqlite3.Connection] = []
-
-    def create(uri: str) -> None:
-        file = sqlite_file(uri)
-        if file.stat().st_size:
-            create_tables(uri)
-            return
-        if not made:
-            first = tmp_path_factory.mktemp("tables") / "mlflow.db"
-            create_tables(f"sqlite:///{first}")
-            made.append(sqlite3.connect(first, check_same_thread=False))
-        with contextlib.closing(sqlite3.connect(file)) as connection:
-            made[0].backup(connection)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("concord.tracking.store.create_tables", create)
+    with copied_tables(tmp_path_factory.mktemp("tables")):
         yield
 
 
@@ -155,6 +138,13 @@ def coinrun() -> None:
         require_coinrun("this test")
     except InputError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_once() -> None:
+    """Hide from the garbage collector what earlier files imported, since it would look at all of it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

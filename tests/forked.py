@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from made_tables import copied_tables
 from torch.multiprocessing.spawn import start_processes
 
 # Modules that the tests' functions need. The first DDP of a process imports Dynamo.
@@ -27,7 +28,7 @@ _IMPORTED = [
     "test_watching",
     "concord.cli",
     "concord.studies.comparison_plan",
-    "imported_mlflow",
+    "imported_once",
 ]
 
 # A program that begins with these lines sees no imported module of Concord, though its process was forked from one that
@@ -128,7 +129,8 @@ def _command(words: list[str], folder: Path, environment: dict[str, str], stream
     from concord.cli import entry
 
     sys.argv = ["concord", *words]
-    entry()
+    with copied_tables():
+        entry()
 
 
 def _program(_: int, folder: Path, environment: dict[str, str]) -> None:

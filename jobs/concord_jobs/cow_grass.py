@@ -6,7 +6,7 @@ divides the same images into two environments, by whether the shortcut agrees. T
 below five (a cow) and above (a camel); the shortcut is one more number.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from concord.environments.collection import generator_for
 from concord.environments.misleading import misled, require_probabilities
 from concord.models import MLP
 from concord.models.mlp_options import MLPOptions
-from concord.options import option_values
+from concord.options import group, option_values
 from concord.training import Comparison, Job, TrainConfig
 from concord_jobs.digits import PIXELS, TEST, digits
 
@@ -35,7 +35,7 @@ class CowGrassConfig(TrainConfig):
     """How often it does in the test."""
     split: bool = False
     """Two environments: where the background agrees, and where it does not."""
-    mlp: MLPOptions = field(default_factory=MLPOptions)
+    mlp: MLPOptions = group(MLPOptions)
     # fmt: on
 
     def check(self) -> None:

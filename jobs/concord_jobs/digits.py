@@ -6,7 +6,7 @@ domains.
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from concord.environments import Environments
 from concord.environments.collection import generator_for
 from concord.models import MLP
 from concord.models.mlp_options import MLPOptions
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup, group, option_values
 from concord.training import Comparison, Job, TrainConfig
 
 PIXELS, CLASSES = 64, 10
@@ -72,8 +72,8 @@ class CodedDomains(OptionGroup):
 class DigitsConfig(TrainConfig):
     """Scikit-learn's digits, 8 × 8 pixels, in domains with a shortcut each."""
 
-    coded: CodedDomains = field(default_factory=CodedDomains)
-    mlp: MLPOptions = field(default_factory=MLPOptions)
+    coded: CodedDomains = group(CodedDomains)
+    mlp: MLPOptions = group(MLPOptions)
 
 
 @functools.lru_cache(maxsize=1)

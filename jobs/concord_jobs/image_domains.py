@@ -5,7 +5,7 @@ keeps their statistics, images are cropped, flipped, recoloured and sometimes gr
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from concord.environments.datasets import Transform
 from concord.environments.image_folder import ImageEnvironments
 from concord.errors import ArgumentError, InputError, first_line
 from concord.models.pixels import Pixels
-from concord.options import OptionGroup
+from concord.options import OptionGroup, group
 from concord.storage import display_path, is_remote, local
 from concord.training import Job, TrainConfig
 
@@ -87,8 +87,8 @@ class ImageDomainsConfig(TrainConfig):
     """Images of several domains, read from a folder while training."""
 
     # fmt: off
-    domains: DomainOptions = field(default_factory=DomainOptions)
-    vision: VisionOptions = field(default_factory=VisionOptions)
+    domains: DomainOptions = group(DomainOptions)
+    vision: VisionOptions = group(VisionOptions)
     # fmt: on
 
     def check(self) -> None:

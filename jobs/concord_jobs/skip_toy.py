@@ -7,7 +7,7 @@ the noise.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from concord.environments import Environment, Environments
 from concord.environments.collection import generator_for
 from concord.models import MLP
 from concord.objectives import Objective
+from concord.options import group
 from concord.training import Comparison, EnvironmentEvaluation, Job, TrainConfig
 from concord.training.evaluation import Mode
 
@@ -35,7 +36,7 @@ class ToyConfig(TrainConfig):
     """A ring of exits with noise between them."""
 
     # fmt: off
-    skips: SkipOptions = field(default_factory=SkipOptions)
+    skips: SkipOptions = group(SkipOptions)
     exits: int = 6
     """Exits of the ring."""
     side: int = 6

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -14,7 +14,7 @@ from concord.environments.table import Kind, TableEnvironments, from_table
 from concord.environments.table_summary import lines, table_summary
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
-from concord.options import OptionGroup
+from concord.options import OptionGroup, group
 from concord.training import Job, TrainConfig
 from concord.training.job import Data
 
@@ -66,8 +66,8 @@ class TableConfig(TrainConfig):
     """Rows of a table, in environments by one of its columns."""
 
     # fmt: off
-    table: TableOptions = field(default_factory=TableOptions)
-    network_options: TableNetworkOptions = field(default_factory=lambda: TableNetworkOptions(hidden_units=64))
+    table: TableOptions = group(TableOptions)
+    network_options: TableNetworkOptions = group(TableNetworkOptions, hidden_units=64)
     # fmt: on
 
 

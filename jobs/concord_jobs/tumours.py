@@ -6,7 +6,7 @@ too few for a vote by sign: ``concord compare tumours`` has objectives beside th
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from concord.environments.misleading import misled, require_probabilities
 from concord.errors import ArgumentError
 from concord.models import MLP
 from concord.models.mlp_options import MLPOptions
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup, group, option_values
 from concord.training import Comparison, Job, TrainConfig
 
 COLUMNS, CLASSES = 30, 2
@@ -67,8 +67,8 @@ class SpuriousColumn(OptionGroup):
 class TumoursConfig(TrainConfig):
     """Tumours at three sites, with a column that misleads seldom there and often in the test."""
 
-    sites: SpuriousColumn = field(default_factory=SpuriousColumn)
-    mlp: MLPOptions = field(default_factory=MLPOptions)
+    sites: SpuriousColumn = group(SpuriousColumn)
+    mlp: MLPOptions = group(MLPOptions)
 
 
 @functools.lru_cache(maxsize=1)

@@ -3,11 +3,12 @@
 import dataclasses
 import difflib
 import functools
+import inspect
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from concord.errors import InputError
 from concord.redaction import is_secret, without_secrets
@@ -79,6 +80,19 @@ class OptionGroup:
                 raise InputError(f"{name}: there is no such option{did_you_mean(name, known)}")
         changed: Self = _changed(self, changes)
         return changed
+
+
+Group = TypeVar("Group", bound=OptionGroup)
+
+
+def group(kind: type[Group], **values: Any) -> Group:
+    """A field with an inner group at its defaults, but for these values.
+
+    The group's docstring is given as its help, since tyro would search the classes' sources for it at every parse.
+    """
+    text = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")[0]
+    made: Any = dataclasses.field(default_factory=functools.partial(kind, **values), metadata={"help": text})
+    return cast(Group, made)
 
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:

@@ -142,3 +142,9 @@ def test_a_line_of_help_is_cut_where_it_is_too_long() -> None:
     assert list(OptionHelp(("--on", "--no-on"), "", (), "Text.", "True").lines(50)) == [
         "  --[no-]on                 Text."
     ]
+
+
+def test_a_group_of_options_is_described_by_its_docstring(concord_: Concord) -> None:
+    said = concord_("train", "table", "--help-all")
+    assert "Which table, and what its columns are." in said.out
+    assert "fmt: off" not in said.out

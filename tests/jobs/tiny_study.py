@@ -24,7 +24,7 @@ class Config(TrainConfig):
     """Numbers in an example, of which two count."""
     pause: float = 0.0
     """Seconds that a step takes longer, so that a test can interfere."""
-    broken: Literal["no", "raises", "dies"] = "no"
+    broken: Literal["no", "raises", "dies", "grows"] = "no"
     """What becomes of a training."""
     misshapen: str = ""
     """Environment whose data do not fit those of the others."""
@@ -59,6 +59,11 @@ def model(config: Config) -> torch.nn.Module:
         raise ArithmeticError("this model cannot be made")
     if config.broken == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
+    if config.broken == "grows":
+        kept = []
+        while sum(map(len, kept)) < 6_000_000_000:
+            kept.append(bytearray(b"x") * 50_000_000)
+            time.sleep(0.05)
     if config.witness is not None:
         with config.witness.open("a") as lines:
             lines.write(f"{os.getpid()}\n")

@@ -310,6 +310,17 @@ def test_an_objective_is_the_few_lines_of_its_paper(case: str) -> None:
     assert_close(gradient(value, model), gradient(expected, model), rtol=1e-10, atol=1e-10)
 
 
+def test_examples_beyond_a_part_of_mmds_kernel_count_alike() -> None:
+    ours, reference = CASES["mmd"]
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(4, 173, 6, dtype=torch.float64, generator=generator)
+    targets = torch.randint(0, CLASSES, (4, 173), generator=generator)
+    model = network()
+    value, expected = ours(model, inputs, targets), reference(model, inputs, targets)
+    assert_close(value, expected, rtol=1e-10, atol=1e-12)
+    assert_close(gradient(value, model), gradient(expected, model), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_source_leaves_the_gradient_of_the_objective(case: str) -> None:
     ours, _ = CASES[case]

@@ -619,6 +619,26 @@ def test_a_trial_whose_process_is_killed_runs_again(ray_cluster: None, output: P
     assert statuses(mlflow(result)[1]) == ["FINISHED"] * 5
 
 
+@pytest.mark.slow
+def test_a_trial_that_takes_all_memory_fails_and_the_others_are_finished(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Ray of its own, which ends processes when 2.5 GB more than now are used on this machine."""
+    known = {line.split()[0]: float(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
+    total, free = known["MemTotal:"], known["MemAvailable:"]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - (free - 2.5e6) / total:.4f}")
+    words = command(output, "--name", "s", "--trials", "4", "--vary", "broken=no,grows", "lr=0.03,0.3")
+    words += ["--concurrent", "1", "--reruns", "0", "--shortlist", "0", "--no-register", "--max-failures", "1"]
+    with Command(*words) as process:
+        _, errors = process.communicate(300)
+        assert process.returncode == 0, errors
+    ends = read_study(folder_of(output))
+    assert {end.run.point["broken"] for end in ends.finished} == {"no"}
+    assert len(ends.finished) + sum("out of memory" in line for line in errors.splitlines()) == 4
+    assert "out of memory" in errors
+
+
 def test_a_process_that_dies_between_two_trials_costs_neither(
     ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

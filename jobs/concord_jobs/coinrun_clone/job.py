@@ -16,12 +16,13 @@ runs a study, and ``concord report coinrun-clone`` draws the comparison and the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from concord.environments import Environments
 from concord.models import ChannelsFirst, ResNet18
+from concord.options import group
 from concord.reinforcement.cloned_levels import ClonedLevels
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, make_cloning_data
 from concord.reinforcement.extra import require_coinrun
@@ -34,7 +35,7 @@ from concord.training import Data, Job, Measure, Study, TrainConfig
 class CloneConfig(TrainConfig):
     """One clone of the expert; every training level is an environment (AND-mask paper, §3.3 and B.6)."""
 
-    cloned: ClonedLevels = field(default_factory=ClonedLevels)
+    cloned: ClonedLevels = group(ClonedLevels)
 
 
 def data_of(config: CloneConfig) -> CloningData:

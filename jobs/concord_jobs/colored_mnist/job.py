@@ -21,7 +21,7 @@ from concord.environments import Environments, ImageDataset, image_dataset
 from concord.models import MLP, Pixels
 from concord.models.mlp_options import MLPOptions
 from concord.objectives import MetaIRM
-from concord.options import option_values
+from concord.options import group, option_values
 from concord.training import Job, Outcome, TrainConfig
 from concord.training.evaluation import correct
 from concord_jobs.colored_mnist.data import ColoredMNIST, ColourOptions
@@ -42,7 +42,7 @@ class ColoredMNISTConfig(TrainConfig):
     similarity: bool = False
     """Measure at the end how alike representations are (PWCCA): under other colours, and with meta-irm before and after
     the inner steps."""
-    mlp: MLPOptions = field(default_factory=MLPOptions)
+    mlp: MLPOptions = group(MLPOptions)
     # fmt: on
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ for some of them are mixtures of frames; with ``--teacher oracle`` the right fra
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from concord.distillation import Distillation, TeacherOptions, Teaching, of_labels, with_privileged
 from concord.objectives import Objective
+from concord.options import group
 from concord.space import Entry, Integers, LogUniform, Space, Uniform
 from concord.training import Job, Measure, Outcome, Study, TrainConfig
 from concord_jobs.distill_life.frame_attention import FrameAttention
@@ -57,7 +58,7 @@ class LifeConfig(TrainConfig):
     """Training examples; with --teacher meta some of them judge the teacher."""
     filters: int = 12
     """Feature maps of each layer."""
-    teaching: LifeTeacher = field(default_factory=LifeTeacher)
+    teaching: LifeTeacher = group(LifeTeacher)
     # fmt: on
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ drawn, but a teacher must learn this. ``concord train distill-logits`` trains a 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from concord.distillation import Distillation, TeacherOptions, Teaching, divergence, with_privileged
 from concord.objectives import Objective
+from concord.options import group
 from concord.training import Job, Measure, TrainConfig
 from concord_jobs.distillation.taught import student_environments, training_parts
 
@@ -32,7 +33,7 @@ class LogitsConfig(TrainConfig):
     """What the hidden numbers A x are multiplied by: 1 in the thesis, 3 in its authors' code and figure."""
     entropy_weight: float = 0.0
     """β: the label loss is the cross-entropy less β times the entropy of what the student predicts."""
-    teaching: TeacherOptions = field(default_factory=TeacherOptions)
+    teaching: TeacherOptions = group(TeacherOptions)
     # fmt: on
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ none`` trains one without; with ``--auxiliary-weight 4`` this student also predi
 fig-4.9`` has the ablations: a random teacher, states in another order, noise, a split drawn anew.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from concord import distillation
 from concord.distillation import Distillation, GatedError, TeacherOptions, Teaching, of_labels
 from concord.environments import Environments
 from concord.objectives import Objective
+from concord.options import group
 from concord.space import Choice, Entry, Space
 from concord.training import Data, Job, Measure, Study, TrainConfig
 from concord_jobs.distill_mujoco import data as made_returns
@@ -70,7 +71,7 @@ class ReturnConfig(TrainConfig):
     # fmt: off
     simulator: trajectories.Simulator = "Hopper"
     """Which of Gymnasium's environments the data are of."""
-    teaching: ReturnTeacher = field(default_factory=ReturnTeacher)
+    teaching: ReturnTeacher = group(ReturnTeacher)
     # fmt: on
 
     def check(self) -> None:

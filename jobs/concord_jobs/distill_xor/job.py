@@ -5,7 +5,7 @@ undo s and to return h. ``concord train distill-xor`` trains a student with such
 without. The teachers of ``fixed`` and ``oracle`` do not learn: one is random, the other returns h.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from concord.distillation import Distillation, TeacherOptions, Teaching, of_labels, with_privileged
 from concord.objectives import Objective
+from concord.options import group
 from concord.training import Job, Measure, TrainConfig
 from concord_jobs.distillation.taught import student_environments, training_parts
 
@@ -28,7 +29,7 @@ class XorConfig(TrainConfig):
     """Dimensions of x."""
     examples: int = 512
     """Training examples; with --teacher meta some of them judge the teacher."""
-    teaching: TeacherOptions = field(default_factory=TeacherOptions)
+    teaching: TeacherOptions = group(TeacherOptions)
     # fmt: on
 
     def check(self) -> None:

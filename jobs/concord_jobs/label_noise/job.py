@@ -5,7 +5,7 @@ falls after a peak. If the examples' gradients must agree, it learns only what h
 ``concord compare label-noise fig-9`` makes Fig. 9, ``concord compare label-noise mnist`` a version of it for a laptop.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 from concord.environments import Environments, shuffle_labels
 from concord.environments.image_options import ImageOptions
 from concord.models.image_options import ImageNetworkOptions
+from concord.options import group
 from concord.space import Choice, Space
 from concord.training import Job, Study, TrainConfig
 from concord_jobs.memorization.job import SETTINGS, model
@@ -28,8 +29,8 @@ class LabelNoiseConfig(TrainConfig):
     # fmt: off
     label_noise: float = 0.25
     """Fraction of the training labels that are shuffled among themselves."""
-    images: ImageOptions = field(default_factory=ImageOptions)
-    network: ImageNetworkOptions = field(default_factory=ImageNetworkOptions)
+    images: ImageOptions = group(ImageOptions)
+    network: ImageNetworkOptions = group(ImageNetworkOptions)
     # fmt: on
 
 

@@ -5,7 +5,7 @@ cannot memorize them, but it learns the true labels nearly as well. ``concord tr
 ``concord compare memorization fig-8`` makes Fig. 8 and 16, ``… mnist`` a version of them for a laptop.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
@@ -13,6 +13,7 @@ from torch import nn
 from concord.environments import Environments, shuffle_labels
 from concord.environments.image_options import ImageOptions
 from concord.models.image_options import ImageNetworkOptions
+from concord.options import group
 from concord.space import Choice, Space
 from concord.training import Job, Study, TrainConfig
 
@@ -24,8 +25,8 @@ class MemorizationConfig(TrainConfig):
     # fmt: off
     labels: Literal["random", "true"] = "random"
     """Train on shuffled labels, or on the true ones."""
-    images: ImageOptions = field(default_factory=ImageOptions)
-    network: ImageNetworkOptions = field(default_factory=ImageNetworkOptions)
+    images: ImageOptions = group(ImageOptions)
+    network: ImageNetworkOptions = group(ImageNetworkOptions)
     # fmt: on
 
 

@@ -7,7 +7,7 @@ the rest, which is another model. ``--no-punctuate`` leaves out the marks, the p
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 
 from concord.environments import Environments
 from concord.models.mlp_options import MLPOptions
-from concord.options import option_values
+from concord.options import group, option_values
 from concord.training import Job, TrainConfig
 from concord_jobs.punctuated_sst2.data import SST2, PunctuatedSST2, PunctuationOptions, read_glove, vocabulary
 from concord_jobs.punctuated_sst2.word_average import WordAverage
@@ -30,8 +30,8 @@ class PunctuatedSST2Config(TrainConfig):
     """File of GloVe vectors; without one the words' vectors are learned."""
     embedding_size: int | None = None
     """Size of the words' vectors; that of the file, or 100."""
-    marks: PunctuationOptions = field(default_factory=PunctuationOptions)
-    mlp: MLPOptions = field(default_factory=MLPOptions)
+    marks: PunctuationOptions = group(PunctuationOptions)
+    mlp: MLPOptions = group(MLPOptions)
     # fmt: on
 
     def check(self) -> None:

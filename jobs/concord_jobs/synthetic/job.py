@@ -7,7 +7,7 @@ Fig. 6, 14 and 15, ``concord report synthetic`` Fig. 7.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ from concord.analysis.figures import method_name
 from concord.environments import Environments
 from concord.models import MLP
 from concord.models.mlp_options import MLPOptions
-from concord.options import option_values
+from concord.options import group, option_values
 from concord.space import Choice, Entry, OneOf, Space, Uniform
 from concord.training import Job, Outcome, Report, Study, TrainConfig
 from concord.training.options import AggregatorOptions
@@ -34,8 +34,8 @@ COUNTING = ("threshold", "environment_momentum", "steps_per_update", "per_exampl
 class SyntheticConfig(TrainConfig):
     """The synthetic memorization task of the AND-mask paper (§3.1, appendix B)."""
 
-    spirals: SpiralOptions = field(default_factory=SpiralOptions)
-    mlp: MLPOptions = field(default_factory=MLPOptions)
+    spirals: SpiralOptions = group(SpiralOptions)
+    mlp: MLPOptions = group(MLPOptions)
 
     # fmt: off
     batch_norm: bool = False

@@ -1,6 +1,6 @@
 """Maximum mean discrepancy: environments whose representations a kernel cannot tell apart."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.representation import Represented
 
 _GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+_ROWS = 256  # of the kernel at a time, so that they stay in the processor's cache
 
 
 class MMD(Represented, EnvironmentVectors):
@@ -33,12 +34,46 @@ class MMD(Represented, EnvironmentVectors):
 
     def distance(self, vectors: Tensor) -> Tensor:
         """The mean discrepancy over pairs."""
-        environments = len(vectors)
-        examples = vectors.reshape(-1, self._width)
+        discrepancy: Tensor = _Discrepancy.apply(  # type: ignore[no-untyped-call]
+            vectors.reshape(-1, self._width), len(vectors)
+        )
+        return discrepancy
+
+
+class _Discrepancy(torch.autograd.Function):
+    """D of the examples ``(environments * examples, width)``; its gradient is computed with it, in rows of the kernel.
+
+    D is Σ c(x, y) k(x, y) over all pairs of examples, with one c within an environment and another between two. PyTorch
+    would keep seven matrices of all pairs for the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, examples: Tensor, environments: int) -> Tensor:
+        number, each = len(examples), len(examples) // environments
+        within = 2 / (environments * each**2)
+        coefficients = examples.new_tensor([-within / (environments - 1), within])
+        of = torch.arange(number, device=examples.device) // each
         squares = examples.square().sum(1)
-        distances = (squares[:, None] + squares - 2 * examples @ examples.T).clamp_min(0)
-        kernel = torch.stack([(-gamma * distances).exp() for gamma in _GAMMAS]).sum(0)
-        each = len(examples) // environments
-        means = kernel.view(environments, each, environments, each).mean((1, 3))
-        pairs = means.diagonal()[:, None] + means.diagonal() - 2 * means
-        return pairs.sum() / (environments * (environments - 1))
+        value, gradient = examples.new_zeros(()), torch.zeros_like(examples)
+        for first in range(0, number, _ROWS):  # and the columns from there on, since the kernel is symmetric
+            rows, columns = examples[first : first + _ROWS], examples[first:]
+            distances = squares[first : first + _ROWS, None] + squares[first:]
+            distances.addmm_(rows, columns.T, alpha=-2).clamp_(min=0)
+            kernel, slope, term = (torch.zeros_like(distances) for _ in range(3))
+            for gamma in _GAMMAS:
+                torch.mul(distances, -gamma, out=term).exp_()
+                kernel += term
+                slope.add_(term, alpha=-gamma)
+            weights = coefficients[(of[first : first + _ROWS, None] == of[first:]).long()]
+            value += (kernel * weights)[:, : len(rows)].sum() + 2 * (kernel * weights)[:, len(rows) :].sum()
+            slope *= 4 * weights  # a distance stands twice in D, and its derivative by x is 2 (x - y)
+            gradient[first : first + _ROWS] += slope.sum(1, keepdim=True) * rows - slope @ columns
+            slope = slope[:, len(rows) :]
+            gradient[first + _ROWS :] += slope.sum(0)[:, None] * columns[len(rows) :] - slope.T @ rows
+        ctx.save_for_backward(gradient)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return grads[0] * gradient, None

@@ -9,14 +9,14 @@ import dataclasses
 import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from concord.aggregation import AGGREGATORS, COMPARING, RULES
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import ObjectiveName
-from concord.options import OptionGroup, as_words, did_you_mean, option_values, options_of
+from concord.options import OptionGroup, as_words, did_you_mean, group, option_values, options_of
 from concord.record import read_history
 from concord.redaction import is_secret, redact
 from concord.runs.execute import only_process
@@ -115,7 +115,7 @@ class MethodsOptions(OptionGroup):
     """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
     results: Path | None = None
     """Folder for the values of each method's seeds, one JSON line a seed."""
-    sharing: SharingOptions = field(default_factory=SharingOptions)
+    sharing: SharingOptions = group(SharingOptions)
     # fmt: on
 
     def check(self) -> None:

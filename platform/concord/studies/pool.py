@@ -5,6 +5,7 @@ of Ray Tune, of the search and of MLflow follows from them. So a kill loses no f
 """
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -17,7 +18,8 @@ from functools import cached_property
 from typing import Any
 
 from ray import tune
-from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneConfig
+from ray.exceptions import OutOfMemoryError
+from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, Trainable, TuneConfig
 from ray.tune.search import Searcher
 
 from concord.errors import RunFailedError
@@ -141,21 +143,37 @@ class Pool:
         interruption = Interruption() if interruption is None else interruption
         kept, resources, max_failures = self.group.kept, self.resources, parallel_of(self.plan.base).max_failures
         searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures)
-        place = kept / f"tune-{os.getpid()}-{time.time_ns()}"
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
         # Ray Tune needs a resource; a process that only waits must take no CPU from its workers.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
         job = self.plan.job
         run = RunSpec(job.path, job.source, job.rule, option_values(self.plan.base), scratch=kept / _SCRATCH)
         spec = PoolSpec(run, judge, self._shared_data, resources.threads)
-        trainable = tune.with_parameters(TrialProcess, pool=spec)
+        trainable = tune.with_resources(tune.with_parameters(TrialProcess, pool=spec), bundles)
+        published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
+        try:
+            with progress, published, interruption.handle_sigint():
+                while self._out_of_memory(trainable, searcher, stopping, interruption):
+                    searcher.died()
+        finally:
+            searcher.give_up()
+        if interruption.problem is not None:
+            raise interruption.problem
+        if interruption.stopped_by_user:
+            raise KeyboardInterrupt
+
+    def _out_of_memory(
+        self, trainable: type[Trainable], searcher: "_Runs", stopping: Any, interruption: Interruption
+    ) -> bool:
+        """Run Ray Tune to its end; whether Ray killed a process for lack of memory, which ends Ray Tune (2.56)."""
+        place = self.group.kept / f"tune-{os.getpid()}-{time.time_ns()}"
         tuner = tune.Tuner(
-            tune.with_resources(trainable, bundles),
+            trainable,
             tune_config=TuneConfig(
                 search_alg=searcher,
                 scheduler=scheduler("none") if stopping is None else stopping,
                 num_samples=-1,
-                max_concurrent_trials=resources.concurrent,
+                max_concurrent_trials=self.resources.concurrent,
                 reuse_actors=True,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
@@ -168,17 +186,18 @@ class Pool:
                 verbose=0,
             ),
         )
-        published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
         try:
-            with progress, published, interruption.handle_sigint():
-                tuner.fit()
+            tuner.fit()
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, OutOfMemoryError):
+                raise
+        else:
+            return False
         finally:
-            searcher.give_up()
             place.delete()
-        if interruption.problem is not None:
-            raise interruption.problem
-        if interruption.stopped_by_user:
-            raise KeyboardInterrupt
+        del tuner
+        gc.collect()  # with its last reference a process of Ray Tune ends
+        return True
 
     @cached_property
     def _shared_data(self) -> SharedData | None:
@@ -275,6 +294,11 @@ class _Runs(Searcher):
 
     def _end(self, running: _Running, status: str, **why: str) -> None:
         self._group.append("ended", run=running.run.key, status=status, seconds=time.time() - running.began, **why)
+
+    def died(self) -> None:
+        """Note that the processes of all running runs have ended."""
+        for trial_id in list(self._running):
+            self.on_trial_complete(trial_id, error=True)
 
     def give_up(self) -> None:
         """Record running runs as given up."""

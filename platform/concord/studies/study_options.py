@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tyro
 
 from concord.errors import InputError
-from concord.options import OptionGroup, flag_of, options_of
+from concord.options import OptionGroup, flag_of, group, options_of
 from concord.training import RunConfig
 from concord.training.evaluation import Mode
 
@@ -42,7 +42,7 @@ class StudyOptions(OptionGroup):
     # fmt: off
     trials: int = 64
     """Number of trials; a larger number extends an existing study."""
-    sharing: SharingOptions = field(default_factory=SharingOptions)
+    sharing: SharingOptions = group(SharingOptions)
     method: str | None = None
     """Method: one of the job's studies, or derived (from its configuration) or wide, which every job has."""
     space: Path | None = None
@@ -114,7 +114,7 @@ class SeedsOptions(OptionGroup):
     """Number of seeds of each configuration; by default the table's."""
     first_seed: int | None = None
     """First seed; by default the table's."""
-    sharing: SharingOptions = field(default_factory=SharingOptions)
+    sharing: SharingOptions = group(SharingOptions)
     # fmt: on
 
     def check(self) -> None:

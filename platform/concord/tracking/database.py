@@ -5,6 +5,7 @@ MLflow refuses from then on. It also upgrades an older database in place, withou
 SQLite file gets its tables in one transaction, and a database of another schema is refused.
 """
 
+import functools
 import shlex
 import sqlite3
 from contextlib import closing
@@ -91,6 +92,7 @@ def _revision(connection: Any) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
+@functools.cache
 def _latest_revision() -> str | None:
     """The schema version of the installed MLflow."""
     from alembic.script import ScriptDirectory

@@ -2,13 +2,13 @@
 
 import inspect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.options import NEEDED, OptionGroup, flag_of, option_values, options_of
+from concord.options import NEEDED, OptionGroup, flag_of, group, option_values, options_of
 from concord.storage import check_address
 
 _LARGEST_SEED = 2**63 - 1  # that PyTorch takes
@@ -60,7 +60,7 @@ class RunOptions(OptionGroup):
 class RunConfig(OptionGroup):
     """The options of every tracked run; a job with a loop of its own adds options as fields of a derived class."""
 
-    run: RunOptions = field(default_factory=RunOptions)
+    run: RunOptions = group(RunOptions)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

@@ -1,6 +1,6 @@
 """All options of a training run."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self, cast
 
 from concord.aggregation import (
@@ -15,7 +15,7 @@ from concord.aggregation import (
 )
 from concord.aggregation.selection import without_chance
 from concord.objectives import objective_type
-from concord.options import option_values, options_of
+from concord.options import group, option_values, options_of
 from concord.training.options.aggregation import AggregatorOptions
 from concord.training.options.data import DataOptions
 from concord.training.options.objective import ObjectiveOptions
@@ -30,12 +30,12 @@ class TrainConfig(RunConfig):
     """One training run. A job adds options of its own as fields of a derived class, and changes defaults by giving an
     instance: ``Job(…, config=MyConfig().with_options(lr=2e-3, epochs=80))``."""
 
-    data: DataOptions = field(default_factory=DataOptions)
-    objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
-    aggregation: AggregatorOptions = field(default_factory=AggregatorOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
-    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    data: DataOptions = group(DataOptions)
+    objective: ObjectiveOptions = group(ObjectiveOptions)
+    aggregation: AggregatorOptions = group(AggregatorOptions)
+    optimizer: OptimizerOptions = group(OptimizerOptions)
+    schedule: ScheduleOptions = group(ScheduleOptions)
+    parallel: ParallelOptions = group(ParallelOptions)
 
     def resolve(self, num_environments: int | None = None) -> Self:
         """With the aggregator that ``auto`` stands for, and the defaults of the penalty's weight and of β₁.

@@ -1,0 +1,19 @@
+"""Imports and computes what every command would, for the processes that are forked from one that did it."""
+
+import torch
+
+from concord.tracking.client import import_mlflow
+
+import_mlflow()
+import alembic.command  # noqa: E402, F401
+import matplotlib.backends.backend_agg  # noqa: E402, F401
+import mlflow.pytorch  # noqa: E402
+import mlflow.store.tracking.sqlalchemy_store  # noqa: E402, F401
+from mlflow.utils.requirements_utils import warn_dependency_requirement_mismatches  # noqa: E402
+
+import concord.cli.running  # noqa: E402, F401
+
+# The first export of a process imports hundreds of modules.
+torch.export.export(torch.nn.Linear(1, 1), (torch.zeros(1, 1),))
+# MLflow looks for it in all installed packages, once in a process.
+warn_dependency_requirement_mismatches(["torch"])
