@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from concord.cli import main
+
 
 @dataclass(frozen=True)
 class Said:
@@ -25,6 +27,12 @@ class Said:
 
 
 Concord = Callable[..., Said]
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+    """Exit status and JSON of a command in the present folder."""
+    status = main([*words, "--json"])
+    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
 def files(folder: Path) -> set[str]:

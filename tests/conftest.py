@@ -29,6 +29,9 @@ from concord.errors import InputError
 from concord.reinforcement.extra import require_coinrun
 from concord.tracking import Store
 
+# Tests use no cluster, tracking server, profile or data of the shell that starts them.
+for _variable in ("CONCORD_DATA", "CONCORD_PROFILE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+    os.environ.pop(_variable, None)
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Tests have tiny tensors and many processes, whose threads would wait for each other. Processes inherit this setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -112,7 +115,6 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from concord.runs.session import ray_session
     from concord.training import TrainConfig
 
-    os.environ.pop("RAY_ADDRESS", None)
     with forked_workers(tmp_path_factory.mktemp("ray")), ray_session(TrainConfig()):
         yield
 
@@ -131,20 +133,12 @@ def process_groups() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return Store.open(tmp_path_factory.mktemp("a store"))
+    return Store.open(tmp_path_factory.mktemp("a store"))
 
 
 @pytest.fixture
 def run_id(store: Store) -> str:
     return store.start_run("tests", "a run", {"lr": 0.1}, {})
-
-
-@pytest.fixture
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove outside clusters: runs with one worker train in this process, even if a test has started a Ray."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -199,22 +193,17 @@ def seeded() -> Iterator[None]:
 
 
 @pytest.fixture
-def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for runs, without an outside tracking server."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def output(tmp_path: Path) -> Path:
+    """An empty folder for runs."""
     return tmp_path / "runs"
 
 
 @pytest.fixture
-def concord_(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: Path
-) -> Concord:
+def concord_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Concord:
     """The command line, in an empty working folder."""
     working = tmp_path / "working"
     working.mkdir()
     monkeypatch.chdir(working)
-    for variable in ("CONCORD_DATA", "RAY_ADDRESS"):
-        monkeypatch.delenv(variable, raising=False)
 
     def call(*words: object) -> Said:
         capsys.readouterr()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlflow_server import NOWHERE, Server
+from waiting import wait_for
 
 from concord.errors import InputError, RunFailedError
 from concord.record import (
@@ -32,13 +32,6 @@ from concord.record import (
 from concord.storage import Folder, JsonLines, append_line, read_lines
 from concord.tracking import Mirror, Store
 from concord.tracking.mirror import CURSOR
-
-
-def wait_for(found: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
@@ -205,7 +198,7 @@ def test_events_recorded_through_an_outage_arrive_exactly_once(
     events = events_of(folder, *((step, {"loss": 1 / (step + 1)}) for step in range(100)))
     mirror = Mirror(store, run_id, Folder(folder))
     wait_for(lambda: mirror.unsent == 0)  # else the server may die in mid answer
-    assert len(store.history(run_id, "loss")) == 100
+    assert len(logged(store, run_id, "loss")) == 100
 
     server.kill()
     for step in range(100, 2000):
@@ -224,9 +217,9 @@ def test_events_recorded_through_an_outage_arrive_exactly_once(
 
     assert len(caplog.messages) == 2
     assert logged(store, run_id, "loss") == [(step, 1 / (step + 1)) for step in range(2000)]
-    assert math.isnan(store.metrics(run_id)["odd"])
-    assert store.history(run_id, "high") == [(7, math.inf)]
-    assert store.history(run_id, "low") == [(7, -math.inf)]
+    metrics = store.run(run_id).metrics
+    assert math.isnan(metrics["odd"])
+    assert (metrics["high"], metrics["low"]) == (math.inf, -math.inf)
     assert store.run(run_id).status == "FINISHED"
 
 
@@ -270,7 +263,7 @@ def test_a_killed_process_loses_no_event(store: Store, run_id: str, tmp_path: Pa
 def test_more_metrics_than_one_call_takes_arrive(store: Store, run_id: str, tmp_path: Path) -> None:
     events_of(tmp_path, (1, {f"m{index}": float(index) for index in range(2500)}), (2, {"last": 1.0}))
     assert Mirror(store, run_id, Folder(tmp_path)).close(20.0) == 0
-    assert len(store.metrics(run_id)) == 2501
+    assert len(store.run(run_id).metrics) == 2501
 
 
 def test_a_run_that_is_gone_is_not_asked_for_for_ever(

@@ -154,7 +154,7 @@ def files_with_the_secret(folder: Path) -> list[Path]:
 
 
 def test_a_run_leaves_no_secret_behind_and_needs_it_again(
-    without_ray: None, output: Path, job_file: str, capsys: pytest.CaptureFixture[str]
+    output: Path, job_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = load_job(job_file)
     report = run(job, job.job.config.with_options(**GIVEN, output=output, name="secret"), lambda _: None)

@@ -407,7 +407,10 @@ def test_a_risk_has_everything_but_curvature() -> None:
         ({"epsilon": (0.1, math.nan)}, "--epsilon 0.1 nan: give one number above 0, or several"),
         ({"epsilon": ()}, "--epsilon : give one number above 0, or several"),
         ({"radius": 0.0}, "--radius 0.0: must be a number above 0"),
+        ({"radius": -1.0}, "--radius -1.0: must be a number above 0"),
         ({"pairs": 0}, "--pairs 0: must be at least 1"),
+        ({"examples": 0}, "--examples 0: must be at least 1"),
+        ({"environments": 1}, "--environments 1: must be 2 at least, or 0"),
         ({"parts": ()}, "--parts : give some of signs, curvature, bound, slices"),
     ],
 )

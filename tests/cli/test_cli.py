@@ -5,16 +5,15 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 from command_line import Concord
+from web_server import Quiet, serving
 
 import concord
 from concord.options import option_values
@@ -102,27 +101,9 @@ def test_a_mistake_in_the_words_is_one_line_that_says_what_would_be_right(
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("threshold", "1.01", "must lie in [0, 1]"),
-        ("threshold", "-0.1", "must lie in [0, 1]"),
         ("threshold", "nan", "must lie in [0, 1]"),
-        ("held-out", "1.0", "must lie in [0, 1)"),
-        ("lr", "0.0", "a finite number above 0"),
-        ("lr", "inf", "a finite number above 0"),
-        ("decay", "0.0", "must lie in (0, 1]"),
-        ("decay-per-step", "1.5", "must lie in (0, 1]"),
         ("milestones", "0.5 1.5", "in (0, 1)"),
-        ("epochs", "-1", "at least 1"),
-        ("batch-size", "0", "at least 1"),
-        ("workers", "0", "at least 1"),
-        ("evaluations", "0", "at least 1"),
-        ("checkpoints", "0", "at least 1"),
-        ("seed", "-1", "must not be negative"),
-        ("seed", str(2**63), f"must not be above {2**63 - 1}"),
-        ("l1", "-1.0", "must not be negative"),
-        ("clip", "nan", "must not be negative"),
-        ("max-failures", "-1", "must not be negative"),
         ("name", "../up", "letters, digits"),
-        ("name", "a" * 201, "longer than 200"),
         ("environments", "0", "at least 1"),
         ("examples", "0", "at least 1"),
         ("shortcut-dimensions", "-1", "must not be negative"),
@@ -468,10 +449,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from concord.tracking import log_model, register
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        folder = tmp_path_factory.mktemp("store")
-        opened = Store.open(folder)
+    folder = tmp_path_factory.mktemp("store")
+    opened = Store.open(folder)
     for accuracy in (0.75, float("nan")):
         run_id = opened.start_run("mine", "one", {"aggregator": "and-mask", "objective": "irm"}, {})
         uri = log_model(opened, run_id, torch.nn.Linear(3, 2).eval(), torch.ones(2, 3))
@@ -535,32 +514,21 @@ def test_no_password_of_a_tracking_uri_is_shown(
     assert option in line
 
 
-class _Empty(BaseHTTPRequestHandler):
+class Empty(Quiet):
     """A tracking server with nothing in it."""
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"{}")
 
-    def log_message(self, *arguments: object) -> None:
-        pass
 
-
-@pytest.fixture
-def empty_server() -> Iterator[str]:
-    listening = HTTPServer(("127.0.0.1", 0), _Empty)
-    Thread(target=listening.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{listening.server_port}"
-    listening.shutdown()
-    listening.server_close()
-
-
-def test_the_ui_shows_the_address_of_a_server_without_its_password(concord_: Concord, empty_server: str) -> None:
-    said = concord_("ui", "--tracking-uri", f"http://reader:pa55word@{empty_server}", "--json")
+def test_the_ui_shows_the_address_of_a_server_without_its_password(concord_: Concord) -> None:
+    with serving(Empty) as port:
+        said = concord_("ui", "--tracking-uri", f"http://reader:pa55word@127.0.0.1:{port}", "--json")
     assert said.status == 0
-    assert said.json["mlflow"] == f"http://reader:***@{empty_server}"
+    assert said.json["mlflow"] == f"http://reader:***@127.0.0.1:{port}"
     assert "pa55word" not in said.out + said.err
 
 
@@ -618,7 +586,7 @@ def test_a_job_file_is_found_from_the_users_folder_with_its_neighbours(
 
 
 def test_a_whole_run_prints_its_json_only_whatever_the_job_prints(
-    without_ray: None, concord_: Concord, job_file: Callable[..., str], tmp_path: Path
+    concord_: Concord, job_file: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "talking_neighbour.py").write_text("print('the neighbour talks')\n")
     job_file(
@@ -643,7 +611,7 @@ def test_a_whole_run_prints_its_json_only_whatever_the_job_prints(
 
 
 def test_an_environment_that_only_a_worker_finds_damaged_is_one_line_too(
-    without_ray: None, concord_: Concord, job_file: Callable[..., str], folder: Path
+    concord_: Concord, job_file: Callable[..., str], folder: Path
 ) -> None:
     np.savez(folder / "b", inputs=np.ones((8, 4), np.float32), targets=np.arange(8) % 2)
     words = ("train", job_file(beginning=FROM_FOLDER), "--data-dir", folder, "--output", "there", "--json")

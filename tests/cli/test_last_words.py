@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from forked import Command
-from test_run import wait_for
+from waiting import wait_for
 
 JOB = """
 import ctypes, os, signal, torch

@@ -16,9 +16,7 @@ from concord.tracking.run_search import Condition
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose store has runs of two jobs, one that goes on, a study, and a trial of it."""
     output = tmp_path_factory.mktemp("tracked")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        store = Store.open(output)
+    store = Store.open(output)
 
     def track(job: str, name: str, options: dict[str, Any], metrics: dict[str, float], **tags: str) -> str:
         known = {"concord.job": job, "torch": "2.13.0"} if job else {}

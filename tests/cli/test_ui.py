@@ -5,16 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from forked import Command
 from ports import free_port
+from waiting import wait_for
+from web_server import Quiet, serving
 
 from concord.runs.dashboard import running_dashboard
 from concord.tracking import Store
@@ -30,13 +28,6 @@ pathlib.Path(sys.argv[1] + ".new").rename(sys.argv[1])
 others[0].wait()
 """
 STARTER = "import os, sys; from concord.cli import process_group; sys.exit(process_group.run(sys.argv[1:], os.environ))"
-
-
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def lives(pid: int) -> bool:
@@ -55,12 +46,12 @@ def test_a_servers_processes_end_with_the_process_that_started_it(number: int, t
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, sys.executable, "-c", SERVER, str(said)], stderr=subprocess.DEVNULL
     )
-    until(said.exists)
+    wait_for(said.exists)
     pids = list(map(int, said.read_text().split()))
     assert all(map(lives, pids))
     starter.send_signal(number)
     starter.wait(PATIENCE)
-    until(lambda: not any(map(lives, pids)))
+    wait_for(lambda: not any(map(lives, pids)))
 
 
 @linux
@@ -69,7 +60,7 @@ def test_a_server_that_ends_leaves_no_process_and_tells_its_status(tmp_path: Pat
     ending = SERVER.replace("others[0].wait()", "sys.exit(7)")
     done = subprocess.run([sys.executable, "-c", STARTER, sys.executable, "-c", ending, str(said)], timeout=PATIENCE)
     assert done.returncode == 7
-    until(lambda: not any(map(lives, map(int, said.read_text().split()))))
+    wait_for(lambda: not any(map(lives, map(int, said.read_text().split()))))
 
 
 def processes_of(port: int) -> dict[int, str]:
@@ -93,45 +84,33 @@ def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Pa
                 return True
             return False
 
-        until(answers)
+        wait_for(answers)
         running = processes_of(port)
         assert any("uvicorn" in command for command in running.values())
         assert not any("sqlite" in command for command in running.values())
         started.send_signal(signal.SIGTERM)
         started.communicate(PATIENCE)
-        until(lambda: not any(map(lives, running)))
+        wait_for(lambda: not any(map(lives, running)))
 
 
-class _Stranger(BaseHTTPRequestHandler):
+class Stranger(Quiet):
     """Says what a Ray dashboard says to who brings no token, and remembers what it was told."""
 
     asked: list[str] = []  # noqa: RUF012
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         self.asked.append(f"{self.path} {self.headers}")
         self.send_response(401)
         self.end_headers()
 
-    def log_message(self, *arguments: object) -> None:
-        pass
 
-
-@pytest.fixture
-def stranger() -> Iterator[str]:
-    """Somebody who listens where a Ray dashboard might."""
-    for port in range(8265, 8269):  # another Ray of this machine may have some of them
-        with contextlib.suppress(OSError):
-            listening = HTTPServer(("127.0.0.1", port), _Stranger)
-            break
-    else:
-        pytest.skip("the ports are taken")
-    _Stranger.asked.clear()
-    Thread(target=listening.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{port}"
-    listening.shutdown()
-    listening.server_close()
-
-
-def test_a_stranger_where_ray_s_dashboard_might_be_is_not_asked(stranger: str) -> None:
-    assert running_dashboard() != stranger
-    assert _Stranger.asked == []
+def test_a_stranger_where_ray_s_dashboard_might_be_is_not_asked() -> None:
+    with contextlib.ExitStack() as stack:
+        for port in range(8265, 8269):  # another Ray of this machine may have some of them
+            with contextlib.suppress(OSError):
+                stack.enter_context(serving(Stranger, port))
+                break
+        else:
+            pytest.skip("the ports are taken")
+        assert running_dashboard() != f"http://127.0.0.1:{port}"
+    assert Stranger.asked == []

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from forked import run_group
+from recorded import without_time
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.testing import assert_close
@@ -98,8 +99,7 @@ CONFIG = TrainConfig().with_options(
 def metrics_of(
     given: Job[Any], config: TrainConfig = CONFIG, process: ProcessContext | None = None
 ) -> dict[str, float]:
-    metrics = train(given, config, process or ProcessContext(), Silent()).metrics
-    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
+    return without_time(train(given, config, process or ProcessContext(), Silent()).metrics)
 
 
 # --- the meta-gradients are combined by an aggregator

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from forked import run_group
+from recorded import Kept, without_time
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import mse_loss
@@ -303,22 +304,10 @@ CONFIG = TrainConfig().with_options(
 )
 
 
-class Kept(Silent):
-    """A reporter that keeps the last checkpoint."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
-        self.folder.mkdir(exist_ok=True)
-        write(self.folder)
-
-
 def metrics_of(
     given: Job[Any], config: TrainConfig = CONFIG, process: ProcessContext | None = None
 ) -> dict[str, float]:
-    metrics = train(given, config, process or ProcessContext(), Silent()).metrics
-    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
+    return without_time(train(given, config, process or ProcessContext(), Silent()).metrics)
 
 
 def test_the_alternation_is_the_plain_loop_of_the_algorithm() -> None:
@@ -421,8 +410,9 @@ def test_placement_over_two_workers_changes_nothing(tmp_path: Path) -> None:
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     whole = CONFIG.with_options(epochs=4, evaluations=1, milestones=())
     half = whole.with_options(epochs=2)
-    train(job(), half, ProcessContext(), Kept(tmp_path / "half"))
-    resumed = train(job(), whole, ProcessContext(), Silent(), resume_from=tmp_path / "half").metrics
+    kept = Kept(tmp_path)
+    train(job(), half, ProcessContext(), kept)
+    resumed = train(job(), whole, ProcessContext(), Silent(), resume_from=kept.checkpoints[-1]).metrics
     assert resumed["ood_loss"] == metrics_of(job(), whole)["ood_loss"]
 
 

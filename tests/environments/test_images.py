@@ -1,11 +1,10 @@
 """Labelled images: reading returns the written images, and an error is one line."""
 
+import functools
 import gzip
 import hashlib
-import http.server
 import io
 import tarfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from web_server import Quiet, serving
 
 from concord.environments import image_dataset, shuffle_labels
 from concord.environments.files import RemoteFile, download
@@ -272,20 +272,8 @@ def home(tmp_path: Path) -> Iterator[str]:
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "file.bin").write_bytes(b"content")
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+    with serving(functools.partial(Quiet, directory=str(folder))) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 def test_a_download_comes_once_from_the_first_home_and_is_checked(home, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Rules unknown to Concord; a table of known statistics' names would treat each of them wrongly."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -142,3 +142,8 @@ def looped(
     sizes = [parameter.numel() for parameter in parameters]
     updates = [part.view(p.shape) for part, p in zip(value.split(sizes), parameters, strict=True)]
     return Reference(updates, [part.mean() for part in kept.split(sizes)])
+
+
+def assert_gradients(model: nn.Module, expected: Iterable[Tensor], **tolerance: float) -> None:
+    """The gradients of the model's parameters are these."""
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], list(expected), **tolerance)

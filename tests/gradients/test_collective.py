@@ -30,7 +30,7 @@ from collective import (
     trained,
     two_level,
 )
-from own_rules import OWN_RULES, Averages, looped
+from own_rules import OWN_RULES, Averages, assert_gradients, looped
 from process_groups import in_processes
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -75,8 +75,7 @@ def test_own_rules_are_those_of_a_loop(rule: str, placement: str) -> None:
     for step in (0, 4):
         result = source((inputs[own], targets[own]), step)
         expected = looped(model, mse_loss, OWN_RULES[rule], pairs, step)
-        for parameter, update in zip(model.parameters(), expected.updates, strict=True):
-            torch.testing.assert_close(parameter.grad, update, rtol=1e-9, atol=1e-12)
+        assert_gradients(model, expected.updates, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(result.kept_fraction.double(), torch.stack(expected.kept), rtol=1e-5, atol=1e-6)
         assert result.environments == len(pairs)
 
@@ -95,8 +94,7 @@ def test_averages_of_environments_are_those_of_a_loop(rule: str, placement: str)
         inputs, targets = (each.double() for each in batches(sum(counts), step, batch=4))
         result = source((inputs[own], targets[own]), step)
         expected = looped(model, mse_loss, made, list(zip(inputs, targets, strict=True)), step, averages)
-        for parameter, update in zip(model.parameters(), expected.updates, strict=True):
-            torch.testing.assert_close(parameter.grad, update, rtol=1e-9, atol=1e-12)
+        assert_gradients(model, expected.updates, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(result.kept_fraction.double(), torch.stack(expected.kept), rtol=1e-5, atol=1e-6)
 
 
@@ -109,8 +107,7 @@ def test_batches_of_one_environment_vote_over_processes_as_in_a_loop() -> None:
     source = StackedGradients(model, mse_loss, RULES["and-mask"], names=names, group=dist.group.WORLD)
     source((inputs[own], targets[own]))
     expected = looped(model, mse_loss, RULES["and-mask"], list(zip(inputs, targets, strict=True)))
-    for parameter, update in zip(model.parameters(), expected.updates, strict=True):
-        torch.testing.assert_close(parameter.grad, update, rtol=1e-9, atol=1e-12)
+    assert_gradients(model, expected.updates, rtol=1e-9, atol=1e-12)
 
 
 class Votes:
@@ -413,8 +410,7 @@ def test_examples_of_a_weighted_risk_are_weighted_among_all_processes() -> None:
     expected = torch.autograd.grad(total / weight, list(model.parameters()))
     gradients = PerExampleGradients(model, risk, RULES["mean"], group=dist.group.WORLD)
     gradients((inputs[None, mine], targets[None, mine], weights[None, mine]))
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value, rtol=1e-6, atol=1e-9)
+    assert_gradients(model, expected, rtol=1e-6, atol=1e-9)
 
 
 @in_processes(2)

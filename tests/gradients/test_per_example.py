@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_rules import assert_gradients
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
@@ -365,8 +366,7 @@ def test_a_plain_loop_ends_with_the_rule_of_stacked_gradients(rule):
     finished = examples.aggregate()
     assert finished.environments == EXAMPLES
     assert finished.kept_fraction.shape == (len(expected),)
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -410,8 +410,7 @@ def test_microbatches_of_any_sizes_make_the_same_step_as_one_batch(parts, reduct
     for batch, labels in zip(inputs.split(parts), targets.split(parts), strict=True):
         cross_entropy(model(batch), labels, reduction=reduction).backward()
     assert examples.aggregate().environments == count
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 def test_two_forward_passes_before_one_backward_pass_are_one_batch():
@@ -422,21 +421,7 @@ def test_two_forward_passes_before_one_backward_pass_are_one_batch():
     losses = [cross_entropy(model(inputs[part]), targets[part], reduction="sum") for part in (first, second)]
     sum(losses).backward()
     assert examples.aggregate().environments == EXAMPLES
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
-
-
-def test_evaluation_and_abandoned_forward_passes_leave_no_trace():
-    model, inputs, targets = made("tied")
-    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
-    examples = per_example(model, AndMask(0.4))
-    with torch.no_grad():
-        model(inputs)
-    model(inputs[:3])
-    cross_entropy(model(inputs), targets).backward()
-    examples.aggregate()
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 def test_parts_of_a_model_may_be_called_by_themselves():
@@ -448,8 +433,7 @@ def test_parts_of_a_model_may_be_called_by_themselves():
         hidden = layer(hidden)
     cross_entropy(hidden, targets).backward()
     examples.aggregate()
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 def test_removed_hooks_leave_the_model_as_it_was():
@@ -525,8 +509,7 @@ def test_under_batch_norm_both_definitions_are_what_they_say(definition, slow):
     expected = [aggregate(AndMask(0.6), gradients).value for gradients in slow(copy.deepcopy(model), inputs, targets)]
     gradients = PerExampleGradients(model, cross_entropy, AndMask(0.6), definition=definition)
     gradients(inputs[None], targets[None])
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value, rtol=1e-9, atol=1e-12)
+    assert_gradients(model, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_under_batch_norm_both_definitions_sum_to_the_batch_gradient():
@@ -732,8 +715,7 @@ def test_one_token_an_example_is_no_line_of_positions():
         gradients(inputs[None], targets[None])
         gradients.remove()
         expected = [aggregate(CLIPPED, each).value for each in of_examples(model, inputs, targets)]
-        for parameter, value in zip(model.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, value)
+        assert_gradients(model, expected)
 
 
 @pytest.mark.parametrize("length", [3, EXAMPLES])
@@ -780,12 +762,10 @@ def test_a_rule_may_do_without_the_gradient_or_draw_at_random(name, rule):
         model.zero_grad()
         cross_entropy(model(inputs), targets).backward()
         examples.aggregate()
-        for parameter, value in zip(model.parameters(), aggregated(rule, exact, step), strict=True):
-            torch.testing.assert_close(parameter.grad, value)
+        assert_gradients(model, aggregated(rule, exact, step))
     examples.remove()
     PerExampleGradients(model, cross_entropy, rule)(inputs[None], targets[None], step=5)
-    for parameter, value in zip(model.parameters(), aggregated(rule, exact, 5), strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, aggregated(rule, exact, 5))
 
 
 def test_the_mean_of_a_weighted_risk_is_its_gradient():
@@ -799,8 +779,7 @@ def test_the_mean_of_a_weighted_risk_is_its_gradient():
     total, weight = risk(model, (inputs, targets, weights), 0)
     expected = torch.autograd.grad(total / weight, list(model.parameters()))
     PerExampleGradients(model, risk, Mean())((inputs[None], targets[None], weights[None]))
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 @pytest.mark.parametrize("rule", [CLIPPED, MajorityVote(1e-3), GradDrop(), AndMask(0.4)], ids=str)
@@ -974,13 +953,16 @@ def test_parameters_whose_examples_cannot_be_seen_are_refused(kind, said):
         examples.aggregate()
 
 
-@pytest.mark.parametrize("interrupted", ["skipped step", "abandoned", "input gradient", "parameter gradient", "error"])
+@pytest.mark.parametrize(
+    "interrupted", ["evaluation", "skipped step", "abandoned", "input gradient", "parameter gradient", "error"]
+)
 def test_what_is_no_training_step_leaves_no_trace(interrupted):
     model, inputs, targets = made("conv")
     expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
     examples = per_example(model, AndMask(0.4))
     other = inputs[:5].clone().requires_grad_()
-    loss = cross_entropy(model(other), targets[:5])
+    with torch.set_grad_enabled(interrupted != "evaluation"):
+        loss = cross_entropy(model(other), targets[:5])
     if interrupted == "skipped step":
         loss.backward()
     elif interrupted == "input gradient":
@@ -995,8 +977,7 @@ def test_what_is_no_training_step_leaves_no_trace(interrupted):
     model.zero_grad()
     cross_entropy(model(inputs), targets).backward()
     assert examples.aggregate().environments == EXAMPLES
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 def test_a_second_backward_pass_or_one_with_a_graph_is_refused():
@@ -1062,8 +1043,7 @@ def test_a_rule_may_give_back_a_sum_as_it_is():
     examples = per_example(model, Sum())
     cross_entropy(model(inputs), targets).backward()
     examples.aggregate()
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -1119,8 +1099,7 @@ def test_gradients_that_are_not_finite_are_named_or_left_out():
     gradients = PerExampleGradients(model, cross_entropy, AndMask(0.4), nonfinite="skip")
     step = gradients(inputs[None], targets[None])
     assert step.skipped == ("example 2",)
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 def test_dropout_draws_once_and_every_example_has_the_mask_that_was_used():
@@ -1144,8 +1123,7 @@ def test_a_compiled_model_makes_the_same_step(name):
     compiled = torch.compile(model, backend="aot_eager")
     cross_entropy(compiled(inputs), targets).backward()
     examples.aggregate()
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    assert_gradients(model, expected)
 
 
 def test_a_sum_over_environments_leaves_out_statistics_that_are_not_wanted():

@@ -1,8 +1,6 @@
 """Room runner and funnel board: the same trajectories in every process and file, and labels read from frames."""
 
 import json
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,9 @@ from concord.environments.sharded import FORMAT, SPLITS, RowGroupData, ShardedDa
 from concord.errors import InputError
 from concord.storage.checksum import file_checksum
 from concord.training import load_job
-from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
+from concord_jobs.box2d.data import make_trajectories
 from concord_jobs.box2d.trajectories import Trajectories, TrajectoryTask
 from concord_jobs.box2d.trajectory_choice import TrajectoryChoice
-from concord_jobs.funnel_board.job import FunnelBoardOptions
 from concord_jobs.funnel_board.simulator import FunnelBoard, sample_course
 from concord_jobs.room_runner.job import RoomRunnerOptions
 from concord_jobs.room_runner.simulator import RoomRunner, sample_building
@@ -51,11 +48,6 @@ def made(box2d: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFactor
     said = make_trajectories(RoomRunnerOptions(data_dir=folder, size=32, **FEW), quiet)
     assert said["files_made"] == 3 + 2 + 1
     return folder
-
-
-@pytest.fixture
-def copied(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "data"))
 
 
 def frames_of(folder: Path, task: str = "room-runner") -> dict[str, list[bytes]]:
@@ -172,33 +164,9 @@ def test_trajectories_do_not_depend_on_shards_or_the_number_of_tasks(made: Path,
     assert int(label) == alone.label
 
 
-def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(copied: Path) -> None:
-    before = {path: path.read_bytes() for path in copied.rglob("*.parquet")}
-    lost, torn = copied / "train" / "part-0001.parquet", copied / "test" / "part-0000.parquet"
-    lost.unlink()
-    torn.write_bytes(before[torn][:1000])
-    manifest = json.loads((copied / "manifest.json").read_text())
-    manifest["shards"] = [shard for shard in manifest["shards"] if copied / shard["file"] != lost]
-    (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="only the beginning of some; concord data room-runner makes them"):
-        ShardedData(copied, "room-runner")
-    kept = {path: path.stat().st_mtime_ns for path in before if path not in (lost, torn)}
-    options = RoomRunnerOptions(data_dir=copied, size=32, **FEW)
-    assert make_trajectories(options, quiet)["files_made"] == 2
-    assert make_trajectories(options, quiet)["files_made"] == 0
-    assert {path: path.read_bytes() for path in copied.rglob("*.parquet")} == before
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-
-
-def test_no_trajectory_serves_two_purposes(made: Path, copied: Path) -> None:
-    parts = frames_of(made)
-    everything = [frames for split in parts.values() for frames in split]
+def test_no_trajectory_serves_two_purposes(made: Path) -> None:
+    everything = [frames for split in frames_of(made).values() for frames in split]
     assert len(everything) == len(set(everything)) == 5 + 3 + 2
-    manifest = json.loads((copied / "manifest.json").read_text())
-    manifest["shards"][-1]["groups"][0] = manifest["shards"][0]["groups"][0]
-    (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match=r"the same rows are in train/part-0000\.parquet and in test/part-0000"):
-        ShardedData(copied, "room-runner")
 
 
 def test_the_command_makes_the_data_and_says_what_they_are(
@@ -255,35 +223,6 @@ def test_the_workers_of_a_data_loader_read_what_is_read_here(made: Path) -> None
         dataset[5]
 
 
-def test_data_that_do_not_fit_their_manifest_are_named(copied: Path) -> None:
-    manifest = json.loads((copied / "manifest.json").read_text())
-    shard = copied / "train" / "part-0000.parquet"
-    whole = shard.read_bytes()
-
-    def refused(task: str = "room-runner") -> str:
-        with pytest.raises(InputError) as error:
-            Trajectories(ShardedData(copied, task), "train")[0]
-        assert "\n" not in str(error.value)
-        return str(error.value)
-
-    assert "data of room-runner, not of funnel-board; concord data funnel-board makes" in refused("funnel-board")
-    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "train/part-0000.parquet is corrupt" in refused()
-    shard.unlink()
-    assert "train/part-0000.parquet is missing; concord data room-runner makes it" in refused()
-    shard.write_bytes(whole)
-    for changed, said in (
-        ({"format": 1}, "has format 1; this Concord reads 2"),
-        ({"options": {}, "shards": [{"file": "x"}] * 6}, "is not complete"),
-    ):
-        (copied / "manifest.json").write_text(json.dumps({**manifest, **changed}))
-        assert said in refused()
-    (copied / "manifest.json").write_text("{")
-    assert "manifest.json cannot be read" in refused()
-    shutil.rmtree(copied)
-    assert "no data of room-runner; concord data room-runner makes them" in refused()
-
-
 # --- what is refused
 
 
@@ -306,17 +245,6 @@ def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], sa
     assert not (tmp_path / "data").exists()
 
 
-def test_a_folder_with_other_data_is_left_alone(copied: Path, box2d: None) -> None:
-    for options, said in (
-        (RoomRunnerOptions(data_dir=copied, **FEW), r"--size 64: the data in .* are made with 32; give another"),
-        (RoomRunnerOptions(data_dir=copied, size=32, seed=1, **FEW), r"--seed 1: the data in .* are made with 0"),
-        (FunnelBoardOptions(data_dir=copied, **FEW), "holds data of room-runner, not of funnel-board; give another"),
-    ):
-        given: TrajectoryOptions = options
-        with pytest.raises(InputError, match=said):
-            make_trajectories(given, quiet)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -337,22 +265,3 @@ def test_a_job_refuses_data_that_are_not_its_own(made: Path, options: dict[str, 
     config = job.config.with_options(**{"data_dir": made, **options})
     with pytest.raises(InputError, match=said):
         job.environments(config)
-
-
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        (["data", "room-runner"], "making the data of room-runner"),
-        (["data", "funnel-board"], "making the data of funnel-board"),
-        (["bench", "--only", "box_tasks"], "box_tasks"),
-    ],
-)
-def test_without_box2d_one_line_says_how_to_install_it(
-    command: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "Box2D", None)
-    monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"concord: {what} needs Box2D: pip install 'concord[box2d]'"
-    assert list(tmp_path.iterdir()) == []

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
 from concord.aggregation import AndMask, aggregate
-from concord.cli import main
 from concord.errors import InputError
 from concord.studies.comparison_plan import comparisons_of
 from concord.studies.tables import KeptLine
@@ -114,11 +114,6 @@ def test_each_step_is_that_of_the_authors_loop(rule: str, rows: tuple[int, ...])
 def test_the_way_that_gradients_are_computed_does_not_matter(vectorize: str) -> None:
     found, other = (weights_of(trained("and-mask", (0, 1), epochs=50, vectorize=way)) for way in ("pooled", vectorize))
     assert found == pytest.approx(other, abs=1e-6)
-
-
-def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
-    status = main([*words, "--json"])
-    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
 def test_the_table_has_each_rule_on_each_choice_of_rows() -> None:

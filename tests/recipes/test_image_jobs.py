@@ -1,15 +1,13 @@
 """Memorization and label noise: whole runs and studies on small files of MNIST's format; on MNIST under -m slow."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import outcome
 from test_images import needs_shared_data, write_folder, write_mnist
 
-from concord.cli import main
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.process import tune_process
@@ -23,11 +21,6 @@ def mnist(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     write_mnist(folder, train=60, test=20)
     return folder
-
-
-def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
-    status = main([*words, "--json"])
-    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
 def test_random_labels_are_learned_by_averaging_and_evaluated(mnist: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file, save_file
+from tracked import points_of, tracked_runs
 
 from concord.errors import CheckpointError, InputError, RunFailedError
 from concord.record import Events, read_events
@@ -244,7 +245,7 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
     assert finished.model is None
     assert "the model could not be kept in MLflow: " in lines[-1]
     assert store.run(finished.run_id).status == "FINISHED"
-    assert store.history(finished.run_id, "unseen_return")[-1] == (256, finished.metrics["unseen_return"])
+    assert points_of(store, finished.run_id, "unseen_return")[-1] == (256, finished.metrics["unseen_return"])
     in_the_way.unlink()
     for file in ("figures/return.png", "figures/episode.gif", EXPERT):
         assert (finished.folder / file).stat().st_size > 1000
@@ -257,7 +258,7 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
         run(job, config, lines.append)
 
     # As if it had been killed while it wrote its last checkpoint.
-    before = dict(store.history(finished.run_id, "policy_loss"))
+    before = dict(points_of(store, finished.run_id, "policy_loss"))
     checkpoints = sorted(finished.folder.glob("checkpoints/*"))
     assert [path.name for path in checkpoints] == [f"checkpoint_{n:012d}" for n in (192, 256)]
     checkpoints[-1].rename(checkpoints[-1].with_suffix(".new"))
@@ -270,7 +271,7 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
     expert = load_expert(again.folder / EXPERT)
     assert expert.provenance["unseen_return"] == round(again.metrics["unseen_return"], 3)
     # New episodes after the checkpoint, in the store as in the record; what was before it is there once.
-    after = dict(store.history(again.run_id, "policy_loss"))
+    after = dict(points_of(store, again.run_id, "policy_loss"))
     assert [step for step, loss in before.items() if after[step] != loss] == [256]
     events = [each.fields for each in read_events(again.folder / "events.jsonl") if each.name == "metrics"]
     losses = [(each["step"], each["metrics"]["policy_loss"]) for each in events if "policy_loss" in each["metrics"]]
@@ -320,7 +321,7 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
     assert result.criterion.metric == "unseen_return"
     assert ended.metrics["steps"] == 256
     store = Store.open(tmp_path)
-    (winner,) = (each for each in store.runs("coinrun-expert-studies") if each.name.startswith("agent-winner"))
+    (winner,) = (each for each in tracked_runs(store, "coinrun-expert-studies") if each.name.startswith("agent-winner"))
     (version,) = store.client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
     lineage = {"concord.study": "agent", "concord.trial": "0", "concord.method": "ppo", "concord.seed": "0"}
     assert lineage.items() <= winner.tags.items()

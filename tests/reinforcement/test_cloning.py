@@ -1,7 +1,6 @@
 """Cloning: the kept states of the expert, levels in turn, and the job with its studies, on real CoinRun."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,6 @@ def data(coinrun: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-@pytest.fixture
-def copied(data: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(data, tmp_path / "data"))
-
-
 # --- the data
 
 
@@ -73,30 +67,6 @@ def test_no_level_serves_two_purposes(data: Path) -> None:
     assert len(levels) == len(set(levels)) == 3 + 2 + 2
     assert all(level >= FIRST_UNSEEN_LEVEL for level in of_split["validation"] + of_split["test"])
     assert there.options["expert"] == load_expert(shipped_expert("coinrun", "easy")).version
-
-
-def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(copied: Path) -> None:
-    before = {path: path.read_bytes() for path in copied.rglob("*.parquet")}
-    lost, torn = copied / "train" / "level-0000000020.parquet", copied / "test" / "part-0000.parquet"
-    lost.unlink()
-    torn.write_bytes(before[torn][:1000])
-    flipped = copied / "train" / "level-0000000021.parquet"
-    content = bytearray(before[flipped])
-    content[len(content) // 2] ^= 1
-    flipped.write_bytes(content)
-    # Killed before it noted one more file, which is made again.
-    manifest = json.loads((copied / "manifest.json").read_text())
-    noted = manifest["shards"].pop(0)
-    (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="only the beginning of some; concord data coinrun-clone makes them"):
-        CloningData(copied)
-    again = (lost, torn, flipped, copied / noted["file"])
-    kept = {path: path.stat().st_mtime_ns for path in before if path not in again}
-    said = make_cloning_data(CloningOptions(data_dir=copied, **SMALL), quiet)
-    assert said["files_made"] == 4
-    assert make_cloning_data(CloningOptions(data_dir=copied, **SMALL), quiet)["files_made"] == 0
-    assert {path: path.read_bytes() for path in copied.rglob("*.parquet")} == before
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
 def test_another_seed_makes_other_states(data: Path, tmp_path: Path) -> None:
@@ -130,48 +100,11 @@ def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], sa
     assert not (tmp_path / "data").exists()
 
 
-def test_a_folder_with_other_data_is_left_alone(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--states 13: the data in .* are made with 12; give another --data-dir"):
-        make_cloning_data(CloningOptions(data_dir=copied, **{**SMALL, "states": 13}), quiet)
+def test_data_of_another_expert_are_left_alone(data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     save_expert(other, ActorCritic(), {"game": "coinrun", "difficulty": "easy"})
     with pytest.raises(InputError, match=r"--expert .*: the data in .* are made with .*; give another"):
-        make_cloning_data(CloningOptions(data_dir=copied, expert=other, **SMALL), quiet)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="not empty, and not made for coinrun-clone"):
-        make_cloning_data(CloningOptions(data_dir=tmp_path / "mine", **SMALL), quiet)
-
-
-def test_data_that_do_not_fit_their_manifest_are_named(copied: Path) -> None:
-    manifest = json.loads((copied / "manifest.json").read_text())
-    shard = copied / "train" / "level-0000000020.parquet"
-    whole = shard.read_bytes()
-
-    def refused() -> str:
-        with pytest.raises(InputError) as error:
-            CloningData(copied).level(20)
-        return str(error.value)
-
-    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "train/level-0000000020.parquet is corrupt" in refused()
-    shard.unlink()
-    assert "train/level-0000000020.parquet is missing" in refused()
-    shard.write_bytes(whole)
-    for changed, said in (
-        ({"format": 1}, "has format 1; this Concord reads 2"),
-        ({"data": "room-runner"}, "data of room-runner, not of coinrun-clone"),
-        ({"shards": [{"file": "train/level-0000000020.parquet"}] * 5}, "is not complete"),
-        ({"shards": None}, "is not complete"),
-        ({"shards": [*manifest["shards"], {**manifest["shards"][0], "file": "x"}]}, "x is missing"),
-        ({"shards": manifest["shards"][:3]}, "only the beginning of some; concord data coinrun-clone makes them"),
-    ):
-        (copied / "manifest.json").write_text(json.dumps({**manifest, **changed}))
-        assert said in refused()
-    (copied / "manifest.json").write_text("{")
-    assert "manifest.json cannot be read" in refused()
-    (copied / "manifest.json").unlink()
-    assert "no data of coinrun-clone; concord data coinrun-clone makes them" in refused()
+        make_cloning_data(CloningOptions(data_dir=data, expert=other, **SMALL), quiet)
 
 
 # --- levels in turn

@@ -1,68 +1,68 @@
-"""Without the extra coinrun all else works, and errors show how to install the extra."""
+"""Without the extras all else works, and errors show how to install them."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Concord
 
 from concord.cli import main
 
+EXTRAS = {
+    "coinrun": ("Procgen and RLlib", ("procgen", "tree")),
+    "mujoco": ("MuJoCo", ("mujoco",)),
+    "box2d": ("Box2D", ("Box2D",)),
+}
+
 
 @pytest.fixture
-def without_coinrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where ``pip install .`` was all: None in ``sys.modules`` makes an import fail, and its finding."""
-    for module in ("procgen", "tree"):
-        monkeypatch.setitem(sys.modules, module, None)
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """As where the extra is not installed: None in ``sys.modules`` makes an import fail, and its finding."""
+
+    def block(extra: str) -> None:
+        for module in EXTRAS[extra][1]:
+            monkeypatch.setitem(sys.modules, module, None)
+
+    return block
 
 
-@pytest.mark.usefixtures("without_coinrun")
 @pytest.mark.parametrize(
-    ("command", "what"),
+    ("extra", "command", "what"),
     [
-        (["train", "coinrun-expert"], "an agent"),
-        (["data", "coinrun-clone"], "making cloning data"),
-        (["train", "coinrun-clone"], "--play-episodes 100"),
-        (["bench", "--only", "procgen_environment"], "procgen_environment"),
+        ("coinrun", "train coinrun-expert", "an agent"),
+        ("coinrun", "data coinrun-clone", "making cloning data"),
+        ("coinrun", "train coinrun-clone", "--play-episodes 100"),
+        ("coinrun", "bench --only procgen_environment", "procgen_environment"),
+        ("mujoco", "data distill-mujoco", "making the data of distill-mujoco"),
+        ("mujoco", "bench --only reward_trajectories", "reward_trajectories"),
+        ("box2d", "data room-runner", "making the data of room-runner"),
+        ("box2d", "data funnel-board", "making the data of funnel-board"),
+        ("box2d", "bench --only box_tasks", "box_tasks"),
     ],
 )
-def test_what_needs_the_extra_says_so_in_one_line_and_leaves_nothing(
-    command: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_needs_an_extra_says_so_in_one_line_and_leaves_nothing(
+    without: Callable[[str], None], concord_: Concord, extra: str, command: str, what: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert main(command) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"concord: {what} needs Procgen and RLlib: pip install 'concord[coinrun]'"
-    assert list(tmp_path.iterdir()) == []
+    without(extra)
+    said = concord_(*command.split())
+    assert said.status == 2
+    assert said.err.splitlines()[-1] == f"concord: {what} needs {EXTRAS[extra][0]}: pip install 'concord[{extra}]'"
+    assert list(Path().iterdir()) == []
 
 
-@pytest.mark.usefixtures("without_coinrun")
-def test_every_job_is_listed_without_the_extra(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_job_is_listed_without_extras(without: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    for extra in EXTRAS:
+        without(extra)
     assert main(["jobs"]) == 0
     assert {"coinrun-clone", "coinrun-expert", "synthetic"} <= set(capsys.readouterr().out.split())
 
 
-@pytest.mark.usefixtures("without_coinrun")
-def test_a_clone_that_plays_nothing_needs_only_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clone_that_plays_nothing_needs_only_its_data(
+    without: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without("coinrun")
     assert main(["train", "coinrun-clone", "--play-episodes", "0", "--data-dir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "coinrun]" not in said
     assert "no data of coinrun-clone" in said
-
-
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        (["data", "distill-mujoco"], "making the data of distill-mujoco"),
-        (["bench", "--only", "reward_trajectories"], "reward_trajectories"),
-    ],
-)
-def test_what_needs_mujoco_says_so_in_one_line_and_leaves_nothing(
-    command: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "mujoco", None)
-    monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"concord: {what} needs MuJoCo: pip install 'concord[mujoco]'"
-    assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from command_line import Concord
 from forked import Command
+from tracked import points_of
 
 from concord.record import Events, RunHistory, read_events
 from concord.runs.run_folder import run_folder
@@ -45,8 +46,8 @@ def test_its_run_is_recorded_tracked_and_reported(concord_: Concord, output: Pat
     assert said.err.splitlines()[0] == "run down: descent"
     store = Store.open(output)
     assert store.run(run_id).status == "FINISHED"
-    assert store.history(run_id, "distance") == [(each.step, each.metrics["distance"]) for each in expected]
-    assert [step for step, _ in store.history(run_id, "slope")] == list(range(1, 21))
+    assert points_of(store, run_id, "distance") == [(each.step, each.metrics["distance"]) for each in expected]
+    assert [step for step, _ in points_of(store, run_id, "slope")] == list(range(1, 21))
     assert [each.path for each in store.client.list_artifacts(run_id) if each.path == "end.json"]
     history = history_of(output, "down")
     assert [Evaluation(*moment, metrics) for moment, metrics in history.evaluations.items()] == expected

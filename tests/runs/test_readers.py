@@ -104,8 +104,3 @@ def test_data_that_cannot_be_sent_are_loaded_by_each_trial(job: Job[Any], ray_cl
 
     other = dataclasses.replace(job, environments=environments)
     assert share_data(other, job.config.with_options(images=images, held_out=0.0).resolve(), ["lr"]) is None
-
-
-def test_a_negative_number_of_readers_is_refused(refused: Any, images: Path) -> None:
-    line = refused("train", FILE, "--images", images, "--readers", "-1")
-    assert line == "--readers -1: must not be negative"

@@ -146,8 +146,7 @@ def test_more_gpus_than_the_cluster_can_get_are_refused_after_the_wait(
     assert not output.exists()
 
 
-def test_a_ray_of_this_machine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_a_ray_of_this_machine_is_not_waited_for() -> None:
     assert waiting_minutes(RunConfig()) == waiting_minutes(RunConfig().with_options(address="local")) == 0
     assert waiting_minutes(RunConfig().with_options(address="10.0.0.1:6379")) == 30
     assert waiting_minutes(RunConfig().with_options(address="10.0.0.1:6379", wait_for_resources=2.5)) == 2.5

@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,10 @@ import numpy as np
 import pytest
 from forked import WITHOUT_CONCORD, Command, run_program
 from mlflow_server import Server
+from recorded import without_time
 from safetensors.torch import load_file
+from tracked import points_of, tracked_runs
+from waiting import wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError
@@ -54,16 +55,10 @@ def start(output: Path, **changes: Any) -> RunResult:
     return run(job, job.job.config.with_options(**(OPTIONS | {"output": output} | changes)), lambda _: None)
 
 
-def comparable(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
-
-
 @pytest.fixture(scope="module")
-def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunResult]:
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A run that nothing disturbs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        yield start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
+    return start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
 
 
 def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: RunResult) -> None:
@@ -77,7 +72,7 @@ def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: RunResult) -
 
 def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: RunResult) -> None:
     store = Store.open(calm.folder.parent.parent, None)
-    (kept,) = store.runs("shared-rule")
+    (kept,) = tracked_runs(store, "shared-rule")
     assert kept.run_id == calm.run_id
     assert kept.parameters["threshold"] == "0.6"
     assert kept.parameters["aggregator"] == "and-mask"
@@ -88,13 +83,13 @@ def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: RunResult)
     assert json.loads((calm.folder / RECORD).read_text())["config"]["momentum"] == 0.9
     assert kept.tags["concord.version"]
     assert len(kept.tags["concord.commit"].removesuffix("-dirty")) == 40
-    steps = store.history(calm.run_id, "step/loss")
+    steps = points_of(store, calm.run_id, "step/loss")
     assert [step for step, _ in steps] == list(range(1, len(steps) + 1))
     assert len(steps) == 8 * 5
     for name in ("accuracy/train/a", "accuracy/held_out/c", "accuracy/ood/d", "kept_fraction/weight"):
         assert name in kept.metrics
-    assert comparable(kept.metrics) == pytest.approx(
-        comparable(json.loads((calm.folder / "metrics.json").read_text()))
+    assert without_time(kept.metrics) == pytest.approx(
+        without_time(json.loads((calm.folder / "metrics.json").read_text()))
         | {name: value for name, value in kept.metrics.items() if name.startswith("step/")}
     )
     artifacts = {str(path.relative_to(store.artifacts)) for path in store.artifacts.rglob("*") if path.is_file()}
@@ -125,7 +120,7 @@ def test_mlflow_has_the_data_and_the_job_file(calm: RunResult) -> None:
     assert source["mlflow.source.git.commit"] == entry.data.tags["mlflow.source.git.commit"]
 
 
-def test_a_run_that_does_not_register_keeps_its_model(calm: RunResult, without_ray: None) -> None:
+def test_a_run_that_does_not_register_keeps_its_model(calm: RunResult) -> None:
     output = calm.folder.parent.parent
     before = models(Store.open(output, None))
     kept = start(output, name="unregistered", epochs=1, workers=1, register=False)
@@ -151,7 +146,7 @@ def test_the_registered_model_predicts_where_concord_is_not_imported(calm: RunRe
     assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
 
 
-def test_the_champion_moves_only_to_a_better_version(calm: RunResult, without_ray: None) -> None:
+def test_the_champion_moves_only_to_a_better_version(calm: RunResult) -> None:
     output = calm.folder.parent.parent
     worse = start(output, name="worse", epochs=1, lr=1e-6, workers=1)
     store = Store.open(output, None)
@@ -272,7 +267,7 @@ def test_wrong_data_found_by_a_worker_leave_nothing_behind(
     with pytest.raises(InputError, match=line):
         start(output, trouble=trouble, name="wrong")
     assert not (output / "runs" / "wrong").exists()
-    assert Store.open(output, None).runs("shared-rule", finished_only=False) == []
+    assert tracked_runs(Store.open(output, None), "shared-rule", finished_only=False) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -281,7 +276,7 @@ def test_a_non_finite_gradient_fails_the_run_at_once_and_says_where(
 ) -> None:
     with pytest.raises(RunFailedError, match="gradient of environment c is not finite at step 0"):
         start(output, trouble="infinite", name="failed", workers=workers)
-    (kept,) = Store.open(output, None).runs("shared-rule", finished_only=False)
+    (kept,) = tracked_runs(Store.open(output, None), "shared-rule", finished_only=False)
     assert kept.status == "FAILED"
 
 
@@ -304,9 +299,9 @@ def test_a_server_that_dies_in_mid_training_costs_no_metric(ray_cluster: None, o
     server.start()
     again = run(job, config.with_options(resume=True), lines.append)
     assert again.model == "models:/shared-rule/1"
-    assert comparable(again.metrics) == comparable(report.metrics)
+    assert without_time(again.metrics) == without_time(report.metrics)
     store = Store.open(output, server.uri)
-    steps = [step for step, _ in store.history(report.run_id, "step/loss")]
+    steps = [step for step, _ in points_of(store, report.run_id, "step/loss")]
     assert steps == list(range(1, 41))
     assert store.run(report.run_id).status == "FINISHED"
 
@@ -339,16 +334,6 @@ def test_a_job_that_calls_exit_fails_with_a_line(ray_cluster: None, output: Path
 def command(output: Path, *options: str) -> list[str]:
     given = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return ["train", JOB_FILE, *given, "--output", str(output), "--json", *options]
-
-
-def wait_for(found: Any, seconds: float) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = found()
-        if value:
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"nothing came within {seconds} s")
 
 
 def children_named(parent: int, name: str) -> list[int]:
@@ -434,7 +419,7 @@ def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: Run
     job = load_job(JOB_FILE)
     options = OPTIONS | {"output": output, "name": "hit", "workers": 1, "trouble": "late exit", "resume": True}
     report = run(job, job.job.config.with_options(**options), lines.append)
-    assert comparable(report.metrics) == pytest.approx(comparable(calm.metrics), rel=1e-6)
+    assert without_time(report.metrics) == pytest.approx(without_time(calm.metrics), rel=1e-6)
     (line,) = (line for line in lines if "the previous checkpoint is used" in line)
     assert "model.safetensors" in line
     assert any("training resumes from epoch" in each for each in lines)
@@ -446,8 +431,8 @@ def wait_for_checkpoints(output: Path) -> None:
 
 
 def check_resumed(calm: RunResult, output: Path, report: dict[str, Any]) -> None:
-    assert comparable(report["metrics"]) == pytest.approx(comparable(calm.metrics), rel=1e-6)
+    assert without_time(report["metrics"]) == pytest.approx(without_time(calm.metrics), rel=1e-6)
     store = Store.open(output, None)
-    assert [step for step, _ in store.history(report["run_id"], "step/loss")] == list(range(1, 41))
-    ((_, cost),) = store.history(report["run_id"], "resumed/seconds")
+    assert [step for step, _ in points_of(store, report["run_id"], "step/loss")] == list(range(1, 41))
+    ((_, cost),) = points_of(store, report["run_id"], "resumed/seconds")
     assert 0 < cost < 300

@@ -1,7 +1,6 @@
 """The lock of a run, its state after every kind of end, and refusals before any file is touched."""
 
 import contextlib
-import http.server
 import json
 import multiprocessing
 import os
@@ -19,7 +18,10 @@ from typing import Any
 import pytest
 from forked import Command, start_server
 from ports import free_port
-from test_run import JOB_FILE, OPTIONS, command, start, wait_for
+from test_run import JOB_FILE, OPTIONS, command, start
+from tracked import tracked_runs
+from waiting import wait_for
+from web_server import serving
 
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD
@@ -54,7 +56,7 @@ def fails(error: type[Exception]) -> Callable[[], object]:
 
 
 def tracked(output: Path, uri: str | None = None) -> dict[str, Run]:
-    return {run.name: run for run in Store.open(output, uri).runs(JOB, finished_only=False)}
+    return {run.name: run for run in tracked_runs(Store.open(output, uri), JOB, finished_only=False)}
 
 
 def failed_run(output: Path) -> None:
@@ -261,22 +263,6 @@ def silent() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@contextlib.contextmanager
-def web_server() -> Iterator[int]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Nothing."""
-
-    with http.server.ThreadingHTTPServer(("0.0.0.0", 0), Quiet) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("address", "line"),
     [
@@ -287,7 +273,7 @@ def web_server() -> Iterator[int]:
         ("ray://nope.invalid:10001", r"no Ray cluster answers there \(.*not known\)"),
         (free_port, r"no Ray cluster answers there \(Connection refused\)"),
         (silent, r"no Ray cluster answers there \(no answer in time\)"),
-        (web_server, "another service answers there, not a Ray cluster"),
+        (lambda: serving(host="0.0.0.0"), "another service answers there, not a Ray cluster"),
     ],
 )
 def test_an_address_without_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: Any, line: str) -> None:

@@ -8,18 +8,20 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from command_line import outcome
 from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobSubmissionClient
 from ray_head import Head
 from ray_workers import QUIET
 from test_readme import snippet
+from tracked import tracked_runs
+from web_server import Quiet, serving
 
 import concord
 from concord.cli import main
@@ -43,17 +45,10 @@ JOB = Path(__file__).parents[1] / "jobs" / "shared_rule.py"
 
 @pytest.fixture(autouse=True)
 def _nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("MLFLOW_TRACKING_URI", "CONCORD_PROFILE"):
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CONCORD_PROFILES", str(tmp_path / "profiles.toml"))
-
-
-def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
-    status = main([*words, "--json"])
-    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
 def profiles(tmp_path: Path, text: str) -> None:
@@ -456,29 +451,24 @@ def ray_jobs(head: Head) -> JobSubmissionClient:
     return JobSubmissionClient(head.address, headers={"Authorization": f"Bearer {head.token_file.read_text()}"})
 
 
-class _Silent(BaseHTTPRequestHandler):
+class Silent(Quiet):
     """Says which version it has, and answers nothing else for a while."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         if self.path != "/api/version":
             time.sleep(5)
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"ray_version": ray.__version__}).encode())
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("concord.runs.submission.cluster.ANSWER_SECONDS", 0.5)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    cluster = Cluster(Profile.find(address=f"127.0.0.1:{server.server_port}"))
-    with pytest.raises(InputError, match="no Ray cluster answers there"):
-        cluster.submissions()
-    server.shutdown()
+    with serving(Silent) as port:
+        cluster = Cluster(Profile.find(address=f"127.0.0.1:{port}"))
+        with pytest.raises(InputError, match="no Ray cluster answers there"):
+            cluster.submissions()
 
 
 def test_a_submission_is_stopped_once(
@@ -506,7 +496,7 @@ def test_a_submission_is_stopped_once(
         0,
         {"submission": result["submission"], "status": "stopped"},
     )
-    runs = Store.open(head.folder / "runs").runs("shared-rule", finished_only=False)
+    runs = tracked_runs(Store.open(head.folder / "runs"), "shared-rule", finished_only=False)
     assert [run.status for run in runs if run.name == "endless"] == ["KILLED"]
     status, refused = outcome(capsys, "stop", result["submission"], *where)
     assert (status, refused["error"]) == (2, f"{result['submission']}: has ended already (stopped)")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tracked import points_of, tracked_runs
 
 from concord.errors import InputError, RunFailedError
 from concord.runs.run import run
@@ -101,11 +102,9 @@ def test_a_run_on_a_full_disk_ends_in_one_line_and_resumes_with_space(
     ray_cluster: None,
     disk: Path,
     capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     workers: int,
 ) -> None:
     """There are bytes, but no files: so a checkpoint is begun, and cannot be finished."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     folder = disk / "runs" / "full"
     fillers = disk / "fillers"
     fillers.mkdir()
@@ -132,7 +131,7 @@ def test_a_run_on_a_full_disk_ends_in_one_line_and_resumes_with_space(
     assert re.fullmatch(line, str(error.value))
     said = capfd.readouterr()
     assert "Traceback" not in said.err + said.out
-    (kept,) = Store.open(disk).runs("shared-rule", finished_only=False)
+    (kept,) = tracked_runs(Store.open(disk), "shared-rule", finished_only=False)
     assert kept.status == "FAILED"
     assert checkpoints()
     assert {path.parent for path in checkpoints()} == set(folder.glob("checkpoints/checkpoint_*"))
@@ -150,6 +149,6 @@ def test_a_run_on_a_full_disk_ends_in_one_line_and_resumes_with_space(
     (folder / "checkpoints" / "checkpoint_000000000001").mkdir()  # as a kill leaves one
     report = run(job, config, lambda _: None)
     store = Store.open(disk)
-    assert [step for step, _ in store.history(report.run_id, "step/loss")] == list(range(1, 41))
+    assert [step for step, _ in points_of(store, report.run_id, "step/loss")] == list(range(1, 41))
     assert store.run(report.run_id).status == "FINISHED"
     assert len(checkpoints()) == 2

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 import s3_server
 from mlflow_server import Server
+from recorded import without_time
 from s3_server import BUCKET
 from test_images import write_mnist
+from tracked import points_of, tracked_runs
 
 from concord.cli import main
 from concord.environments import from_folder
@@ -63,7 +65,6 @@ def storage(s3: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The server as this process finds it, and an empty cache."""
     s3.use(monkeypatch)
     monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return s3
 
 
@@ -80,10 +81,6 @@ def made(name: str) -> Folder:
     return folder
 
 
-def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
-
-
 class Logged(Silent):
     """A context that has every metric of a run, by name and step."""
 
@@ -92,7 +89,7 @@ class Logged(Silent):
         self.metrics: dict[tuple[str, int], float] = {}
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        self.metrics |= {(name, step): value for name, value in comparable(metrics).items()}
+        self.metrics |= {(name, step): value for name, value in without_time(metrics).items()}
 
 
 def trained_here(file: str, **options: Any) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
@@ -101,7 +98,7 @@ def trained_here(file: str, **options: Any) -> tuple[dict[str, float], dict[tupl
     outcome = train(job, job.config.with_options(**options), ProcessContext(), logged)
     for evaluation in outcome.history:
         logged.log(evaluation.metrics, evaluation.step)
-    return comparable(outcome.metrics), logged.metrics
+    return without_time(outcome.metrics), logged.metrics
 
 
 def in_mlflow(store: Store, run_id: str, names: set[str]) -> list[tuple[str, int, float]]:
@@ -112,7 +109,7 @@ def in_mlflow(store: Store, run_id: str, names: set[str]) -> list[tuple[str, int
 
 def continued(store: Store, run_id: str, names: set[str]) -> dict[tuple[str, int], float]:
     """The points of the branch that was continued, by name and step."""
-    return {(name, step): value for name in names for step, value in store.history(run_id, name)}
+    return {(name, step): value for name in names for step, value in points_of(store, run_id, name)}
 
 
 def write_environments(folder: Path) -> None:
@@ -405,7 +402,7 @@ def test_a_run_at_an_address_is_the_run_in_a_folder_metric_for_metric(
     config = job.job.config.with_options(**OPTIONS, output=ADDRESS / "whole", name="there", tracking_uri=server.uri)
     there: RunResult = run(job, config, lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
-    assert comparable(there.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
+    assert without_time(there.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     store = Store.open(tmp_path, server.uri)
     points = in_mlflow(store, there.run_id, {name for name, _ in logged})
     assert points == sorted((name, step, value) for (name, step), value in logged.items())
@@ -475,16 +472,16 @@ def test_a_lost_machines_run_ends_elsewhere_with_every_metric_once(
     store = Store.open(tmp_path, server.uri)
 
     def past_the_checkpoint() -> bool:
-        runs = store.runs("shared-rule", finished_only=False)
+        runs = tracked_runs(store, "shared-rule", finished_only=False)
         # The checkpoint is at step 20; these are steps that come again.
-        return bool([each for each in runs if each.name == "hit" and store.history(each.run_id, "step/loss")[23:]])
+        return bool([each for each in runs if each.name == "hit" and points_of(store, each.run_id, "step/loss")[23:]])
 
     wait_for(past_the_checkpoint, first)
     lose(first, tmp_path / "one")
     assert f"lost/runs/hit/{EVENTS}" in storage.keys("lost")
     report = result(command([*words, "--resume"], tmp_path / "two", storage))
     metrics, logged = trained_here("shared_rule.py", **options)
-    assert comparable(report["metrics"]) == {name: value for name, value in metrics.items() if "/" not in name}
+    assert without_time(report["metrics"]) == {name: value for name, value in metrics.items() if "/" not in name}
     assert continued(store, report["run_id"], {name for name, _ in logged}) == logged
 
 
@@ -517,9 +514,9 @@ def test_a_lost_machines_study_resumes_elsewhere_with_missing_trials(
     for ended in after.ended("trial"):
         options = {name: value for name, value in ended.run.point.items() if name != "penalty"}
         metrics, _ = trained_here("tiny_study.py", epochs=4, **options)
-        assert comparable(ended.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
+        assert without_time(ended.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     store = Store.open(tmp_path, server.uri)
-    children = store.runs("tiny-study-studies", finished_only=False)
+    children = tracked_runs(store, "tiny-study-studies", finished_only=False)
     keys = [each.tags["concord.task"] for each in children if "concord.task" in each.tags]
     assert sorted(keys) == sorted(each.key for each in after.begun("trial"))
     assert {each.status for each in children} == {"FINISHED"}
@@ -550,7 +547,7 @@ def test_a_storage_lost_in_mid_run_fails_it_in_one_line_until_resumed(
     storage.start()
     report = run(job, job.job.config.with_options(**option_values(config) | {"resume": True}), lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
-    assert comparable(report.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
+    assert without_time(report.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     assert continued(Store.open(tmp_path, server.uri), report.run_id, {name for name, _ in logged}) == logged
 
 

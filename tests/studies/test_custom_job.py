@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tracked import tracked_runs
 
 from concord.cli import main
 from concord.errors import InputError
@@ -47,7 +48,7 @@ def test_a_loop_of_ones_own_is_searched_and_its_winner_trained(ray_cluster: None
     assert [each.trial for each in result.by_selection()] == [1]
     assert set(result.reruns) == {1, 2}
     store = Store.open(tmp_path)
-    (winner,) = (run for run in store.runs("descent-studies") if run.name.startswith("s-winner"))
+    (winner,) = (run for run in tracked_runs(store, "descent-studies") if run.name.startswith("s-winner"))
     assert winner.metrics["distance"] == result.best.metrics["distance"]
     lineage = {"concord.study": "s", "concord.trial": "1", "concord.method": "rates", "concord.selection": "own"}
     assert winner.tags.items() >= lineage.items()

@@ -46,9 +46,7 @@ def compared(file: Path, output: Path, words: str = FEW) -> ComparisonResult:
 
 @pytest.fixture(scope="module")
 def whole(ray_cluster: None, stations: Path, tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return compared(stations, tmp_path_factory.mktemp("whole"))
+    return compared(stations, tmp_path_factory.mktemp("whole"))
 
 
 def metrics_of(result: ComparisonResult) -> Mapping[str, Any]:
@@ -176,7 +174,6 @@ def test_a_method_without_all_folds_has_no_mean_and_nothing_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--methods erm,vrx", "--methods vrx: there is no such method; did you mean vrex?"),
         ("--methods erm mean", "--methods erm mean: mean is given twice"),
         ("--folds 1", "--folds 1: must be at least 2, or 0 for all environments"),
         ("--folds 9", "--folds 9: there are 8 training environments"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_readme import snippet
+from tracked import tracked_runs
 
 from concord.aggregation import AndMask, Mean, aggregate
 from concord.cli import main
@@ -295,16 +296,15 @@ def test_the_space_of_every_job_has_the_threshold_of_a_rule_that_has_one(rule_fi
 
 
 def test_a_run_trains_by_the_rule_and_resumes_from_another_folder(
-    without_ray: None, rule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     text, output = rule_file.read_text(), tmp_path / "runs"
     job = job_with(rule_file)
     rule_file.unlink()
     finished = run(job, job.job.config.with_options(**SHORT, dead_zone=1e9, output=output, name="a"), lambda _: None)
     assert finished.metrics["kept_fraction"] == 0.0  # nothing is above such a dead zone
     store = Store.open(output, None)
-    (tracked,) = store.runs("shared-rule")
+    (tracked,) = tracked_runs(store, "shared-rule")
     assert tracked.parameters["aggregator"] == "my_rule.py:TrimmedSign"
     assert float(tracked.parameters["dead_zone"]) == 1e9
     kept = store.client.download_artifacts(finished.run_id, "my_rule.py", str(tmp_path))
@@ -333,10 +333,8 @@ def test_a_study_searches_a_field_of_the_rule_and_goes_on_without_its_file(
     ray_cluster: None,
     rule_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "space.toml").write_text("dead_zone = [0.0, 1e9]\n")
 
     def tuned(*words: str) -> Mapping[str, Any]:

@@ -108,7 +108,7 @@ def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path:
 
 
 def test_the_privileged_job_registers_a_student_that_needs_inputs_alone(
-    without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
@@ -132,7 +132,7 @@ def test_the_privileged_job_registers_a_student_that_needs_inputs_alone(
 
 
 def test_the_sequence_job_trains_masked_and_its_model_predicts_frames(
-    without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
@@ -160,7 +160,7 @@ def test_the_sequence_job_trains_masked_and_its_model_predicts_frames(
 
 
 def test_the_classifier_of_the_readme_is_a_job_whose_model_predicts(
-    without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.py").write_text(snippet("reviews"))
@@ -197,7 +197,7 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
-    without_ray: None, output: Path, tmp_path: Path, hospitals: Path, monkeypatch: pytest.MonkeyPatch
+    output: Path, tmp_path: Path, hospitals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = snippet("job")
     assert len(text.splitlines()) < 30

@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import CONFIGURATION, PROGRAM, Prometheus
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 from ray_head import Head
-from test_run import wait_for
 from torch import nn
 from torch.nn.functional import cross_entropy
+from waiting import wait_for
 
 from concord.environments import Environments
 from concord.gradients import EnvironmentStep, StepClock

@@ -10,17 +10,10 @@ from concord.tracking import Registered, Store, models, promote, register, show
 from concord.tracking.registry import CHAMPION
 
 
-@pytest.fixture(scope="module")
-def file_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return Store.open(tmp_path_factory.mktemp("store"))
-
-
 @pytest.fixture
-def store(file_store: Store) -> Iterator[Store]:
-    yield file_store
-    file_store.__dict__.pop("client", None)  # whatever a test put in front of it
+def store(store: Store) -> Iterator[Store]:
+    yield store
+    store.__dict__.pop("client", None)  # whatever a test put in front of it
 
 
 def registered(
@@ -97,8 +90,8 @@ def the_best_of_those_at_once_is_the_champion(stores: list[Store], name: str) ->
 
 
 @pytest.mark.parametrize("attempt", range(3))
-def test_however_many_register_at_once_the_best_is_the_champion(file_store: Store, attempt: int) -> None:
-    stores = [Store(file_store.uri, file_store.artifacts) for _ in range(3)]
+def test_however_many_register_at_once_the_best_is_the_champion(store: Store, attempt: int) -> None:
+    stores = [Store(store.uri, store.artifacts) for _ in range(3)]
     the_best_of_those_at_once_is_the_champion(stores, f"together {attempt}")
 
 

@@ -11,6 +11,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from forked import run_program
+from tracked import tracked_runs
 
 from concord.errors import InputError
 from concord.tracking import Store
@@ -61,8 +62,7 @@ def number_of_tables(file: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0])
 
 
-def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path) -> None:
     run_program(KILLED, tmp_path)
     folders = [file.parent for file in tmp_path.glob("*/mlflow.db")]
     left = {folder.name: number_of_tables(folder / "mlflow.db") for folder in folders}
@@ -73,16 +73,13 @@ def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path, monkeypa
     for folder in folders:
         store = Store.open(folder)
         store.finish_run(store.start_run("after", "a run", {"lr": 0.1}, {}))
-        assert [run.name for run in store.runs("after")] == ["a run"]
+        assert [run.name for run in tracked_runs(store, "after")] == ["a run"]
 
 
-def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(tmp_path: Path) -> None:
     import mlflow
     from mlflow.store.tracking.dbmodels.initial_models import Base
 
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     file = tmp_path / "a folder" / "mlflow.db"
     file.parent.mkdir()
     uri = f"sqlite:///{file}"

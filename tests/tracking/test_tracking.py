@@ -20,6 +20,7 @@ import torch
 from forked import WITHOUT_CONCORD, run_processes, run_program
 from mlflow_server import NOWHERE, Server
 from test_champion import the_best_of_those_at_once_is_the_champion
+from tracked import points_of, tracked_runs
 
 from concord.errors import InputError, RunFailedError
 from concord.metric_name import metric_name
@@ -38,12 +39,9 @@ def _open_at_once(rank: int, folder: Path) -> None:
     Store.open(folder / "new").start_run("tests", "a run", {}, {})
 
 
-def test_several_runs_that_begin_at_once_in_a_new_folder_make_one_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_several_runs_that_begin_at_once_in_a_new_folder_make_one_store(tmp_path: Path) -> None:
     run_processes(_open_at_once, 3, tmp_path)
-    assert len(Store.open(tmp_path / "new").runs("tests", finished_only=False)) == 3
+    assert len(tracked_runs(Store.open(tmp_path / "new"), "tests", finished_only=False)) == 3
 
 
 def test_importing_the_package_does_not_import_mlflow_or_torch() -> None:
@@ -159,19 +157,18 @@ def test_a_run_keeps_what_it_is_given(store: Store, tmp_path: Path) -> None:
     store.log_metrics(run_id, {"accuracy": 0.8}, step=2)
     store.log_files(run_id, tmp_path, "figures")
     store.log_json(run_id, {"best": 3}, "tables/best.json")
-    assert store.runs("kept") == []
+    assert tracked_runs(store, "kept") == []
     store.finish_run(run_id)
 
-    (run,) = store.runs("kept")
+    (run,) = tracked_runs(store, "kept")
     assert repr(run) == repr(store.run(run_id))  # a NaN equals only itself in writing
     assert (run.name, run.status, run.tags) == ("named", "FINISHED", {"job": "synthetic"})
     assert (run.parameters["lr"], run.parameters["widths"]) == ("0.1", "[8, 8]")
     assert abs(run.started.timestamp() - time.time()) < 60
-    metrics = store.metrics(run_id)
+    metrics = store.run(run_id).metrics
     assert math.isnan(metrics.pop("accuracy_5"))
     assert metrics == {"accuracy": 0.8, "loss": -math.inf}
-    assert store.history(run_id, "accuracy") == [(1, 0.5), (2, 0.8)]
-    assert store.history(run_id, "loss") == [(1, math.inf), (2, -math.inf)]
+    assert points_of(store, run_id, "accuracy") == [(1, 0.5), (2, 0.8)]
     assert store.artifacts is not None
     assert (store.artifacts / run_id / "artifacts" / "figures" / "figure.txt").read_text() == "a figure"
     assert json.loads((store.artifacts / run_id / "artifacts" / "tables" / "best.json").read_text()) == {"best": 3}
@@ -191,21 +188,20 @@ def test_runs_of_all_jobs_are_found_on_a_server_as_in_a_file(store: Store, serve
 def test_a_run_can_be_resumed_ended_and_deleted(store: Store) -> None:
     run_id = store.start_run("ended", "named", {}, {})
     store.finish_run(run_id, "KILLED")
-    assert [run.status for run in store.runs("ended", finished_only=False)] == ["KILLED"]
+    assert [run.status for run in tracked_runs(store, "ended", finished_only=False)] == ["KILLED"]
     store.resume_run(run_id)
     assert store.run(run_id).status == "RUNNING"
     store.delete_run(run_id)
-    assert store.runs("ended", finished_only=False) == []
+    assert tracked_runs(store, "ended", finished_only=False) == []
     with pytest.raises(RunFailedError, match="could not log metrics"):
         store.log_metrics(run_id, {"a": 1.0})
-    assert store.runs("never heard of") == []
 
 
 def test_a_deleted_experiment_comes_back_for_a_new_run(store: Store) -> None:
     store.start_run("gone", "first", {}, {})
     store.client.delete_experiment(store.client.get_experiment_by_name("gone").experiment_id)
     store.start_run("gone", "second", {}, {})
-    assert "second" in [run.name for run in store.runs("gone", finished_only=False)]
+    assert "second" in [run.name for run in tracked_runs(store, "gone", finished_only=False)]
 
 
 def test_an_experiment_that_was_there_becomes_one_of_trainings(store: Store) -> None:
@@ -246,7 +242,7 @@ def test_no_secret_is_tracked(store: Store) -> None:
 def test_any_name_becomes_one_that_mlflow_takes(store: Store, run_id: str, name: str, kept: str) -> None:
     assert metric_name(name) == kept
     store.log_metrics(run_id, {name: 1.0})
-    assert kept in store.metrics(run_id)
+    assert kept in store.run(run_id).metrics
 
 
 # Models
@@ -465,10 +461,3 @@ def test_what_is_not_in_the_registry_is_answered_with_what_is(store: Store, run_
         promote(store, "present", 7)
     with pytest.raises(RunFailedError, match=r"could not register 'a/b': .*cannot contain '/' or ':'"):
         register(store, model_uri, run_id, "a/b", {"accuracy": 0.5}, "accuracy", "max")
-
-
-def wait_for(condition, seconds: float = 45.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from forked import run_group
+from recorded import Kept, without_time
 from safetensors.torch import load_file
-from test_training import CONFIG, JOB, Kept, without_time
+from test_training import CONFIG, JOB
 from torch import Tensor
 
 from concord.environments import BatchStream, Environments
@@ -85,9 +86,7 @@ def test_the_checkpoints_model_predicts_what_was_evaluated(tmp_path: Path, habit
     assert metrics["ood_accuracy"] == pytest.approx(float(accuracy))
 
 
-def test_the_registered_version_predicts_what_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_the_registered_version_predicts_what_was_evaluated(tmp_path: Path) -> None:
     job = load_job(str(SENSORS))
     config = job.job.config.with_options(average="ema:0.8", keep="best", output=tmp_path, name="averaged")
     lines: list[str] = []

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import run_group, run_program
+from recorded import Kept, without_time
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -33,7 +34,7 @@ from concord.gradients import (
 )
 from concord.objectives import ObjectiveGradients
 from concord.options import options_of
-from concord.training import Job, ProcessContext, TrainConfig, build_model, load_job, share, train
+from concord.training import Job, ProcessContext, TrainConfig, build_model, share, train
 from concord.training.checkpoint import (
     CHECKSUMS,
     MODEL,
@@ -78,28 +79,6 @@ JOB: Job[TrainConfig] = Job(environments=environments, model=network, loss=cross
 CONFIG = TrainConfig().with_options(
     epochs=6, batch_size=16, lr=1e-2, threshold=0.5, checkpoints=3, evaluations=3, l1=1e-4
 )
-
-
-class Kept:
-    """A reporter that keeps what it is told."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.logged: list[tuple[int, dict[str, float]]] = []
-        self.folder = folder
-        self.checkpoints: list[Path] = []
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self.logged.append((step, dict(metrics)))
-
-    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
-        if self.folder is not None:
-            self.checkpoints.append(self.folder / f"checkpoint-{len(self.checkpoints)}")
-            self.checkpoints[-1].mkdir(parents=True)
-            write(self.checkpoints[-1])
-
-
-def without_time(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
 
 
 @pytest.mark.parametrize(
@@ -781,25 +760,33 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
 
 # --- wrong input
 
+POSITIVE = ("batch_size", "epochs", "evaluations", "checkpoints", "workers", "steps_per_update")
+
 
 @pytest.mark.parametrize(
     ("option", "value", "named"),
     [
-        ("threshold", 1.5, "--threshold 1.5"),
-        ("threshold", float("nan"), "--threshold nan"),
-        ("held_out", 1.0, "--held-out 1.0"),
-        ("epochs", 0, "--epochs 0"),
-        ("batch_size", -1, "--batch-size -1"),
-        ("lr", 0.0, "--lr 0.0"),
-        ("seed", -1, "--seed -1"),
-        ("min_workers", 0, "--min-workers 0: must lie in [1, 1], up to --workers"),
-        ("min_workers", 2, "--min-workers 2: must lie in [1, 1], up to --workers"),
-        ("workers", 0, "--workers 0"),
-        ("milestones", (0.5, 1.5), "--milestones 0.5 1.5"),
-        ("aggregator", "mode", "--aggregator mode"),
+        *(("threshold", value, f"--threshold {value}: the agreement") for value in (1.5, -0.1, float("nan"))),
+        ("held_out", 1.0, "--held-out 1.0: the held-out fraction must lie in [0, 1)"),
+        *((name, 0, f"--{name.replace('_', '-')} 0: must be at least 1") for name in POSITIVE),
+        ("batch_size", -1, "--batch-size -1: must be at least 1"),
+        *(("lr", rate, f"--lr {rate}: must be a finite number above 0") for rate in (0.0, float("nan"), math.inf)),
+        *((name, -1.0, f"--{name} -1.0: must not be negative") for name in ("l1", "l2", "clip")),
+        *((name, float("nan"), f"--{name} nan: must not be negative") for name in ("l2", "clip")),
+        *(("beta1", beta, f"--beta1 {beta}: must lie in [0, 1)") for beta in (-0.1, 1.0)),
+        *(("decay", factor, f"--decay {factor}: must lie in (0, 1]") for factor in (0.0, 1.5)),
+        ("decay_per_step", 1.5, "--decay-per-step 1.5: must lie in (0, 1]"),
+        *(
+            (name, -1, f"--{name.replace('_', '-')} -1: must not be neg")
+            for name in ("seed", "readers", "max_failures")
+        ),
+        ("seed", 2**63, f"--seed {2**63}: must not be above {2**63 - 1}"),
+        *(("min_workers", least, f"--min-workers {least}: must lie in [1, 1], up to --workers") for least in (0, 2)),
+        *(("milestones", at, f"--milestones {' '.join(map(str, at))}: must be fr") for at in ((0.5, 1.0), (0.0,))),
+        ("aggregator", "mode", "--aggregator mode: must be one of mean"),
         ("environment_momentum", 1.0, "--environment-momentum 1.0: must lie in [0, 1)"),
-        ("steps_per_update", 0, "--steps-per-update 0: must be at least 1"),
-        ("name", "../elsewhere", "--name ../elsewhere"),
+        ("name", "../elsewhere", "--name ../elsewhere: must have letters, digits"),
+        ("name", "a" * 201, f"--name {'a' * 201}: must not be longer than 200 letters"),
         ("resume", True, "--resume"),
     ],
 )
@@ -843,37 +830,6 @@ def test_a_target_that_the_model_has_no_output_for_is_refused() -> None:
 
 def test_every_option_of_a_run_is_science_or_placement() -> None:
     assert options_of(TrainConfig).keys() >= RUNTIME_OPTIONS
-
-
-# --- jobs
-
-
-def test_the_built_in_jobs_load_and_say_what_they_reproduce() -> None:
-    job = load_job("synthetic")
-    assert job.name == "synthetic"
-    assert "§3.1" in job.job.reproduces
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("job = 3", "defines no job"),
-        ("import nothing_of_this_name", r"cannot be loaded .*nothing_of_this_name"),
-        ("def broken(:", r"cannot be loaded .*SyntaxError"),
-    ],
-)
-def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str, problem: str) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    with pytest.raises(InputError, match=problem):
-        load_job(str(path))
-
-
-def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"job synthetik: there is no such job; give one of .*synthetic"):
-        load_job("synthetik")
-    with pytest.raises(InputError, match="there is no such file"):
-        load_job("elsewhere/mine.py")
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not bind processes to cores")

@@ -155,9 +155,5 @@ class TrajectoryExamples(ExampleSource):
 
 def require_box2d(what: str) -> None:
     """Refuse ``what`` if Box2D is not installed."""
-    try:
-        found = find_spec("Box2D") is not None
-    except ValueError:  # blocked in sys.modules
-        found = False
-    if not found:
+    if find_spec("Box2D") is None:
         raise InputError(f"{what} needs Box2D: pip install 'concord[box2d]'")

@@ -12,14 +12,12 @@ from concord.redaction import redact
 from concord.runs.analyzed_model import AnalyzeOptions, analyze_model, kept_report
 from concord.runs.progress import Display, on_terminal
 from concord.runs.resources import check_gpus, check_local_gpus, require_resources
-from concord.runs.run import resolved_paths
+from concord.runs.run import Info, resolved_paths
 from concord.runs.session import ray_session
 from concord.runs.trained_model import TrainedModel
 from concord.training.job import JobFile, job_from_source
 from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
 from concord.training.process import tune_process
-
-Info = Callable[[str], None]
 
 
 def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str, Any]]:

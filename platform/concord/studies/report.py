@@ -14,6 +14,7 @@ from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.record import RECORD, read_record
+from concord.runs.run import Info
 from concord.storage import Folder
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, comparison_name, comparisons_of, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
@@ -26,7 +27,6 @@ from concord.studies.study_options import combined
 from concord.studies.tables import Shown, write_lines
 from concord.training import JobFile
 
-Info = Callable[[str], None]
 Keep = Callable[[str, Any], None]  # takes a figure, after its name
 
 

@@ -7,6 +7,7 @@ is sent again; MLflow stores it once, since the points are equal in name, step, 
 """
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -66,7 +67,7 @@ class Mirror:
         self._adopts = self._file.exists() and self._file.stat().st_size > 0
         self._experiment: str | None = None
         self._refused: set[str] = set()
-        self._names: dict[str, str] = {}
+        self._name = functools.cache(metric_name)
         self._wake = threading.Event()
         self._deadline: float | None = None
         self._sender = threading.Thread(target=self._send_until_closed, name="concord-mirror", daemon=True)
@@ -162,11 +163,6 @@ class Mirror:
             end = event.end
         if pieces:
             yield pieces, end
-
-    def _name(self, name: str) -> str:
-        if (known := self._names.get(name)) is None:
-            known = self._names[name] = metric_name(name)
-        return known
 
     def _send(self, run: str, piece: _Piece) -> None:
         if run in self._refused:

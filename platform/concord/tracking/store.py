@@ -212,17 +212,6 @@ class Store:
             for start in range(0, len(values), 1000):  # MLflow's limit for one call
                 self.client.log_batch(run_id, metrics=values[start : start + 1000], synchronous=True)
 
-    def metrics(self, run_id: str) -> dict[str, float]:
-        """Return the value of each metric at its highest step."""
-        return self.run(run_id).metrics
-
-    def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
-        """Return (step, value) of one metric in the order of steps, with the last value of each step."""
-        with failures(self.uri, f"read metric {key!r} of run {run_id}"):
-            logged = self.client.get_metric_history(run_id, metric_name(key))
-        in_time = sorted(logged, key=lambda point: point.timestamp)
-        return sorted({point.step: _value(point.value) for point in in_time}.items())
-
     def run(self, run_id: str) -> Run:
         """Return one run."""
         with failures(self.uri, f"read run {run_id}"):
@@ -239,15 +228,10 @@ class Store:
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
         )
 
-    def runs(self, experiment: str, finished_only: bool = True) -> list[Run]:
-        """Return the experiment's runs, newest first; an empty list if there is no such experiment."""
-        condition = "attributes.status = 'FINISHED'" if finished_only else ""
-        return list(self.search(condition, within=f"name = '{experiment}'"))
-
-    def search(self, condition: str, order: str = NEWEST, within: str = "", page: int = 1000) -> Iterator[Run]:
-        """Yield the runs that fulfil a condition, on demand; ``within`` is a condition on their experiments."""
+    def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[Run]:
+        """Yield the runs that fulfil a condition, on demand."""
         with failures(self.uri, "search runs"):
-            asked = pages(lambda token: self.client.search_experiments(filter_string=within, page_token=token))
+            asked = pages(lambda token: self.client.search_experiments(page_token=token))
             if experiments := [each.experiment_id for each in asked]:
                 found = pages(lambda token: self.client.search_runs(experiments, condition, 1, page, [order], token))
                 yield from map(self._run, found)

@@ -1,0 +1,28 @@
+"""What a training loop tells its recorder, and its metrics without the speed of the machine."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from concord.training.context import Silent
+
+
+class Kept(Silent):
+    """Keeps the metrics of steps, and in a folder every checkpoint."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.folder = folder
+        self.checkpoints: list[Path] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.logged.append((step, dict(metrics)))
+
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
+        if self.folder is not None:
+            self.checkpoints.append(self.folder / f"checkpoint-{len(self.checkpoints)}")
+            self.checkpoints[-1].mkdir(parents=True)
+            write(self.checkpoints[-1])
+
+
+def without_time(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
