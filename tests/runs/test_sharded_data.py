@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from concord.environments.sharded import Rows, ShardedData
+from concord.environments.sharded import RowGroupData, ShardedData
 from concord.errors import InputError
 from concord.runs.sharded_data import MakingOptions, SplitPart, make_sharded, split_parts
 
@@ -16,9 +16,13 @@ SHARDS = split_parts({"train": 5, "validation": 2, "test": 1}, 2)
 
 
 def make(folder: Path, tasks: int | None = None, data: str = "made", **options: Any) -> Mapping[str, Any]:
-    def numbered(part: SplitPart) -> list[Rows]:  # inside, since Ray's workers do not have this file
+    def numbered(part: SplitPart) -> list[RowGroupData]:  # inside, since Ray's workers do not have this file
         first = part.first + {"train": 0, "validation": 100, "test": 200}[part.split]
-        return [Rows({"number": np.arange(first, first + part.count), "of": np.full((part.count, 2, 3), 7, np.uint8)})]
+        return [
+            RowGroupData(
+                {"number": np.arange(first, first + part.count), "of": np.full((part.count, 2, 3), 7, np.uint8)}
+            )
+        ]
 
     about = {"data": data, "options": {"seed": 0, **options}}
     return make_sharded(folder, about, SHARDS, numbered, MakingOptions(tasks=tasks), lambda _: None)[1]
