@@ -410,7 +410,7 @@ def test_a_risk_has_everything_but_curvature() -> None:
         ({"radius": -1.0}, "--radius -1.0: must be a number above 0"),
         ({"pairs": 0}, "--pairs 0: must be at least 1"),
         ({"examples": 0}, "--examples 0: must be at least 1"),
-        ({"environments": 1}, "--environments 1: must be 2 at least, or 0"),
+        ({"environments": 1}, "--environments 1: must be at least 2, or 0"),
         ({"parts": ()}, "--parts : give some of signs, curvature, bound, slices"),
     ],
 )
