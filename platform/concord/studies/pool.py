@@ -153,7 +153,7 @@ class Pool:
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
         try:
             with progress, published, interruption.handle_sigint():
-                while self._out_of_memory(trainable, searcher, stopping, interruption):
+                while self._out_of_memory(trainable, searcher, stopping, interruption) and not interruption:
                     searcher.died()
         finally:
             searcher.give_up()
