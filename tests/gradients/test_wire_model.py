@@ -25,7 +25,7 @@ from weak_scaling.wire_model import (
 from wire_checks import ENVIRONMENTS, PLAIN, counted_calls
 
 from concord.aggregation import sum_over_environments
-from concord.aggregation.selection import AGGREGATORS, aggregator
+from concord.aggregation.rules_by_name import AGGREGATORS, aggregator
 from concord.gradients.exchange import Processes, SliceExchange, complete, sent_dtypes
 from concord.gradients.layout import Layers
 from concord.gradients.step import Aggregation

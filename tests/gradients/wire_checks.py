@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from concord.aggregation.selection import AGGREGATORS, aggregator
+from concord.aggregation.rules_by_name import AGGREGATORS, aggregator
 from concord.gradients import StackedGradients, register_aggregation_hook
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "long"))

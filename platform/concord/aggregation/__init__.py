@@ -31,8 +31,7 @@ from concord.aggregation.median import Median
 from concord.aggregation.mgda import MGDA
 from concord.aggregation.pcgrad import PCGrad
 from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_environments
-from concord.aggregation.sand_mask import SandMask
-from concord.aggregation.selection import (
+from concord.aggregation.rules_by_name import (
     AGGREGATORS,
     COMPARING,
     RULES,
@@ -43,6 +42,7 @@ from concord.aggregation.selection import (
     aggregator_at_chance,
     default_threshold,
 )
+from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.statistic import (
     GRADIENT,

@@ -25,8 +25,8 @@ from concord.objectives.mixup import Mixup
 from concord.objectives.mm_rex import MMREx
 from concord.objectives.mmd import MMD
 from concord.objectives.objective import Objective, Penalized
+from concord.objectives.objectives_by_name import OBJECTIVES, ObjectiveName, objective, objective_type
 from concord.objectives.penalty_weight import PenaltyWeight
-from concord.objectives.selection import OBJECTIVES, ObjectiveName, objective, objective_type
 from concord.objectives.spectral_decoupling import SpectralDecoupling
 from concord.objectives.vrex import VREx
 

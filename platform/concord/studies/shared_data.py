@@ -23,7 +23,7 @@ from concord.environments.tree import merged
 from concord.options import option_values, options_of
 from concord.training import Job, TrainConfig
 from concord.training.context import ProcessContext
-from concord.training.options.run import RunOptions
+from concord.training.options.run_options import RunOptions
 from concord.training.worker_data import WorkerData, prepare
 
 # The options of these groups decide how a model is trained, and these single options how batches are drawn.

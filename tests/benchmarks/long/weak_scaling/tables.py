@@ -10,7 +10,7 @@ from weak_scaling.figure import ScalingCurve, scaling_figure
 from weak_scaling.wire_model import StepCost, Traffic, all_reduce_traffic, buckets, ring_bytes, step_traffic
 
 from concord.aggregation import AggregatorName
-from concord.aggregation.selection import aggregator
+from concord.aggregation.rules_by_name import aggregator
 from concord.analysis.figures import save
 from concord.models import MLP, FastResNet, ResNet18
 

@@ -13,16 +13,16 @@ from concord.aggregation import (
     aggregator_at_chance,
     default_threshold,
 )
-from concord.aggregation.selection import without_chance
+from concord.aggregation.rules_by_name import without_chance
 from concord.objectives import objective_type
 from concord.options import group, option_values, options_of
-from concord.training.options.aggregation import AggregatorOptions
-from concord.training.options.data import DataOptions
-from concord.training.options.objective import ObjectiveOptions
-from concord.training.options.optimizer import OptimizerOptions
-from concord.training.options.parallel import ParallelOptions
-from concord.training.options.run import RunConfig
-from concord.training.options.schedule import ScheduleOptions
+from concord.training.options.aggregator_options import AggregatorOptions
+from concord.training.options.data_options import DataOptions
+from concord.training.options.objective_options import ObjectiveOptions
+from concord.training.options.optimizer_options import OptimizerOptions
+from concord.training.options.parallel_options import ParallelOptions
+from concord.training.options.run_options import RunConfig
+from concord.training.options.schedule_options import ScheduleOptions
 
 
 @dataclass(frozen=True, kw_only=True)
