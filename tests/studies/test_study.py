@@ -463,7 +463,7 @@ def test_max_minutes_ends_the_search_and_the_same_name_finishes_it(ray_cluster: 
     study(output, trials=2, search="random")
     lines: list[str] = []
     ended = study(output, lines.append, trials=5000, search="random", pause=0.0, max_minutes=0.03)
-    assert any("--max-minutes 0.03: the time is over" in line for line in lines)
+    assert any("--max-minutes 0.03: the time has run out" in line for line in lines)
     begun = len(runs_in(ended.kept).begun("trial"))
     assert 2 <= len(ended.finished) <= begun < 5000
     parent, children = mlflow(ended)
