@@ -57,19 +57,19 @@ class _Discrepancy(torch.autograd.Function):
         value, gradient = examples.new_zeros(()), torch.zeros_like(examples)
         for first in range(0, number, _ROWS):  # and the columns from there on, since the kernel is symmetric
             rows, columns = examples[first : first + _ROWS], examples[first:]
-            distances = squares[first : first + _ROWS, None] + squares[first:]
-            distances.addmm_(rows, columns.T, alpha=-2).clamp_(min=0)
+            here = slice(first, first + len(rows))
+            distances = (squares[here, None] + squares[first:]).addmm_(rows, columns.T, alpha=-2).clamp_(min=0)
             kernel, slope, term = (torch.zeros_like(distances) for _ in range(3))
             for gamma in _GAMMAS:
                 torch.mul(distances, -gamma, out=term).exp_()
                 kernel += term
-                slope.add_(term, alpha=-gamma)
-            weights = coefficients[(of[first : first + _ROWS, None] == of[first:]).long()]
-            value += (kernel * weights)[:, : len(rows)].sum() + 2 * (kernel * weights)[:, len(rows) :].sum()
-            slope *= 4 * weights  # a distance stands twice in D, and its derivative by x is 2 (x - y)
-            gradient[first : first + _ROWS] += slope.sum(1, keepdim=True) * rows - slope @ columns
-            slope = slope[:, len(rows) :]
-            gradient[first + _ROWS :] += slope.sum(0)[:, None] * columns[len(rows) :] - slope.T @ rows
+                slope.add_(term, alpha=-2 * gamma)  # the derivative of a distance by x is 2 (x - y)
+            weights = coefficients[(of[here, None] == of[first:]).long()]
+            weights[:, len(rows) :] *= 2  # the pair (y, x) is not visited
+            value += (kernel * weights).sum()
+            slope *= weights
+            gradient[here] += slope.sum(1, keepdim=True) * rows - slope @ columns
+            gradient[first:] += slope.sum(0)[:, None] * columns - slope.T @ rows
         ctx.save_for_backward(gradient)
         return value
 
