@@ -298,7 +298,7 @@ def test_a_server_that_dies_in_mid_training_costs_no_metric(ray_cluster: None, o
     assert any("events are kept in" in line for line in lines), lines
     server.start()
     again = run(job, config.with_options(resume=True), lines.append)
-    assert again.model == "models:/shared-rule/1"
+    assert str(again.model).startswith("models:/shared-rule/")  # other tests register there, too
     assert without_time(again.metrics) == without_time(report.metrics)
     store = Store.open(output, server.uri)
     steps = [step for step, _ in points_of(store, report.run_id, "step/loss")]
