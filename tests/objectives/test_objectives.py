@@ -321,6 +321,17 @@ def test_examples_beyond_a_part_of_mmds_kernel_count_alike() -> None:
     assert_close(gradient(value, model), gradient(expected, model), rtol=1e-10, atol=1e-10)
 
 
+def test_a_second_derivative_of_mmd_is_refused() -> None:
+    ours, _ = CASES["mmd"]
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(2, 5, 6, dtype=torch.float64, generator=generator)
+    targets = torch.randint(0, CLASSES, (2, 5), generator=generator)
+    model = network()
+    value = ours(model, inputs, targets)
+    with pytest.raises(InputError, match="objective mmd: it has no second derivative"):
+        torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_source_leaves_the_gradient_of_the_objective(case: str) -> None:
     ours, _ = CASES[case]

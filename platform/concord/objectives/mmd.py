@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from concord.errors import InputError
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.representation import Represented
@@ -75,5 +76,7 @@ class _Discrepancy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # the gradient is a constant to PyTorch, which would leave out its derivative
+            raise InputError("objective mmd: it has no second derivative; backward with create_graph=True is refused")
         (gradient,) = ctx.saved_tensors
         return grads[0] * gradient, None
