@@ -22,7 +22,7 @@ SPLITS = {
     "validation": "the validation environments",
     "ood": "the test environments",
 }
-"""Prefixes of metrics over several environments, with their meaning. Observed environments have their own names."""
+"""Prefixes of metrics over several environments, with their meaning. Monitored environments have their own names."""
 
 Array = Any
 """A tensor, a numpy array, or another argument of ``numpy.asarray``."""

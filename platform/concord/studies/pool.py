@@ -165,7 +165,7 @@ class Pool:
     def _out_of_memory(
         self, trainable: type[Trainable], searcher: "_Runs", stopping: Any, interruption: Interruption
     ) -> bool:
-        """Run Ray Tune to its end; whether Ray killed a process for lack of memory, which ends Ray Tune (2.56)."""
+        """Run Ray Tune to its end; whether Ray killed a process for lack of memory, which ends Ray Tune (2.60)."""
         place = self.group.kept / f"tune-{os.getpid()}-{time.time_ns()}"
         tuner = tune.Tuner(
             trainable,
