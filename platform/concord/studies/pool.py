@@ -296,7 +296,7 @@ class _Runs(Searcher):
         self._group.append("ended", run=running.run.key, status=status, seconds=time.time() - running.began, **why)
 
     def died(self) -> None:
-        """Note that the processes of all running runs have ended."""
+        """Count a death for every running run: Ray Tune does not say whose process was ended, and ends the others."""
         for trial_id in list(self._running):
             self.on_trial_complete(trial_id, error=True)
 
