@@ -273,8 +273,11 @@ def test_a_killed_comparison_resumes_and_trains_nothing_twice(
         (["masks", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["masks", "--first-seed", "-1"], "--first-seed -1: must not be negative"),
         (["masks", "--concurrent", "-1"], "--concurrent -1: must not be negative"),
+        (["masks", "--gpus-per-trial", "0"], "--gpus-per-trial 0.0: must be above 0"),
         (["masks", "--seed", "3"], "--seed 3: a comparison trains several; give --first-seed and --seeds"),
+        (["masks", "--treshold", "1"], "--treshold 1: there is no such option; did you mean --threshold?"),
         (["masks", "--broken", "raises"], "its model cannot be made (ArithmeticError: this model cannot be made"),
+        (["masks", "--name", "no/name"], "--name no/name: must have letters, digits"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_before_anything_is_written(

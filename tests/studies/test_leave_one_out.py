@@ -174,6 +174,7 @@ def test_a_method_without_all_folds_has_no_mean_and_nothing_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        ("--methods erm,vrx", "--methods vrx: there is no such method; did you mean vrex?"),
         ("--methods erm mean", "--methods erm mean: mean is given twice"),
         ("--folds 1", "--folds 1: must be at least 2, or 0 for all environments"),
         ("--folds 9", "--folds 9: there are 8 training environments"),

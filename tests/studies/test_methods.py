@@ -257,12 +257,15 @@ def test_only_the_seeds_that_were_asked_for_are_compared() -> None:
     ("words", "line"),
     [
         ("--methods mean", "--methods mean: give at least two, or none for the default ones"),
+        ("--methods mean mean", "--methods mean mean: mean is given twice"),
         ("--methods mean vrx", "--methods vrx: there is no such method; did you mean vrex?"),
         ("--objective vrex", "--objective vrex: the methods are compared; leave it out"),
         ("--aggregator mean", "--aggregator mean: the methods are compared; leave it out"),
         ("--seeds 1", "--seeds 1: must be at least 2, to have a spread"),
         ("--trials 0", "--trials 0: must be at least 1"),
         ("--concurrent -1", "--concurrent -1: must not be negative"),
+        ("--gpus-per-trial 0", "--gpus-per-trial 0.0: must be above 0"),
+        ("--epochs 0", "--epochs 0: must be at least 1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(

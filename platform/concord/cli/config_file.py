@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,7 +11,7 @@ import tyro
 import yaml
 
 from concord.errors import InputError
-from concord.options import OptionGroup, did_you_mean, fits, from_plain, kind_of, options_of
+from concord.options import OptionGroup, did_you_mean, fits, from_plain, group, kind_of, options_of
 from concord.redaction import is_hidden
 
 Options = TypeVar("Options", bound=OptionGroup)
@@ -94,7 +94,7 @@ class WithFile(OptionGroup):
     """The options of a command, and those of its option file."""
 
     options: OptionGroup
-    file: ConfigFile = field(default_factory=ConfigFile)
+    file: ConfigFile = group(ConfigFile)
 
 
 def with_file_options(options: OptionGroup) -> WithFile:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.collection import generator_for
 from concord.errors import ArgumentError, InputError, RunFailedError
 from concord.machine import machine
-from concord.options import OptionGroup
+from concord.options import OptionGroup, group
 from concord.runs.execute import only_process
 from concord.runs.resources import check_local_gpus
 from concord.runs.run_folder import run_folder
@@ -43,7 +43,7 @@ class AnalyzeOptions(OptionGroup):
     """Finished runs. Runs that differ only in the seed are one method; other runs have columns of their own."""
     model: str | None = None
     """Registered model in place of a run: NAME@champion, or NAME/VERSION."""
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = group(Settings)
     through: str | None = None
     """Another run of the same network, through whose solution the slices pass."""
     use_gpu: bool = False
