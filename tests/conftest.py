@@ -1,4 +1,4 @@
-"""Shared by several test files: one Ray for the whole session, and quiet libraries."""
+"""Shared by several test files: one Ray a process for the whole session, and quiet libraries."""
 
 import functools
 import gc
@@ -62,7 +62,7 @@ LONG = (
 )  # fmt: skip
 # Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
 GROUPS = {"ray_cluster": "ray", "process_groups": "processes", "server": "servers"}
-# The tests of these folders use a second Ray: with one, they would wait for each other longest of all.
+# The tests of these folders share a second Ray, in another process: one process with all tests of Ray would end last.
 SECOND = ("cli", "recipes", "reinforcement")
 GROUPED = "concord/groups"
 
@@ -151,8 +151,8 @@ def coinrun() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _imported_once() -> None:
-    """Hide from the garbage collector what earlier files imported, since it would look at all of it again and again."""
+def _freeze_earlier_objects() -> None:
+    """Hide the objects of earlier files from the garbage collector, which would examine all of them again and again."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Imports and computes what every command would, for the processes that are forked from one that did it."""
+"""Imports and computes once what every command needs; the processes of commands are forked from the one that did."""
 
 import torch
 
@@ -15,5 +15,5 @@ import concord.cli.running  # noqa: E402, F401
 
 # The first export of a process imports hundreds of modules.
 torch.export.export(torch.nn.Linear(1, 1), (torch.zeros(1, 1),))
-# MLflow looks for it in all installed packages, once in a process.
+# MLflow lists the modules of all installed packages, once in a process.
 warn_dependency_requirement_mismatches(["torch"])

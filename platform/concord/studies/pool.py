@@ -153,7 +153,7 @@ class Pool:
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
         try:
             with progress, published, interruption.handle_sigint():
-                while self._out_of_memory(trainable, searcher, stopping, interruption) and not interruption:
+                while not self._finish(trainable, searcher, stopping, interruption) and not interruption:
                     searcher.died()
         finally:
             searcher.give_up()
@@ -162,10 +162,8 @@ class Pool:
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
 
-    def _out_of_memory(
-        self, trainable: type[Trainable], searcher: "_Runs", stopping: Any, interruption: Interruption
-    ) -> bool:
-        """Run Ray Tune to its end; whether Ray killed a process for lack of memory, which ends Ray Tune (2.60)."""
+    def _finish(self, trainable: type[Trainable], searcher: "_Runs", stopping: Any, interruption: Interruption) -> bool:
+        """Run Ray Tune; False if Ray ended a process for lack of memory, which stops Ray Tune (2.60) before its end."""
         place = self.group.kept / f"tune-{os.getpid()}-{time.time_ns()}"
         tuner = tune.Tuner(
             trainable,
@@ -192,12 +190,12 @@ class Pool:
             if not isinstance(error.__cause__, OutOfMemoryError):
                 raise
         else:
-            return False
+            return True
         finally:
             place.delete()
         del tuner
         gc.collect()  # with its last reference a process of Ray Tune ends
-        return True
+        return False
 
     @cached_property
     def _shared_data(self) -> SharedData | None:
