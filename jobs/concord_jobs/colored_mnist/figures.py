@@ -108,10 +108,9 @@ def all_sizes(runs: Runs) -> Figure:
 
 
 def penalties(runs: Runs) -> Figure:
-    """Fig. 6: the mean penalty of IRMv1's runs during training, a line for each number of examples, logarithmic."""
+    """Fig. 6: the mean penalty of the runs during training, a line for each number of examples, logarithmic."""
     figure, axes = one_panel(4.6, 3.1)
-    of_irm = [each for each in grouped(runs, "objective", "examples").items() if each[0][0] == "irm"]
-    for index, ((_, examples), each) in enumerate(of_irm):
+    for index, (examples, each) in enumerate(grouped(runs, "examples").items()):
         values = np.array([[_penalty(at.metrics) for at in run.history] for run in each])
         places = [at.epoch / each[0].history[-1].epoch for at in each[0].history]
         axes.plot(places, values.mean(0), color=_colour("", index), label=f"{examples:,} examples")
@@ -165,6 +164,16 @@ def adapted(layer: int) -> Callable[[FinishedRun], float]:
         return sum(found) / len(found)
 
     return similarity
+
+
+def largest_penalty(run: FinishedRun) -> float:
+    """The largest penalty of all evaluations: that of the average, before the penalty has its weight."""
+    return max(_penalty(at.metrics) for at in run.history)
+
+
+def last_penalty(run: FinishedRun) -> float:
+    """The penalty at the end of the run."""
+    return _penalty(run.metrics)
 
 
 def _penalty(metrics: Mapping[str, float]) -> float:
