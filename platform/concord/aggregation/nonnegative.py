@@ -22,16 +22,19 @@ def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
         gradient = solution @ quadratic + linear
         wrong = torch.where(free, solution < 0, gradient < -tolerance)
         count = wrong.sum(1)
-        if not bool(count.any()):
+        unsolved = count.nonzero().flatten()
+        if not len(unsolved):
             break
         fewer = count < fewest
         chances = torch.where(fewer, 3, chances - 1)
         fewest = torch.minimum(fewest, count)
-        last = size - 1 - wrong.flip(1).to(torch.int8).argmax(1)
-        alone = wrong & (torch.arange(size) == last[:, None])
-        free ^= torch.where((chances > 0)[:, None], wrong, alone)
-        system = torch.where(free[:, :, None] & free[:, None, :], quadratic, eye)
-        solution = torch.linalg.solve(system, torch.where(free, -linear, 0))
+        if bool((chances <= 0).any()):
+            last = size - 1 - wrong.flip(1).to(torch.int8).argmax(1)
+            wrong &= (chances > 0)[:, None] | (torch.arange(size) == last[:, None])
+        free ^= wrong
+        sides = free[unsolved]
+        system = torch.where(sides[:, :, None] & sides[:, None, :], quadratic, eye)
+        solution[unsolved] = torch.linalg.solve(system, torch.where(sides, -linear[unsolved], 0))
     return solution.clamp_(min=0)
 
 

@@ -10,6 +10,7 @@ grow with the model. Two rules as instances:
 A new rule is a frozen dataclass with ``weights(gram)``.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsInt, runtime_checkable
@@ -20,8 +21,9 @@ from torch import Tensor
 from concord.aggregation.draws import with_draws
 from concord.errors import InputError
 
-# Components that are multiplied at once: a block is read once, and rounding in float32 stays within it.
-_BLOCK = 1 << 16
+# Components that are converted at once, and those of a matrix product: several threads share the products, and rounding
+# in float32 stays within one.
+_BLOCK, _PRODUCT = 1 << 16, 1 << 13
 
 
 @runtime_checkable
@@ -56,11 +58,17 @@ def gram_of(rows: Tensor, columns: Tensor | None = None) -> Tensor:
     Products are formed in float32, or float64 where these overflow, and added in float64.
     """
     columns = rows if columns is None else columns
+    components = rows.shape[1]
+    whole = components - components % _PRODUCT
     for dtype in (torch.promote_types(rows.dtype, torch.float32), torch.float64):
         total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows.device)
-        for start in range(0, rows.shape[1], _BLOCK):
-            block = slice(start, start + _BLOCK)
-            total += rows[:, block].to(dtype) @ columns[:, block].to(dtype).T
+        for start, stop in itertools.pairwise([*range(0, whole, _BLOCK), whole, components]):
+            pieces = max(1, (stop - start) // _PRODUCT)
+            shape = pieces, (stop - start) // pieces
+            left, right = (
+                each[:, start:stop].to(dtype).unflatten(1, shape).transpose(0, 1) for each in (rows, columns)
+            )
+            total += torch.bmm(left, right.mT).sum(0, dtype=torch.float64)
         if bool(torch.isfinite(total).all()):
             break
     return total.cpu()
