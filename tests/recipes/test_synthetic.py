@@ -32,7 +32,7 @@ from concord_jobs.synthetic.correlations import (
     summarize,
     write_correlations,
 )
-from concord_jobs.synthetic.figures import data_figure
+from concord_jobs.synthetic.figures import data_figure, oracle
 from concord_jobs.synthetic.spirals import Spirals
 
 JOB = load_job("synthetic").job
@@ -253,8 +253,18 @@ def test_the_figure_of_the_data_has_the_papers_four_panels() -> None:
     figure = data_figure(parts, spirals.load("ood"))
     titles = [axes.get_title() for axes in figure.axes[:4]]
     assert titles == [*parts, "pooled", "test o.o.d."]
-    points = [len({tuple(p) for c in axes.collections for p in c.get_offsets().tolist()}) for axes in figure.axes]
+    points = [len({tuple(p) for c in axes.collections[:2] for p in c.get_offsets().tolist()}) for axes in figure.axes]
     assert points == [100, 100, 200, 50, 2, 2, 4, 50]
+    assert [len(axes.collections) - 2 for axes in figure.axes] == [1] * 7 + [0]  # boundaries of the oracles
+
+
+def test_the_oracles_of_fig_5_make_no_mistake_where_they_can_decide() -> None:
+    spirals = Spirals.of(config(examples=1280, test_examples=500).spirals, 0.0, 0)
+    (known, targets), (others, expected) = spirals.load("train-000"), spirals.load("ood")
+    assert torch.equal(oracle(known[:, :2], targets, others[:, :2]), expected)
+    assert torch.equal(oracle(known[:1, 2:4], targets[:1], known[:9, 2:4]), targets[:1].expand(9))
+    assert torch.equal(oracle(known[:20, 2:4], targets[:20], known[:, 2:4]), targets)
+    assert not torch.equal(oracle(known[:, 2:4], targets, others[:, 2:4]), expected)
 
 
 def test_jobs_of_one_seed_see_the_same_data_with_any_aggregator() -> None:

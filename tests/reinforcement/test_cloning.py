@@ -189,6 +189,17 @@ def test_clones_learn_from_the_expert(data: Path, options: dict[str, Any]) -> No
     assert outcome.steps == 2 * per_round
 
 
+def test_the_figure_of_the_levels_shows_a_state_of_each(data: Path) -> None:
+    """Fig. 17: the figure of every run, here of three levels."""
+    job, options = load_job("coinrun-clone").job, config(data)
+    levels = job.environments(options)
+    (figure,) = job.figures(job, options, None, None).values()
+    shown = {axes.get_title(): axes.images[0].get_array() for axes in figure.axes if axes.images}
+    assert tuple(shown) == levels.train[:6]
+    for name, image in shown.items():
+        assert any((image == state.numpy()).all() for state in levels[name].inputs)
+
+
 def test_divergence_is_kullback_and_leiblers() -> None:
     job = load_job("coinrun-clone").job
     logits, expert = torch.randn(7, 15), torch.randn(7, 15).softmax(1)

@@ -17,7 +17,9 @@ runs a study, and ``concord report coinrun-clone`` draws the comparison and the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from concord.environments import Environments
@@ -28,7 +30,7 @@ from concord.reinforcement.cloning_data import CloningData, CloningOptions, make
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import ACTIONS
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
-from concord.training import Data, Job, Measure, Study, TrainConfig
+from concord.training import Data, Job, Measure, Outcome, Study, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,26 @@ def unseen_return(config: CloneConfig, clone: nn.Module) -> Mapping[str, float]:
     return {"ood_return": played.mean, "ood_return_error": played.standard_error}
 
 
+def levels_figure(frames: Mapping[str, Tensor]) -> Figure:
+    """A frame ``(64, 64, 3)`` of each level (Fig. 17), three in a row."""
+    rows = -(-len(frames) // 3)
+    figure = Figure(figsize=(6, 2.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, 3, squeeze=False).flatten()
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, (name, frame) in zip(panels, frames.items(), strict=False):
+        axes.imshow(frame)
+        axes.set_title(name, fontsize=9)
+    return figure
+
+
+def figures(job: Job[Any], config: CloneConfig, outcome: Outcome, clone: nn.Module) -> Mapping[str, Figure]:
+    """A state of each of the first six training levels, from the middle: they begin alike."""
+    levels = environments(config)
+    states = {name: levels[name].inputs for name in levels.train[:6]}
+    return {"levels": levels_figure({name: each[len(each) // 2] for name, each in states.items()})}
+
+
 # The searched options; the paper names them, not their ranges.
 SEARCHED: dict[str, Entry] = {
     "aggregator": "mean",
@@ -133,6 +155,7 @@ job = Job(
     measures={"agreement": Measure(agreement, mode="max")},
     reproduces="AND-mask paper §3.3 (cloning a CoinRun expert, panel of the best runs): Fig. 18; Table 3",
     comparisons="tables.py",
+    figures=figures,
     final_measures=unseen_return,
     data=Data(CloningOptions, make_cloning_data),
     studies=STUDIES,

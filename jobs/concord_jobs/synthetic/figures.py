@@ -21,7 +21,10 @@ Points = tuple[Tensor, Tensor]
 
 
 def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
-    """Fig. 5: mechanism above and the first two shortcut dimensions below, by environment, pooled, and o.o.d."""
+    """Fig. 5: mechanism above and the first two shortcut dimensions below, by environment, pooled, and o.o.d.
+
+    Lines are the boundaries of the oracles, each of which knows a panel's dimensions; in the test shortcuts have none.
+    """
     pooled = tuple(torch.cat(parts) for parts in zip(*environments.values(), strict=True))
     columns = {**environments, "pooled": pooled, "test o.o.d.": test}
     figure = Figure(figsize=(2.1 * len(columns), 4.4))
@@ -35,6 +38,10 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
             for label, colour in ((0, BLUE), (1, ORANGE)):
                 chosen = inputs[targets == label]
                 panel.scatter(*chosen[:, list(dimensions)].T, s=size, c=colour, linewidths=0, label=f"class {label}")
+            if row == 0 or name != "test o.o.d.":
+                edge = torch.linspace(-1, 1, 200) * (reach if row == 1 else float(inputs[:, :2].abs().max()))
+                sides = oracle(inputs[:, list(dimensions)], targets, torch.cartesian_prod(edge, edge))
+                panel.contour(edge, edge, sides.view(200, 200).T, levels=[0.5], colors="black", linewidths=0.7)
             panel.set_xticks([])
             panel.set_yticks([])
             panel.set_aspect("equal", adjustable="box")
@@ -45,6 +52,11 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
     axes[0, 0].set_ylabel("mechanism")
     axes[1, 0].set_ylabel("shortcuts")
     return figure
+
+
+def oracle(known: Tensor, targets: Tensor, places: Tensor) -> Tensor:
+    """The class ``(places,)`` of the nearest known example at each place; both are ``(…, 2)``."""
+    return targets[torch.cdist(places, known).argmin(1)]
 
 
 @torch.no_grad()

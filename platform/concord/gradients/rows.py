@@ -69,7 +69,7 @@ class Rows(Collected):
         return torch.bmm(form.rows, form.columns, out=room)
 
     def values(self) -> Mapping[str, Tensor]:
-        """A sum of the gradients, each with a weight of its own: to compare all of them would take their memory again."""
+        """A sum of the gradients, each with a weight of its own; all of them would take their memory a second time."""
         parts = [columns for _, columns in self._columns()]
         weights = torch.linspace(1, 2, len(parts[0])).to(parts[0])
         return {"gradient": torch.cat([weights @ columns for columns in parts])}
