@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -321,15 +321,22 @@ def test_examples_beyond_a_part_of_mmds_kernel_count_alike() -> None:
     assert_close(gradient(value, model), gradient(expected, model), rtol=1e-10, atol=1e-10)
 
 
-def test_a_second_derivative_of_mmd_is_refused() -> None:
-    ours, _ = CASES["mmd"]
-    generator = torch.Generator().manual_seed(2)
-    inputs = torch.randn(2, 5, 6, dtype=torch.float64, generator=generator)
-    targets = torch.randint(0, CLASSES, (2, 5), generator=generator)
-    model = network()
-    value = ours(model, inputs, targets)
-    with pytest.raises(InputError, match="objective mmd: it has no second derivative"):
-        torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_derivative_is_right_or_refused(case: str) -> None:
+    ours, reference = CASES[case]
+    model, (inputs, targets) = network(), batches()
+
+    def second_derivative(objective: Callable[..., Tensor]) -> Sequence[Tensor]:
+        torch.manual_seed(1)
+        slopes = torch.autograd.grad(objective(model, inputs, targets), list(model.parameters()), create_graph=True)
+        return gradient(torch.stack([slope.square().sum() for slope in slopes]).sum(), model)
+
+    ours.begin(model, ENVIRONMENTS, 1)
+    if case in ("eqrm", "coral", "mmd"):
+        with pytest.raises(InputError, match=f"objective {case}: it has no second derivative"):
+            second_derivative(ours)
+    else:
+        assert_close(second_derivative(ours), second_derivative(reference), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("case", CASES)

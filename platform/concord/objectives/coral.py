@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
+from concord.objectives.objective import no_second_derivative
 from concord.objectives.representation import Represented
 
 
@@ -31,7 +32,9 @@ class CORAL(Represented, EnvironmentVectors):
         width = features.shape[2]
         products = centred.detach().transpose(1, 2) @ centred
         # A covariance is symmetric, so both factors have the same gradient: one product of matrices in place of two.
-        covariances = (2 * products - products.detach()) / (max(features.shape[1] - 1, 1) * width)
+        covariances = no_second_derivative(2 * products - products.detach(), self.name) / (
+            max(features.shape[1] - 1, 1) * width
+        )
         return risks, weights, torch.cat([means.flatten(1) / width**0.5, covariances.flatten(1)], 1)
 
     def distance(self, vectors: Tensor) -> Tensor:

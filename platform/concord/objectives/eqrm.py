@@ -7,7 +7,7 @@ from torch import Tensor
 
 from concord.errors import ArgumentError
 from concord.gradients.risk import Loss, Risk
-from concord.objectives.objective import Objective, require_several
+from concord.objectives.objective import Objective, no_second_derivative, require_several
 
 _BISECTIONS = 60  # as many as halve an interval to the last bit
 
@@ -51,7 +51,7 @@ class EQRM(Objective):
         density = (-distance.square() / 2).exp().mean() / (width * (2 * torch.pi) ** 0.5)
         # A step of Newton's, whose derivative is the implicit function's.
         quantile: Tensor = found - excess / density.detach()
-        return quantile
+        return no_second_derivative(quantile, "eqrm")
 
     def _quantile(self, risks: list[float], width: float) -> float:
         """The root of F(r) = α, by bisection."""
