@@ -164,6 +164,10 @@ def test_rows_asked_for_are_trained_alone_and_a_report_shows_all(
 
     assert reported() == ([("average", 3), ("and-mask", 3)], 6)
     assert reported("--only", "aver*") == ([("average", 3)], 3)
+    by_report = (tmp_path / f"{NAME}-masks.jsonl").read_bytes()
+    words[0], words[6] = "compare", str(tmp_path / "compared")
+    assert main([*words, "--witness", str(output / "witness"), "--only", "aver*"]) == 0
+    assert (tmp_path / "compared" / f"{NAME}-masks.jsonl").read_bytes() == by_report
 
 
 def test_a_run_is_found_where_a_newer_option_has_its_default(whole: ComparisonResult, output: Path) -> None:

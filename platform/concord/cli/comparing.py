@@ -40,8 +40,13 @@ def _tables(command: JobCommand) -> Any:
     else:
         plan = plan_comparison(command.job, command.tables, command.options, command.given)
     from concord.studies.comparison_run import run_comparison  # imports Ray Tune, which takes seconds
+    from concord.studies.tables import write_lines
 
-    return run_comparison(plan, info)
+    result = run_comparison(plan, info)
+    if (results := command.options.comparison.results) is not None:
+        for table in result.tables:
+            info(f"kept in {write_lines(table.lines, results, command.job.name, table.name)}")
+    return result
 
 
 def _methods(command: JobCommand) -> Any:

@@ -37,7 +37,7 @@ from concord.training.job import with_recorded_rule
 from concord.training.options import RUNTIME_OPTIONS
 
 # The options of a comparison's place and workers; a later report does not need them.
-_WHERE = ("output", "name", "tracking_uri", "address", "concurrent", "gpus_per_trial")
+_WHERE = ("output", "name", "results", "tracking_uri", "address", "concurrent", "gpus_per_trial")
 METHODS = "methods"  # instead of a table's name: a study of each method
 LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
 FOLDS = "left out"  # in the record of that table; no option has a space in its name

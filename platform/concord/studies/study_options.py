@@ -115,6 +115,8 @@ class SeedsOptions(OptionGroup):
     """Number of seeds of each configuration; by default the table's."""
     first_seed: int | None = None
     """First seed; by default the table's."""
+    results: Path | None = None
+    """Folder for the data of each table: one file a table, one JSON line a run."""
     sharing: SharingOptions = group(SharingOptions)
     # fmt: on
 
