@@ -131,6 +131,11 @@ comparisons = {
         **FIVE,
         title="the defaults where environments are few",
     ),
+    "between": Comparison(
+        on(DEFAULTS, range(11, 20), 0.1, 3.0),
+        **{**FIVE, "seeds": 3},
+        title="the defaults between 10 and 20 environments",
+    ),
     "environments": Comparison(
         on({**AND_MASK, **MEAN}, ENVIRONMENTS, 0.1, 2.0)
         | on(AND_MASK, ENVIRONMENTS, 0.1, 3.0)
