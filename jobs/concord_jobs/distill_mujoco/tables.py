@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from concord.training import Comparison
+from concord.training import Comparison, FinishedRun
 from concord.training.comparison import at_best
 
 PUBLISHED = {  # Table C.7: without a teacher, predicting x*, with a teacher that learns
@@ -37,10 +37,16 @@ ABLATIONS: dict[str, tuple[dict[str, Any], str]] = {  # of LDT, and the thesis' 
 }
 
 
+def gap(run: FinishedRun) -> float:
+    """The error in the test minus that in training, at the end (figure 4.8)."""
+    return run.metrics["ood_squared_error"] - run.metrics["train_squared_error"]
+
+
 COLUMNS: dict[str, Any] = {
     "min. over training (oracle)": at_best("ood_squared_error", "ood_squared_error", "min"),  # as published
     "selected": at_best("ood_squared_error", "validation_squared_error", "min"),
     "at the end": "ood_squared_error",
+    "gap": gap,
 }
 
 
