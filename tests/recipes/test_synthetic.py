@@ -238,7 +238,7 @@ def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) ->
     assert len(box.axes[0].get_xticklabels()) == len(methods) == 8
     assert len(curves.axes) == 2 * len(methods)
     counts = {
-        f"{method} {count}": runs(aggregator=method, environments=count)
+        f"{method}, {count}": runs(aggregator=method, environments=count)
         for method in ("and-mask", "mean")
         for count in (2, 3)
     }

@@ -157,10 +157,11 @@ def box_figure(runs: Runs) -> Figure:
 
 
 def environments_of_runs(runs: Runs) -> Figure:
-    """Fig. 15 from runs with the options ``aggregator`` and ``environments``."""
+    """Fig. 15 from runs with the option ``environments``; a row's name begins with its method, up to the comma."""
     accuracies: dict[str, dict[int, list[float]]] = {}
-    for (method, count), each in grouped(runs, "aggregator", "environments").items():
-        accuracies.setdefault(method, {})[count] = at_end(each, "ood_accuracy")
+    for row, each in runs.items():
+        for count, of_count in grouped({row: each}, "environments").items():
+            accuracies.setdefault(row.split(",")[0], {})[count] = at_end(of_count, "ood_accuracy")
     return environments_figure(accuracies)
 
 
@@ -211,7 +212,7 @@ def robustness_figure(runs: Runs) -> Figure:
 def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
     """Fig. 15: o.o.d. accuracy by number of training environments; a point for each run, a line for the best runs."""
     figure, axes = one_panel(5, 3.2, layout=None)
-    for (method, by_count), colour in zip(accuracies.items(), (BLUE, ORANGE), strict=False):
+    for (method, by_count), colour in zip(accuracies.items(), (BLUE, ORANGE, GREEN), strict=False):
         counts = sorted(by_count)
         axes.plot(
             counts, [max(by_count[count]) for count in counts], color=colour, label=f"{method_name(method)}, best run"
