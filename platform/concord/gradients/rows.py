@@ -162,7 +162,10 @@ class Rows(Collected):
                     yield slice(start + part.start, start + part.stop), block.to(self.layout.dtype)
             elif in_forms:  # the loss did not depend on it
                 end = self.layout.offsets[index + 1]
-                yield slice(start, end), torch.zeros(self._groups, end - start, device=self.device)
+                yield (
+                    slice(start, end),
+                    torch.zeros(self._groups, end - start, dtype=self.layout.dtype, device=self.device),
+                )
 
 
 def _block(columns: Tensor, block: slice) -> Tensor:
