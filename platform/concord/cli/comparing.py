@@ -44,7 +44,7 @@ def _tables(command: JobCommand) -> Any:
 
     result = run_comparison(plan, info)
     if (results := command.options.comparison.results) is not None:
-        for table in result.tables:
+        for table in filter(lambda each: each.lines, result.tables):  # rows kept earlier stay where no run finished
             info(f"kept in {write_lines(table.lines, results, command.job.name, table.name)}")
     return result
 
