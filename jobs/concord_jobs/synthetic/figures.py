@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
 from concord.analysis.study_figures import methods_figure
-from concord.training.comparison import Runs, at_end, grouped
+from concord.training.comparison import Runs, at_end
 from concord_jobs.synthetic.correlations import FEWEST_COMPONENTS, Correlation, summarize
 
 _METHOD_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, GREY, "black", "#56B4E9")
@@ -157,11 +157,11 @@ def box_figure(runs: Runs) -> Figure:
 
 
 def environments_of_runs(runs: Runs) -> Figure:
-    """Fig. 15 from runs with the option ``environments``; a row's name begins with its method, up to the comma."""
+    """Fig. 15; a row has one number of environments, and its name begins with its method, up to the comma."""
     accuracies: dict[str, dict[int, list[float]]] = {}
     for row, each in runs.items():
-        for count, of_count in grouped({row: each}, "environments").items():
-            accuracies.setdefault(row.split(",")[0], {})[count] = at_end(of_count, "ood_accuracy")
+        count = each[0].options["environments"]
+        accuracies.setdefault(row.split(",")[0], {})[count] = at_end(each, "ood_accuracy")
     return environments_figure(accuracies)
 
 

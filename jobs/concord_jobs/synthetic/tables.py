@@ -69,9 +69,9 @@ def on(methods: Methods, counts: Iterable[int], variance: float, revolutions: fl
 
 
 def counted(aggregator: str, environments: int) -> dict[str, Any]:
-    """A row of Fig. 15: 4096 examples a step for any number of environments.
+    """A row of Fig. 15: 4096 examples a step, but at most an environment's 1280.
 
-    Then the paper's 3000 / D epochs are about 940 steps.
+    With 8 environments or more the paper's 3000 / D epochs are then about 940 steps.
     """
     batch_size = max(1, min(4096 // environments, 1280))
     return {"aggregator": aggregator, "environments": environments, "batch_size": batch_size, "evaluations": 1}

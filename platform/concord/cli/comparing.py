@@ -44,8 +44,9 @@ def _tables(command: JobCommand) -> Any:
 
     result = run_comparison(plan, info)
     if (results := command.options.comparison.results) is not None:
-        for table in filter(lambda each: each.lines, result.tables):  # rows kept earlier stay where no run finished
-            info(f"kept in {write_lines(table.lines, results, command.job.name, table.name)}")
+        for table in result.tables:
+            if table.lines:  # else rows that were kept earlier would be lost
+                info(f"kept in {write_lines(table.lines, results, command.job.name, table.name)}")
     return result
 
 

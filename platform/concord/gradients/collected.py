@@ -34,8 +34,8 @@ class Collected(ABC):
         """Add the gradients of parameter ``index``, with environments as groups."""
 
     @abstractmethod
-    def values(self) -> Mapping[str, Tensor]:
-        """The collection, to compare two ways of collecting."""
+    def values(self) -> Mapping[str, Sequence[Tensor]]:
+        """The parts of each collected quantity, to compare two ways of collecting; no later step changes them."""
 
     @abstractmethod
     def are_finite(self) -> bool:

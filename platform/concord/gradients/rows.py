@@ -6,7 +6,7 @@ their inner products and once for the update.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -68,11 +68,10 @@ class Rows(Collected):
             room = self._room[index] = torch.empty(shape, dtype=form.rows.dtype, device=self.device)
         return torch.bmm(form.rows, form.columns, out=room)
 
-    def values(self) -> Mapping[str, Tensor]:
-        """A sum of the gradients, each with a weight of its own; all of them would take their memory a second time."""
-        parts = [columns for _, columns in self._columns()]
-        weights = torch.linspace(1, 2, len(parts[0])).to(parts[0])
-        return {"gradient": torch.cat([weights @ columns for columns in parts])}
+    def values(self) -> Mapping[str, Sequence[Tensor]]:
+        """The gradients of each parameter, not copied: the next step forms its own elsewhere."""
+        self._room = {}
+        return {"gradient": [columns for _, columns in self._columns()]}
 
     def zero(self) -> None:
         """Empty the collection."""

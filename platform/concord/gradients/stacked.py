@@ -281,7 +281,7 @@ class StackedGradients:
 
     def _pooled_gives(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
         """Whether one pass for all gives the sums just formed; it does not if examples interact."""
-        sums = {name: total.clone() for name, total in self._sums.values().items()}
+        sums = self._sums.values()
         old = dict(self.model.named_buffers())
         if any(not torch.equal(new, old[name]) for name, new in expected[2].items()):
             return False
@@ -291,13 +291,12 @@ class StackedGradients:
             return False
         half = self.aggregation.autocast is not None
         close = torch.allclose(risks, expected[0], rtol=0.02 if half else 1e-4, atol=1e-5)
-        found = self._sums.values()
-        errors = [(found[name] - total).nan_to_num().norm() for name, total in sums.items()]
-        norms = [total.nan_to_num(neginf=0, posinf=0).norm() for total in sums.values()]
-        # Signs of gradients that are rounding differ.
-        return close and all(
-            bool(error <= (0.1 if half else 0.02) * norm) for error, norm in zip(errors, norms, strict=True)
-        )
+        for name, parts in self._sums.values().items():
+            pairs = list(zip(parts, sums[name], strict=True))
+            error = math.hypot(*(float((found - total).nan_to_num().norm()) for found, total in pairs))
+            norm = math.hypot(*(float(total.nan_to_num(neginf=0, posinf=0).norm()) for _, total in pairs))
+            close = close and error <= (0.1 if half else 0.02) * norm  # signs of gradients that are rounding differ
+        return close
 
     def _sum_vectorized(self, batch: Batch, environments: int, step: int) -> _Sum:
         parameters = tuple(parameter.detach() for parameter in self._sums.parameters.values())

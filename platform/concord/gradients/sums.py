@@ -1,6 +1,6 @@
 """A model's statistics summed over this process's environments, and the rule's update."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,9 @@ class Sums(Collected):
         part = self.part(index)
         form.add_to([(statistic, part[statistic.name]) for statistic in self.rule.statistics], MEMORY_LIMIT)
 
-    def values(self) -> Mapping[str, Tensor]:
+    def values(self) -> Mapping[str, Sequence[Tensor]]:
         """The statistics."""
-        return self.flat
+        return {name: [total.clone()] for name, total in self.flat.items()}
 
     def total(self) -> Tensor:
         """A scalar that is finite if all gradients and their sum are."""

@@ -1,13 +1,12 @@
 """Correlation alignment: environments whose representations have the same mean and covariance."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
-from concord.objectives.objective import no_second_derivative
 from concord.objectives.representation import Represented
 
 
@@ -28,15 +27,32 @@ class CORAL(Represented, EnvironmentVectors):
         risks, weights, features, _ = self.represented(model, batch, step)
         features = features.to(risks.dtype)
         means = features.mean(1, keepdim=True)
-        centred = features - means.detach()  # their gradient through the covariances is 0
+        centred = features - means
         width = features.shape[2]
-        products = centred.detach().transpose(1, 2) @ centred
-        # A covariance is symmetric, so both factors have the same gradient: one product of matrices in place of two.
-        covariances = no_second_derivative(2 * products - products.detach(), self.name) / (
-            max(features.shape[1] - 1, 1) * width
-        )
+        products: Tensor = _Products.apply(centred)  # type: ignore[no-untyped-call]
+        covariances = products / (max(features.shape[1] - 1, 1) * width)
         return risks, weights, torch.cat([means.flatten(1) / width**0.5, covariances.flatten(1)], 1)
 
     def distance(self, vectors: Tensor) -> Tensor:
         """The mean over pairs of squared distances, which is twice the variance over d - 1."""
         return 2 * vectors.var(0).sum()
+
+
+class _Products(torch.autograd.Function):
+    """XᵀX of each environment's X; backward has one product of matrices, where PyTorch has one for each factor."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(rows: Tensor) -> Tensor:
+        return rows.mT @ rows
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        rows: Tensor
+        (rows,) = ctx.saved_tensors
+        return rows @ (grads[0] + grads[0].mT)

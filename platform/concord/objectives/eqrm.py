@@ -7,7 +7,7 @@ from torch import Tensor
 
 from concord.errors import ArgumentError
 from concord.gradients.risk import Loss, Risk
-from concord.objectives.objective import Objective, no_second_derivative, require_several
+from concord.objectives.objective import Objective, require_several
 
 _BISECTIONS = 60  # as many as halve an interval to the last bit
 
@@ -45,13 +45,14 @@ class EQRM(Objective):
         if step < self.warmup or not variance > 0:
             return terms.mean()
         width = 1.06 * variance.sqrt() * len(terms) ** -0.2
-        found = self._quantile(terms.tolist(), width.item())
-        distance = (found - terms) / width
-        excess = torch.special.ndtr(distance).mean() - self.quantile
-        density = (-distance.square() / 2).exp().mean() / (width * (2 * torch.pi) ** 0.5)
-        # A step of Newton's, whose derivative is the implicit function's.
-        quantile: Tensor = found - excess / density.detach()
-        return no_second_derivative(quantile, "eqrm")
+        quantile = terms.new_tensor(self._quantile(terms.tolist(), width.item()))
+        # Two steps of Newton's from the root: the first has the implicit function's derivative, both its second one.
+        for _ in range(2):
+            distance = (quantile - terms) / width
+            excess = torch.special.ndtr(distance).mean() - self.quantile
+            density = (-distance.square() / 2).exp().mean() / (width * (2 * torch.pi) ** 0.5)
+            quantile = quantile - excess / density
+        return quantile
 
     def _quantile(self, risks: list[float], width: float) -> float:
         """The root of F(r) = α, by bisection."""

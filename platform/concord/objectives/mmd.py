@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from concord.errors import InputError
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
-from concord.objectives.objective import no_second_derivative
 from concord.objectives.representation import Represented
 
 _GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
@@ -38,7 +38,7 @@ class MMD(Represented, EnvironmentVectors):
         discrepancy: Tensor = _Discrepancy.apply(  # type: ignore[no-untyped-call]
             vectors.reshape(-1, self._width), len(vectors)
         )
-        return no_second_derivative(discrepancy, self.name)
+        return discrepancy
 
 
 class _Discrepancy(torch.autograd.Function):
@@ -76,5 +76,7 @@ class _Discrepancy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # the gradient is a constant to PyTorch, which would leave out its derivative
+            raise InputError("objective mmd: it has no second derivative; backward with create_graph=True is refused")
         (gradient,) = ctx.saved_tensors
         return grads[0] * gradient, None

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from concord.errors import ArgumentError, InputError
+from concord.errors import ArgumentError
 from concord.gradients.risk import (
     Batch,
     Calls,
@@ -204,21 +204,6 @@ class Penalized(Objective):
     def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
         super().__init__(loss, autocast)
         self.weight = weight
-
-
-def no_second_derivative(value: Tensor, name: str) -> Tensor:
-    """The value, whose gradient is a constant to PyTorch: backward with ``create_graph=True`` is refused (InputError).
-
-    Otherwise a second derivative would silently leave this term of objective ``name`` out.
-    """
-
-    def refuse(_: Tensor) -> None:
-        if torch.is_grad_enabled():
-            raise InputError(f"objective {name}: it has no second derivative; give no create_graph=True to backward")
-
-    if value.requires_grad:
-        value.register_hook(refuse)
-    return value
 
 
 def require_several(environments: int, name: str) -> None:
