@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from concord.aggregation import AGGREGATORS, GRADIENT, Aggregator, Statistic, Statistics, Update, aggregator
+from concord.aggregation.rules_by_name import COMPARING
 from concord.errors import InputError
 from concord.gradients import PerExampleGradients, StackedGradients, per_example
 
@@ -247,3 +248,18 @@ def test_a_model_that_goes_another_way_at_one_step_is_not_pooled_there() -> None
         kept = gradients((inputs, targets)).kept_fraction
         assert_is(model, kept, OWN_RULES["dead-zone"], list(zip(inputs, targets, strict=True)))
     assert gradients.vectorize == "pooled"
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "one by one", "pooled"])
+@pytest.mark.parametrize("name", [*RULES, *COMPARING])
+def test_a_step_does_not_depend_on_the_default_device(name: str, placement: str) -> None:
+    rule = RULES[name] if name in RULES else COMPARING[name]()
+    model, batch = network(), batches()
+    expected = [source(model, rule, placement)(batch, step) for step in range(2)]
+    updates = [parameter.grad for parameter in model.parameters()]
+    again = network()
+    with torch.device("meta"):  # as `torch.set_default_device("cuda")` does for a model on the CPU
+        gradients = source(again, rule, placement)
+        found = [gradients(batch, step) for step in range(2)]
+    torch.testing.assert_close([parameter.grad for parameter in again.parameters()], updates, rtol=0, atol=0)
+    torch.testing.assert_close(found[1].losses, expected[1].losses, rtol=0, atol=0)

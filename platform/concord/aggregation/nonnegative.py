@@ -13,9 +13,9 @@ def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
     terminates.
     """
     problems, size = linear.shape
-    eye = torch.eye(size, dtype=linear.dtype)
-    free = torch.zeros(problems, size, dtype=torch.bool)  # the others are 0
-    fewest, chances = torch.full((problems,), size + 1), torch.full((problems,), 3)
+    eye = torch.eye(size, dtype=linear.dtype, device=linear.device)
+    free = torch.zeros_like(linear, dtype=torch.bool)  # the others are 0
+    fewest, chances = (torch.full((problems,), most, device=linear.device) for most in (size + 1, 3))
     tolerance = 1e-11 * linear.abs().amax(1, keepdim=True)
     solution = torch.zeros_like(linear)
     for _ in range(100 * size):
@@ -30,7 +30,7 @@ def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
         fewest = torch.minimum(fewest, count)
         if bool((chances <= 0).any()):
             last = size - 1 - wrong.flip(1).to(torch.int8).argmax(1)
-            wrong &= (chances > 0)[:, None] | (torch.arange(size) == last[:, None])
+            wrong &= (chances > 0)[:, None] | (torch.arange(size, device=last.device) == last[:, None])
         free ^= wrong
         sides = free[unsolved]
         system = torch.where(sides[:, :, None] & sides[:, None, :], quadratic, eye)
@@ -45,8 +45,8 @@ def minimum_norm(gram: Tensor) -> Tensor:
     """
     scale = gram.diagonal().mean()
     if scale <= 0:
-        return torch.full((len(gram),), 1 / len(gram), dtype=gram.dtype)
+        return gram.new_full((len(gram),), 1 / len(gram))
     # Equal or dependent gradients have no unique weights; this takes those of least norm.
-    quadratic = gram / scale + 1 + 1e-12 * torch.eye(len(gram), dtype=gram.dtype)
+    quadratic = gram / scale + 1 + 1e-12 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     solution = nonnegative_minimum(quadratic, gram.new_full((1, len(gram)), -1.0))[0]
     return solution / solution.sum()

@@ -23,7 +23,8 @@ class PCGrad:
         """Algorithm 1 on the weights of each gradient i, in the order of row i, summed over i."""
         count, squares = len(gram), gram.diagonal()
         smallest = torch.finfo(torch.float32).eps ** 2 * squares.max()
-        weights, rows = torch.eye(count, dtype=gram.dtype), torch.arange(count)
+        weights = torch.eye(count, dtype=gram.dtype, device=gram.device)
+        rows = torch.arange(count, device=gram.device)
         for other in order.argsort(1).unbind(1):
             inner = (weights * gram[other]).sum(1)
             against = (inner < 0) & (other != rows) & (squares[other] > smallest)

@@ -59,7 +59,7 @@ class Statistic:
                 f"scale={scale}: how the statistic {self.name} follows the loss's scale is not known; give its degree, "
                 "or give the scaler before backward, so that gradients are unscaled first"
             )
-        of_scale = float(self.of(torch.tensor(scale, dtype=torch.float64)))
+        of_scale = float(self.of(torch.tensor(scale, dtype=torch.float64, device="cpu")))
         if self.on_products == "multiplicative":
             return total / of_scale
         return total - environments * of_scale
@@ -78,7 +78,7 @@ LOG_MAGNITUDE = Statistic("log_magnitude", _log_magnitude, "additive")
 """The natural logarithm of the magnitude; -∞ of zero."""
 
 # Positive, negative, large, small, whole, and zero.
-_PROBE = torch.tensor([[-3.0, -0.75, 0.0], [0.3, 1.0, 250.0]])
+_PROBE = torch.tensor([[-3.0, -0.75, 0.0], [0.3, 1.0, 250.0]], device="cpu")
 
 
 def check_statistics(rule: Any) -> None:

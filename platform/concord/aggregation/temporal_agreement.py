@@ -328,11 +328,11 @@ def _local(tensor: Any) -> Any:
 def _check(group: dict[str, Any], rule: Aggregator) -> None:
     """Refuse a rule that cannot mask a few numbers, and wrong options."""
     kind, lr, betas = type(rule).__name__, group["lr"], group["betas"]
-    probe = torch.tensor([[-0.75, 0.0, 0.3, 250.0]])
+    probe = torch.tensor([[-0.75, 0.0, 0.3, 250.0]], device="cpu")
     aggregate(of_sums(rule, "an average over steps"), probe)
     if any(each.name == "exp" for each in rule.statistics):
         raise InputError("a statistic's name is exp, and its average would be kept as exp_avg, which is Adam's own")
-    averages = with_draws(rule, sum_over_environments(rule, probe), 0, lambda: torch.arange(4))
+    averages = with_draws(rule, sum_over_environments(rule, probe), 0, lambda: torch.arange(4, device="cpu"))
     before = {name: average.clone() for name, average in averages.items()}
     rule.finish(averages, environments=1)
     if not all(torch.equal(average, before[name]) for name, average in averages.items()):

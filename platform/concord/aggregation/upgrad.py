@@ -25,7 +25,7 @@ class UPGrad:
 
     def weights(self, gram: Tensor) -> Tensor:
         """The sum of all v / d."""
-        eye = torch.eye(len(gram), dtype=gram.dtype)
+        eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         trace = gram.trace()
         regular = (gram / trace if trace > 0 else gram) + self.ridge * eye
         # v = e_i + x with x ≥ 0; row i of G is the gradient at x = 0.

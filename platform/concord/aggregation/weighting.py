@@ -89,7 +89,7 @@ def weights_of(rule: Weighting, gram: Tensor, step: SupportsInt = 0) -> Tensor:
     """
     gram = gram.detach().to("cpu", torch.float64)
     count = len(gram)
-    drawn = with_draws(rule, {}, step, lambda: torch.arange(count * count).view(count, count))
+    drawn = with_draws(rule, {}, step, lambda: torch.arange(count * count, device="cpu").view(count, count))
     weights = rule.weights(gram, **drawn)
     name = name_of(rule)
     if not isinstance(weights, Tensor) or weights.shape != (count,):

@@ -156,7 +156,7 @@ class ExampleHooks(Capture[_Pass]):
     @contextlib.contextmanager
     def watched(self, examples: int) -> Iterator[Tensor]:
         """While the body runs, collect only whether each example's gradient is finite: ``(examples,)`` bool."""
-        self._finite = torch.ones(examples, dtype=torch.bool)
+        self._finite = torch.ones(examples, dtype=torch.bool, device="cpu")
         try:
             yield self._finite
         finally:

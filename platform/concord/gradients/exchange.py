@@ -350,7 +350,7 @@ def weigh(exchanges: Sequence[SliceExchange], step: int, scale: Tensor | None = 
     if scale is not None:
         gram = gram / float(scale) ** 2
     left = (processes.by_environment(flags) > 0) & torch.isfinite(gram.diagonal())
-    weights = torch.zeros(processes.total, dtype=torch.float64)
+    weights = torch.zeros(processes.total, dtype=torch.float64, device="cpu")
     if bool(left.all()) or (aggregation.policy == "skip" and bool(left.any())):
         weights[left] = weights_of(rule, gram[left][:, left], step)
     return weights

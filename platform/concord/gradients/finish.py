@@ -65,7 +65,7 @@ def finish_in_blocks(
         else:
             for index, piece in pieces:
                 counted[index] += float(mask[piece].sum(dtype=torch.float32))
-    return kept if out.is_cuda else kept + torch.tensor(counted, dtype=torch.float32)
+    return kept if out.is_cuda else kept + kept.new_tensor(counted)
 
 
 def finish_whole(

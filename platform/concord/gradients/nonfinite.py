@@ -77,11 +77,11 @@ def collect_finite(
         # Seldom: look at each gradient, drawing at random what was drawn before, so that the same ones come.
         set_random_state(device, random)
         found = find(left)
-        left = torch.arange(groups) if left is None else left
+        left = torch.arange(groups, device="cpu") if left is None else left
         left = left[found] if not bool(found.all()) else left[:0]  # a sum that alone is not finite cannot be used
         if policy == "raise" or len(left) == 0:
             break
-    in_sums = torch.full((groups,), left is None)
+    in_sums = torch.full((groups,), left is None, device="cpu")
     return in_sums if left is None else in_sums.index_fill(0, left, value=True)
 
 

@@ -127,7 +127,7 @@ class PerExample:
         untouched = [parameter for parameter in parameters if parameter.grad is None]
         problem = self.complete(scale)
         left_in = scale is not None or self.aggregation.policy == "propagate"
-        finite = torch.full((self.examples,), left_in or self.gradients_are_finite())
+        finite = torch.full((self.examples,), left_in or self.gradients_are_finite(), device="cpu")
         finished = self.finish(finite, step, problem)
         if scale is not None:
             torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], scale)

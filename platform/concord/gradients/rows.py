@@ -107,7 +107,7 @@ class Rows(Collected):
         """Weigh or combine the environments' gradients of this process."""
         update, rule, weights = self._zeros(), self.rule, None
         if isinstance(rule, Weighting):
-            weights = torch.zeros(len(finite), dtype=torch.float64)
+            weights = torch.zeros(len(finite), dtype=torch.float64, device="cpu")
         if self.aggregation.policy == "propagate" and not self.are_finite():
             update.fill_(torch.nan)
         elif bool(finite.any()):

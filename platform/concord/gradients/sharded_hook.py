@@ -144,7 +144,9 @@ class _Unit:
             sizes += [own, padded - own]
             numbers += [start, start]
         self._layers = Layers(tuple(sizes), tuple(numbers))
-        self._components = torch.tensor([each._orig_size.numel() for each in self.parameters], dtype=torch.float32)
+        self._components = torch.tensor(
+            [each._orig_size.numel() for each in self.parameters], dtype=torch.float32, device="cpu"
+        )
         self._names = [name for names in self.processes.names for name in names]
         self._count = count
 
