@@ -35,8 +35,8 @@ def ordered(columns: Tensor) -> list[Tensor]:
     """The environments' values of each component from the smallest to the largest, each ``(components,)``.
 
     By Batcher's merge exchange (Knuth: The art of computer programming, volume 3, algorithm 5.2.2 M), whole rows at a
-    time: of 32 rows twenty times as fast as ``sort`` on a CPU. On a GPU its hundreds of short operations are slower than
-    ``sort``. A component with a NaN has only NaN.
+    time: of 32 rows twenty times as fast as ``sort`` on a CPU. On a GPU its hundreds of operations are slower
+    than ``sort``. A component with a NaN has only NaN.
     """
     if columns.is_cuda:
         sorted_rows = columns.sort(0).values
