@@ -27,6 +27,7 @@ from concord.benchmark import Row, interleaved
 from concord.gradients import StackedGradients
 from concord.training.process import tune_process
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ENVIRONMENTS, BATCH, WIDTH = 32, 128, 34
 SETTING = f"{ENVIRONMENTS} × {BATCH} examples, 3 × 256 MLP"
 WAYS = ("concord", "concord, layer by layer", "backward", "autogram")
@@ -41,8 +42,8 @@ def _network() -> tuple[nn.Sequential, torch.optim.Optimizer, Tensor, Tensor]:
     inputs = torch.randn(ENVIRONMENTS, BATCH, WIDTH)
     targets = torch.randint(0, 2, (ENVIRONMENTS, BATCH))
     layers = [each for width in (WIDTH, 256, 256) for each in (nn.Linear(width, 256), nn.ReLU())]
-    model = nn.Sequential(*layers, nn.Linear(256, 2))
-    return model, torch.optim.Adam(model.parameters(), 1e-3), inputs, targets
+    model = nn.Sequential(*layers, nn.Linear(256, 2)).to(DEVICE)
+    return model, torch.optim.Adam(model.parameters(), 1e-3), inputs.to(DEVICE), targets.to(DEVICE)
 
 
 def _rule_step(rule: Any, limit: int | None = None) -> Callable[[], None]:
@@ -113,7 +114,7 @@ def _peak(way: str) -> float:
 
 
 def measure(way: str, steps: int) -> None:
-    """Print the peak memory of this process after this number of steps, in KiB.
+    """Print the peak memory of this process after this number of steps, or what it allocated on the GPU, in KiB.
 
     ``ru_maxrss`` would be at least that of the parent, which the child shares until it starts its program.
     """
@@ -121,6 +122,9 @@ def measure(way: str, steps: int) -> None:
     step = _step(way)
     for _ in range(steps):
         step()
+    if DEVICE.type == "cuda":
+        print(torch.cuda.max_memory_allocated() >> 10)
+        return
     (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     print(peak.split()[1])
 
@@ -128,14 +132,15 @@ def measure(way: str, steps: int) -> None:
 def rows() -> list[Row]:
     """Every rule against a plain step; then both ways of UPGrad against both of TorchJD."""
     tune_process()
+    synchronize = torch.cuda.synchronize if DEVICE.type == "cuda" else lambda: None
     found = []
     for rule in RULES:
-        seconds, reference, ratio = interleaved(_rule_step(rule), _plain_step(), repeats=9, warmup=2)
+        seconds, reference, ratio = interleaved(_rule_step(rule), _plain_step(), 9, 2, synchronize)
         found.append(Row(f"{type(rule).__name__} step, {SETTING}", seconds, "a plain step", reference, ratio, ""))
     steps, peaks = {way: _step(way) for way in WAYS}, {way: _peak(way) for way in WAYS}
     for ours in WAYS[:2]:
         for theirs in WAYS[2:]:
-            seconds, reference, ratio = interleaved(steps[ours], steps[theirs], repeats=9, warmup=2)
+            seconds, reference, ratio = interleaved(steps[ours], steps[theirs], 9, 2, synchronize)
             name = f"UPGrad step, {SETTING}" + ours.removeprefix("concord")
             target = "≤ 0.5 of the faster, and its memory"
             found.append(

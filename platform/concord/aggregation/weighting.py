@@ -22,8 +22,8 @@ from concord.aggregation.draws import with_draws
 from concord.errors import InputError
 
 # Components that are converted at once, and those of a matrix product: several threads share the products, and rounding
-# in float32 stays within one.
-_BLOCK, _PRODUCT = 1 << 16, 1 << 13
+# in float32 stays within one. On a GPU starting an operation takes longer than a small one, so that blocks are larger.
+_BLOCK, _GPU_BLOCK, _PRODUCT = 1 << 16, 1 << 20, 1 << 13
 _FEW_ROWS = 512
 
 
@@ -60,11 +60,12 @@ def gram_of(rows: Tensor, columns: Tensor | None = None) -> Tensor:
     """
     columns = rows if columns is None else columns
     components = rows.shape[1]
-    product = _PRODUCT if max(len(rows), len(columns)) <= _FEW_ROWS else _BLOCK  # all products exist at once
+    block = _GPU_BLOCK if rows.is_cuda else _BLOCK
+    product = _PRODUCT if max(len(rows), len(columns)) <= _FEW_ROWS else _BLOCK  # those of a block exist at once
     whole = components - components % product
     for dtype in (torch.promote_types(rows.dtype, torch.float32), torch.float64):
         total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows.device)
-        for start, stop in itertools.pairwise([*range(0, whole, _BLOCK), whole, components]):
+        for start, stop in itertools.pairwise([*range(0, whole, block), whole, components]):
             pieces = max(1, (stop - start) // product)
             shape = pieces, (stop - start) // pieces
             left, right = (
