@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from concord.environments import Environments
 from concord.environments.misleading import misled
 from concord.training import Job, TrainConfig
-from concord_jobs.domainbed.protocol import HELD_OUT, dealt, network, studies
+from concord_jobs.domainbed.protocol import SETTINGS, dealt, network, studies
 from concord_jobs.domainbed.tables import table
 
 FLIPS = {"flip-0.1": 0.1, "flip-0.2": 0.2, "flip-0.9": 0.9}  # DomainBed's +90%, +80% and -90%
@@ -57,9 +57,7 @@ job = Job(
     environments,
     model,
     nn.functional.cross_entropy,
-    config=DomainBedColoredMNISTConfig().with_options(
-        held_out=HELD_OUT, batch_size=64, lr=1e-3, epochs=4, aggregator="mean"
-    ),
+    config=DomainBedColoredMNISTConfig().with_options(**SETTINGS, epochs=4),
     studies=studies(),
     reproduces="DomainBed: ColoredMNIST, with a fifth of its steps",
     comparisons={

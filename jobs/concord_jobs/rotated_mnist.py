@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from concord.environments import Environments
 from concord.training import Job, TrainConfig
-from concord_jobs.domainbed.protocol import HELD_OUT, dealt, network, studies
+from concord_jobs.domainbed.protocol import SETTINGS, dealt, network, studies
 from concord_jobs.domainbed.tables import table
 
 ANGLES = ("0", "15", "30", "45", "60", "75")
@@ -59,7 +59,7 @@ job = Job(
     environments,
     model,
     nn.functional.cross_entropy,
-    config=RotatedMNISTConfig().with_options(held_out=HELD_OUT, batch_size=64, lr=1e-3, epochs=7, aggregator="mean"),
+    config=RotatedMNISTConfig().with_options(**SETTINGS, epochs=7),
     studies=studies(),
     reproduces="DomainBed: RotatedMNIST, with a fifth of its steps",
     comparisons={"domainbed": table("RotatedMNIST", "test_angle", ANGLES, {"ERM": "95.9 98.9 98.8 98.9 98.9 96.4"})},

@@ -89,3 +89,11 @@ def test_the_network_is_that_of_small_images() -> None:
     assert sum(weight.numel() for weight in model.parameters()) == 371_394
     assert model(torch.zeros(3, 2, 28, 28, dtype=torch.uint8)).shape == (3, 2)
     assert dict(model.named_children())["classifier"].in_features == 128
+
+
+@pytest.mark.parametrize("name", ["rotated-mnist", "domainbed-colored-mnist"])
+def test_the_settings_are_domainbeds_defaults_for_small_images(name: str) -> None:
+    config = load_job(name).job.config
+    optimizer, schedule = config.optimizer, config.schedule
+    assert (config.data.batch_size, optimizer.optimizer, optimizer.lr, optimizer.l2) == (64, "adam", 1e-3, 0.0)
+    assert (schedule.schedule, schedule.warmup, schedule.decay_per_step) == ("constant", 0.0, 1.0)
