@@ -241,6 +241,16 @@ def test_a_run_that_fails_is_said_and_tried_again_and_the_others_are_kept(
     assert sorted(event["run"] for event in events if event["event"] == "ended") == ["run 0", "run 1", "run 1"]
 
 
+def test_kept_rows_stay_where_every_run_of_a_table_failed(ray_cluster: None, output: Path, tmp_path: Path) -> None:
+    kept, other = (tmp_path / f"{NAME}-{table}.jsonl" for table in ("broken", "rates"))
+    kept.write_text("rows of earlier runs\n")
+    only = ("--only", "raises", "0.01", "--seeds", "1")
+    words = ["compare", JOB_FILE, "rates", "broken", *only, "--output", str(output), "--results", str(tmp_path)]
+    assert main(words) == 1
+    assert kept.read_text() == "rows of earlier runs\n"
+    assert json.loads(other.read_text())["configuration"] == "0.01"
+
+
 def test_a_killed_comparison_resumes_and_trains_nothing_twice(
     whole: ComparisonResult, output: Path, tmp_path: Path
 ) -> None:
