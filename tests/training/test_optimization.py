@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from concord.objectives import PenaltyWeight, VREx
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
 
@@ -214,3 +215,15 @@ def test_gradients_are_averaged_over_steps_once(options: dict[str, Any], beta1: 
     made = Optimization([nn.Parameter(torch.zeros(2))], config(optimizer=optimizer, **options), STEPS)
     assert made.optimizer.param_groups[0]["betas"][0] == beta1
     assert config(optimizer=optimizer, **options).resolve().optimizer.beta1 == beta1
+
+
+def test_a_coupled_penalty_is_divided_like_the_objective() -> None:
+    options = config(lr=1.0, l2=0.1, optimizer="sgd", momentum=0.0, regularization="coupled")
+    objective = VREx(nn.functional.cross_entropy, PenaltyWeight(50.0, warmup=1))
+    parameter = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    optimization = Optimization([parameter], options, 2, objective)
+    parameter.grad = torch.zeros(2, dtype=torch.float64)
+    for step, expected in enumerate((0.9, 0.9 * (1 - 0.1 / 50))):
+        parameter.grad.zero_()
+        optimization.step(step)
+        assert parameter.tolist() == pytest.approx([expected, expected])

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from concord.gradients.risk import Batch
-from concord.objectives.objective import Penalized, require_several
-from concord.objectives.penalty_weight import scale
+from concord.objectives.objective import Rescaled, require_several
 
 
-class EnvironmentVectors(Penalized, ABC):
+class EnvironmentVectors(Rescaled, ABC):
     """The mean risk and λ times a distance D of the environments' vectors, ((1/d) Σ R_e + λ D) / max(1, λ).
 
     An environment's terms are its risk and then its vector, so all processes have all vectors.
@@ -41,8 +40,7 @@ class EnvironmentVectors(Penalized, ABC):
         """The mean risk and the weighted distance."""
         each = terms.view(-1, self._terms_each)
         require_several(len(each), self.name)
-        weight = self.weight.at(step)
-        return (each[:, 0].mean() + weight * self.distance(each[:, 1:])) * scale(weight)
+        return (each[:, 0].mean() + self.weight.at(step) * self.distance(each[:, 1:])) * self.scale(step)
 
     def losses(self, terms: Tensor) -> Tensor:
         """The risks."""

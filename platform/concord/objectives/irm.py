@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from concord.aggregation.rule import accumulation_dtype
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, pair, take
-from concord.objectives.objective import Penalized
+from concord.objectives.objective import Rescaled
 from concord.objectives.penalty_weight import PenaltyWeight, scale
 
 Estimator = Literal["squared", "halves"]
@@ -21,7 +21,7 @@ Estimator = Literal["squared", "halves"]
 ``halves``: the product of two half batches' gradients, right on average, and below zero at times."""
 
 
-class IRMv1(Penalized):
+class IRMv1(Rescaled):
     """The mean of the environments' risks and penalties, (1/d) Σ R_e(f) + λ D_e, over max(1, λ).
 
     D_e = ‖∇_w R_e(w·f)‖² at w = 1, the squared slope of the risk by a factor on all outputs (Arjovsky et al., Invariant

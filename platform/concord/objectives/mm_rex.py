@@ -4,11 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from concord.objectives.objective import Penalized, require_several
-from concord.objectives.penalty_weight import scale
+from concord.objectives.objective import Rescaled, require_several
 
 
-class MMREx(Penalized):
+class MMREx(Rescaled):
     """The largest of all affine combinations of the d risks whose coefficients are at least -w, over max(1, w).
 
     (1 + d w) max R_e - w Σ R_e: Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, 2021,
@@ -24,4 +23,4 @@ class MMREx(Penalized):
         if step < self.weight.warmup:
             return terms.mean()
         weight = self.weight.weight
-        return ((1 + len(terms) * weight) * terms.max() - weight * terms.sum()) * scale(weight)
+        return ((1 + len(terms) * weight) * terms.max() - weight * terms.sum()) * self.scale(step)

@@ -22,7 +22,7 @@ from concord.gradients.risk import (
     pair,
     take,
 )
-from concord.objectives.penalty_weight import PenaltyWeight
+from concord.objectives.penalty_weight import PenaltyWeight, scale
 
 
 class Objective:
@@ -98,6 +98,14 @@ class Objective:
             steps_per_pass: the steps in which every example occurs exactly once, counted from step 0; None if passes
                 do not end at a step.
         """
+
+    def scale(self, step: int) -> float:
+        """The factor by which the objective's value, a loss with penalties, is multiplied at this step.
+
+        A coupled L1 or L2 penalty of the weights belongs to that loss, and gets the same factor.
+        """
+        del step
+        return 1.0
 
     def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
         """Prepare the terms of a step, by training the module for instance. Called in every process.
@@ -204,6 +212,14 @@ class Penalized(Objective):
     def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
         super().__init__(loss, autocast)
         self.weight = weight
+
+
+class Rescaled(Penalized):
+    """An objective with a penalty, divided by max(1, λ), so that a large weight does not make large gradients."""
+
+    def scale(self, step: int) -> float:
+        """1 / max(1, λ) at this step."""
+        return scale(self.weight.at(step))
 
 
 def require_several(environments: int, name: str) -> None:

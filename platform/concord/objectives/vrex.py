@@ -4,11 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from concord.objectives.objective import Penalized, require_several
-from concord.objectives.penalty_weight import scale
+from concord.objectives.objective import Rescaled, require_several
 
 
-class VREx(Penalized):
+class VREx(Rescaled):
     """The mean of the environments' risks and β times their variance, over max(1, β).
 
     Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, 2021, eq. 8, which has the sum of the
@@ -21,5 +20,4 @@ class VREx(Penalized):
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """Mean and variance."""
         require_several(len(terms), "vrex")
-        weight = self.weight.at(step)
-        return (terms.mean() + weight * terms.var(correction=0)) * scale(weight)
+        return (terms.mean() + self.weight.at(step) * terms.var(correction=0)) * self.scale(step)

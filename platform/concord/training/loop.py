@@ -370,7 +370,7 @@ class _Run:
             result = self.gradients(self.batches.batch(step), step)
             rates.append(self.optimization.lr)
             clock.switch("optimizer")
-            self.optimization.step()
+            self.optimization.step(step)
             if self.average is not None:
                 self.average.after_step(self.model)
             losses.append(result)

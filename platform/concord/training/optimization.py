@@ -18,8 +18,9 @@ class Optimization:
 
     Penalties see every trainable parameter. Coupled ones are added to the gradient after aggregation, as in the
     AND-mask paper's code: a masked weight then has the penalty as its only gradient, which Adam scales to a full
-    step. Decoupled ones are updates of their own: L2 shrinks a weight by ``lr·l2·w``, L1 moves it by ``lr·l1``
-    towards zero and stops there.
+    step. They are part of the loss, so that an objective that is divided by a large λ divides them, too, as in the
+    code of IRM's authors. Decoupled ones are updates of their own: L2 shrinks a weight by ``lr·l2·w``, L1 moves it by
+    ``lr·l1`` towards zero and stops there.
 
     An objective's own module is trained as well: like the model, or by the objective's optimizer, which has neither
     clipping nor penalties. A module that the objective trains itself is only kept in checkpoints.
@@ -69,17 +70,18 @@ class Optimization:
         return float(self.optimizer.param_groups[0]["lr"])
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One update from ``parameter.grad``."""
+    def step(self, step: int = 0) -> None:
+        """One update from ``parameter.grad``; ``step`` is the step's number, for the objective's scale."""
         options, lr = self._options, self.lr
         gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
         if options.clip > 0:
             nn.utils.clip_grad_norm_(self._parameters, options.clip)
         coupled = options.regularization == "coupled"
+        scale = 1.0 if self._objective is None else self._objective.scale(step)
         if coupled and options.l1 > 0:
-            torch._foreach_add_(gradients, torch._foreach_sign(self._parameters), alpha=options.l1)
+            torch._foreach_add_(gradients, torch._foreach_sign(self._parameters), alpha=options.l1 * scale)
         if coupled and options.l2 > 0:
-            torch._foreach_add_(gradients, self._parameters, alpha=options.l2)
+            torch._foreach_add_(gradients, self._parameters, alpha=options.l2 * scale)
         self.optimizer.step()
         if not coupled and options.l2 > 0:
             torch._foreach_mul_(self._parameters, 1 - lr * options.l2)
