@@ -28,8 +28,8 @@ from concord.gradients import StackedGradients
 from concord.training.process import tune_process
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ENVIRONMENTS, BATCH, WIDTH = 32, 128, 34
-SETTING = f"{ENVIRONMENTS} × {BATCH} examples, 3 × 256 MLP"
+ENVIRONMENTS, BATCH, WIDTH, HIDDEN = 32, 128, 34, 256
+SETTING = f"{ENVIRONMENTS} × {BATCH} examples, 3 × {HIDDEN} MLP"
 WAYS = ("concord", "concord, layer by layer", "backward", "autogram")
 RULES = (
     Mean(), AndMask(0.8), Krum(), PCGrad(), Clipping(), MGDA(), UPGrad(), CAGrad(), Median(), TrimmedMean(),
@@ -41,8 +41,8 @@ def _network() -> tuple[nn.Sequential, torch.optim.Optimizer, Tensor, Tensor]:
     torch.manual_seed(0)
     inputs = torch.randn(ENVIRONMENTS, BATCH, WIDTH)
     targets = torch.randint(0, 2, (ENVIRONMENTS, BATCH))
-    layers = [each for width in (WIDTH, 256, 256) for each in (nn.Linear(width, 256), nn.ReLU())]
-    model = nn.Sequential(*layers, nn.Linear(256, 2)).to(DEVICE)
+    layers = [each for width in (WIDTH, HIDDEN, HIDDEN) for each in (nn.Linear(width, HIDDEN), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(HIDDEN, 2)).to(DEVICE)
     return model, torch.optim.Adam(model.parameters(), 1e-3), inputs.to(DEVICE), targets.to(DEVICE)
 
 

@@ -37,11 +37,11 @@ def run(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor]]) ->
     parameters = [nn.Parameter(weight.clone()) for weight in start]
     optimization = Optimization(parameters, options, len(steps))
     rates = []
-    for step in steps:
+    for index, step in enumerate(steps):
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = gradient.clone()
         rates.append(optimization.lr)
-        optimization.step()
+        optimization.step(index)
     return [parameter.detach() for parameter in parameters], rates
 
 
@@ -115,7 +115,7 @@ def test_a_decay_at_every_step_goes_on_from_where_a_checkpoint_was_written() -> 
             after.load_state_dict(before.state_dict())
             before = after
         rates.append(before.lr)
-        before.step()
+        before.step(step)
     assert rates == pytest.approx([0.9**step * (0.5 if step >= STEPS // 2 else 1.0) for step in range(STEPS)])
 
 

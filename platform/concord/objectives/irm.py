@@ -14,7 +14,7 @@ from concord.aggregation.rule import accumulation_dtype
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, pair, take
 from concord.objectives.objective import Rescaled
-from concord.objectives.penalty_weight import PenaltyWeight, scale
+from concord.objectives.penalty_weight import PenaltyWeight
 
 Estimator = Literal["squared", "halves"]
 """``squared``: the squared gradient of the whole batch, which sampling noise makes too large on average.
@@ -76,8 +76,7 @@ class _RiskAndPenalty:
 
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         risk, penalty, examples = _parts(self.risk, model, batch, step, self.estimator)
-        weight = self.weight.at(step)
-        return (risk + weight * penalty) * scale(weight) * examples, examples
+        return (risk + self.weight.at(step) * penalty) * self.weight.scale(step) * examples, examples
 
 
 def _parts(

@@ -22,7 +22,7 @@ from concord.gradients.risk import (
     pair,
     take,
 )
-from concord.objectives.penalty_weight import PenaltyWeight, scale
+from concord.objectives.penalty_weight import PenaltyWeight
 
 
 class Objective:
@@ -219,7 +219,7 @@ class Rescaled(Penalized):
 
     def scale(self, step: int) -> float:
         """1 / max(1, λ) at this step."""
-        return scale(self.weight.at(step))
+        return self.weight.scale(step)
 
 
 def require_several(environments: int, name: str) -> None:

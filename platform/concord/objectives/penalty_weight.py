@@ -41,7 +41,6 @@ class PenaltyWeight:
         """The weight at this step, counted from 0; 0 during the warm-up."""
         return self.weight if step >= self.warmup else 0.0
 
-
-def scale(weight: float) -> float:
-    """The factor of an objective with this penalty, so that a large weight does not make large gradients."""
-    return 1 / max(weight, 1.0)
+    def scale(self, step: int) -> float:
+        """1 / max(1, weight) at this step: the factor of an objective that a large weight must not make large."""
+        return 1 / max(self.at(step), 1.0)

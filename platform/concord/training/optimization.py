@@ -70,7 +70,7 @@ class Optimization:
         return float(self.optimizer.param_groups[0]["lr"])
 
     @torch.no_grad()
-    def step(self, step: int = 0) -> None:
+    def step(self, step: int) -> None:
         """One update from ``parameter.grad``; ``step`` is the step's number, for the objective's scale."""
         options, lr = self._options, self.lr
         gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
