@@ -1,12 +1,14 @@
 """The lock of a run, its state after every kind of end, and refusals before any file is touched."""
 
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
 import shutil
 import signal
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +173,28 @@ def test_a_run_whose_folder_goes_away_says_so_and_removes_nothing(
     assert str(said.value) == f"{folder}: was removed while the run was at work"
     assert (folder / EVENTS).exists()
     assert tracked(output, uri)["a"].status == "FAILED"
+
+
+def test_a_resumed_run_whose_store_was_lost_is_tracked_from_its_first_step_again(output: Path) -> None:
+    for store, steps in (("first", (1, 2)), ("second", (3,))):
+        config = TrainConfig().with_options(output=output, name="a", resume=store == "second").resolve()
+        description = dataclasses.replace(run_description(config, JOB, {}), artifacts={"data.json": [1]})
+        lines: list[str] = []
+        with reserved_run(JOB, config) as reserved, open_run(reserved, description, lines.append) as run:
+            for step in steps:
+                run.events.append("metrics", step=step, metrics={"loss": float(step)})
+        if store == "first":
+            lost = run.run_id
+            with contextlib.closing(sqlite3.connect(output / "mlflow.db")) as database, database:
+                for table in ("params", "tags", "metrics", "latest_metrics", "runs"):
+                    database.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (lost,))
+    assert lines == [f"tracking at sqlite:///{output}/mlflow.db has lost run {lost}; a new run takes the whole record"]
+    tracked_run = tracked(output)["a"]
+    assert (tracked_run.status, tracked_run.run_id) == ("FINISHED", run.run_id) != ("FINISHED", lost)
+    client = run.store.client
+    assert [point.value for point in client.get_metric_history(run.run_id, "loss")] == [1.0, 2.0, 3.0]
+    assert {each.path for each in client.list_artifacts(run.run_id)} == {"config.json", "data.json"}
+    assert json.loads((output / "runs" / "a" / RECORD).read_text())["run_id"] == run.run_id
 
 
 def test_a_run_whose_store_and_folder_vanish_still_says_what_happened(output: Path) -> None:

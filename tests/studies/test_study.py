@@ -39,6 +39,7 @@ from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
 from concord.tracking import Mirror, Store, show
+from concord.tracking.mirror import send_again
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.loop import training
@@ -903,6 +904,23 @@ def test_a_child_that_was_made_just_before_a_kill_is_found_again(output: Path) -
         assert mirror.close(60) == 0
     (child,) = (run for run in tracked_runs(store, "children") if run.run_id != parent)
     assert (child.run_id, child.parameters, child.metrics) == (made, {"lr": "0.2"}, {"loss": 0.5})
+
+
+def test_a_parent_that_was_lost_has_its_children_made_again(output: Path) -> None:
+    store = Store.open(output)
+    parent = store.start_run("children", "parent", {}, {})
+    with mirrored(output, parent, store) as (events, mirror):
+        began(events, 0, lr=0.2)
+        assert mirror.close(60) == 0
+    new = store.start_run("children", "parent", {}, {})
+    send_again(Folder(output / "group"))
+    with mirrored(output, new, store) as (events, mirror):
+        events.append("evaluated", run="trial 0", epoch=1, step=1, metrics={"loss": 0.5})
+        events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
+        assert mirror.close(60) == 0
+    experiment = store.client.get_experiment_by_name("children").experiment_id
+    (child,) = store.client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{new}'")
+    assert (child.data.params, child.data.metrics) == ({"lr": "0.2"}, {"loss": 0.5})
 
 
 def test_a_child_that_was_deleted_does_not_keep_the_others_waiting(output: Path) -> None:

@@ -17,6 +17,7 @@ from concord.runs.run_folder import new_names, recorded_config, run_folder
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
 from concord.tracking import Mirror, Store
+from concord.tracking.mirror import send_again
 from concord.tracking.store import Status
 from concord.training.options import RUNTIME_OPTIONS, RunConfig
 
@@ -221,13 +222,15 @@ def run_description(
     tags: Mapping[str, str],
     lineage: Lineage | None = None,
     derived: Mapping[str, object] | None = None,
+    artifacts: Mapping[str, Any] | None = None,
 ) -> Description:
     """The description of a run: the options with an effect, and parameters derived from them."""
     left_out = config.unused()
     recorded = recorded_config(config)
     parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
     tags = {**tags, **(lineage.tags if lineage else {})}
-    return Description(lineage.experiment if lineage else job, {**parameters, **(derived or {})}, tags)
+    experiment = lineage.experiment if lineage else job
+    return Description(experiment, {**parameters, **(derived or {})}, tags, artifacts=artifacts or {})
 
 
 @contextlib.contextmanager
@@ -237,15 +240,13 @@ def open_run(reserved: Reserved, description: Description, info: Callable[[str],
     An InputError before the first evaluation removes a new run. Otherwise everything is kept.
     """
     new = reserved.record is None
-    record = reserved.record if reserved.record is not None else _create(reserved, description)
+    record = _create(reserved, description) if reserved.record is None else _resume(reserved, description, info)
     reserved.begun = True
     events = Events(reserved.folder)
     mirror = Mirror(reserved.store, record["run_id"], reserved.folder)
     run = Opened(reserved.name, reserved.folder, reserved.store, record, events, resumed=not new)
     seconds = _SENDING_SECONDS
     try:
-        if not new:
-            reserved.store.resume_run(run.run_id)
         events.append("began", resumed=not new)
         yield run
         _end(run)
@@ -278,15 +279,11 @@ def _create(reserved: Reserved, description: Description) -> dict[str, Any]:
     """Create the record and its MLflow run; if one fails, both are removed."""
     config, store = reserved.config, reserved.store
     recorded, sources = recorded_config(config), config.sources()
-    run_id = store.start_run(description.experiment, reserved.name, description.parameters, description.tags)
+    run_id = _track(reserved, description, recorded, sources)
     try:
         about = {"job": reserved.job, "name": reserved.name, "run_id": run_id, "store": redact(store.uri)}
         record = {**about, "config": recorded, **({"sources": sources} if sources else {}), **description.record}
-        written = write_record(reserved.folder, reserved.kind, record)
-        for name, value in {"config.json": recorded, **description.artifacts}.items():
-            store.log_json(run_id, value, name)
-        for name, source in sources.items():
-            store.log_text(run_id, source, name)
+        return write_record(reserved.folder, reserved.kind, record)
     except BaseException as error:
         with contextlib.suppress(RunFailedError):
             store.delete_run(run_id)
@@ -295,7 +292,34 @@ def _create(reserved: Reserved, description: Description) -> dict[str, Any]:
             raise InputError(f"--output {where}: cannot be written to ({error.strerror})") from error
         reserved.folder.delete()
         raise
-    return written
+
+
+def _resume(reserved: Reserved, description: Description, info: Callable[[str], None]) -> dict[str, Any]:
+    """The record of an earlier run or group; if the store has lost its MLflow run, a new one takes all events."""
+    record = reserved.record
+    assert record is not None
+    if reserved.store.resume_run(record["run_id"]):
+        return record
+    info(f"tracking at {redact(reserved.store.uri)} has lost run {record['run_id']}; a new run takes the whole record")
+    send_again(reserved.folder)
+    run_id = _track(reserved, description, record["config"], record.get("sources", {}))
+    return write_record(reserved.folder, reserved.kind, {**record, "run_id": run_id})
+
+
+def _track(reserved: Reserved, description: Description, config: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """Create an MLflow run with its description, and return its id; if that fails, it is removed."""
+    store = reserved.store
+    run_id = store.start_run(description.experiment, reserved.name, description.parameters, description.tags)
+    try:
+        for name, value in {"config.json": config, **description.artifacts}.items():
+            store.log_json(run_id, value, name)
+        for name, source in sources.items():
+            store.log_text(run_id, source, name)
+    except BaseException:
+        with contextlib.suppress(RunFailedError):
+            store.delete_run(run_id)
+        raise
+    return run_id
 
 
 def _end(run: Opened) -> None:

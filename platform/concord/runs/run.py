@@ -122,14 +122,13 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
         environments = checked.environments
         tags = run_tags(job.name, job.path, len(environments.train) or None, environments.version)
         derived = mask_parameters(config, len(environments.train)) if isinstance(config, TrainConfig) else None
-        description = run_description(config, job.name, tags, lineage, derived)
+        artifacts = {"environments.json": environments.by_purpose()} if environments.train else {}
+        description = run_description(config, job.name, tags, lineage, derived, artifacts)
         with full_disk_in_one_line(reserved.folder.path), open_run(reserved, description, info) as begun:
             for line in _opening(job, config, begun, checked):
                 info(line)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
-            if not begun.resumed and environments.train:
-                begun.store.log_json(begun.run_id, environments.by_purpose(), "environments.json")
             progress.training(job.epochs(config), "starting workers" if needs_ray_train(config) else "loading data")
             outcome, data = _trained(job, config, begun, progress, info)
             session.close()  # Ray's processes are not needed for the rest

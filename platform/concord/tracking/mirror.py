@@ -37,6 +37,12 @@ _HTTP_SECONDS = (3.0, 30.0)  # to connect; to answer: a new server may need 15
 _PARENT, _KEY = "mlflow.parentRunId", "concord.task"
 
 
+def send_again(folder: Folder) -> None:
+    """Make the next mirror of this folder's record send all of its events."""
+    (folder.path / CURSOR).write_text("0\n")
+    folder.keep(CURSOR)
+
+
 @dataclass
 class _Piece:
     """The data to send for one run, from consecutive events."""

@@ -141,10 +141,12 @@ class Store:
                 raise
         return run_id
 
-    def resume_run(self, run_id: str) -> None:
-        """Set the run's status to running again."""
-        with failures(self.uri, f"resume run {run_id}"):
+    def resume_run(self, run_id: str) -> bool:
+        """Set the run's status to running again; False if there is no such run."""
+        with failures(self.uri, f"resume run {run_id}"), unless("RESOURCE_DOES_NOT_EXIST"):
             self.client.update_run(run_id, status="RUNNING")
+            return True
+        return False
 
     def finish_run(self, run_id: str, status: Status = "FINISHED") -> None:
         """End the run now, with `status` FINISHED, FAILED or KILLED."""
