@@ -1,5 +1,6 @@
 """Records keep every appended event, a kill loses no line, and MLflow receives each event once."""
 
+import contextlib
 import json
 import logging
 import math
@@ -179,7 +180,7 @@ def test_what_is_left_of_a_torn_line_does_not_spoil_the_next_one(tmp_path: Path)
         append_line(file, {"a": 3})
         assert list(read_lines(file)) == [{"a": 1}, {"a": 3}]
     file.write_bytes(b'{"a"')
-    with JsonLines(file) as lines:
+    with contextlib.closing(JsonLines(file)) as lines:
         assert lines.end == 0
         lines.append(4)
     assert list(read_lines(file)) == [4]

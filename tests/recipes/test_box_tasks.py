@@ -253,7 +253,7 @@ def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], sa
             {"size": 32, "perturbed": True, "trajectories": 5},
             "--perturbed True: the data in .* are of the standard physics",
         ),
-        ({"size": 32, "trajectories": 6}, "--trajectories 6: the data in .* have 5 to train on"),
+        ({"size": 32, "trajectories": 6}, "--trajectories 6: .* has 5 for training"),
         (
             {"data_dir": Path("nowhere")},
             "--data-dir nowhere: no data of room-runner; concord data room-runner",

@@ -163,7 +163,7 @@ def read(output: Path, options: dict[str, Any]) -> None:
             {"perturbed_dir": Path("/nowhere")},
             "/nowhere: no data of room-runner; concord data room-runner --size 32 --perturbed makes them",
         ),
-        ({"trajectories": 9}, "have 5 to train on"),
+        ({"trajectories": 9}, "has 5 for training"),
         ({"trajectories": 0}, "--lr-decay-steps 15000: needs the number of a run's steps; give also --trajectories"),
         ({"perturbed": True, "perturbed_dir": Path("x")}, "--perturbed-dir x: with --perturbed there is no other"),
         ({"perturbed": True, "switch_epoch": 1}, "--switch-epoch 1: with --perturbed there is no other physics"),

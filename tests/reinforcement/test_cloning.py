@@ -307,11 +307,11 @@ def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data:
     options = {"method": "adam", "data_dir": data, "output": tmp_path}
     plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert plan.criterion.metric == "validation_loss"
-    assert plan.looks_at_test is None
+    assert plan.test_usage is None
     assert plan.identity()["data"] == CloningData(data).version
     options["selection"] = "oracle"
     oracle = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
-    assert oracle.looks_at_test == "selection"
+    assert oracle.test_usage == "selection"
 
 
 def test_a_state_of_an_episode_is_as_likely_as_any_other() -> None:

@@ -200,7 +200,7 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "submit: what?; give train, tune or compare"),
+        ([], "submit: no command given; give train, tune or compare"),
         (["bench"], "submit bench: cannot be submitted; give train, tune or compare"),
         (["train"], "submit train: no job is named"),
         (["train", "nothing"], "job nothing: there is no such job"),

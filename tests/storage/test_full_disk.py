@@ -80,7 +80,7 @@ def test_what_is_no_full_disk_stays_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk: Path) -> None:
-    with JsonLines(disk / "lines") as lines:
+    with contextlib.closing(JsonLines(disk / "lines")) as lines:
         lines.append("first")
         fill(disk)
         with pytest.raises(OSError, match=str(disk / "lines")):

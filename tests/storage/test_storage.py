@@ -210,7 +210,8 @@ def test_kept_files_are_on_another_machine_and_removed_ones_are_not(
     (folder.path / "figures").mkdir()
     for name in ("figures/one.png", "figures/two.png", "record"):
         (folder.path / name).write_text(name)
-    folder.keep("figures", "record")
+    folder.keep("figures")
+    folder.keep("record")
     here = folder.path
     elsewhere()
     there = Folder(ADDRESS / "folders") / "a"
@@ -347,14 +348,14 @@ def test_a_checkpoint_with_files_that_lead_out_of_it_is_refused(storage: s3_serv
     folder = Folder(ADDRESS / "runs" / "planted")
     for key in ("good/model.safetensors", "good/deep/x", "evil/model.safetensors", "evil/../../../../../evil.txt"):
         storage.client().put_object(Bucket=BUCKET, Key=f"runs/planted/checkpoints/{key}", Body=key.encode())
-    good = folder.fetch_tree("checkpoints/good")
+    good = folder.fetch("checkpoints/good")
     assert (good / "model.safetensors").read_text() == "good/model.safetensors"
     assert (good / "deep" / "x").exists()
     with pytest.raises(InputError, match=r"s3://.*/planted.*: it holds .*evil\.txt"):
-        folder.fetch_tree("checkpoints/evil")
+        folder.fetch("checkpoints/evil")
     assert not list(tmp_path.rglob("evil.txt"))
     with pytest.raises(InputError, match="leads out of it"):
-        folder.fetch_tree("checkpoints/..")
+        folder.fetch("checkpoints/..")
 
 
 def test_no_name_leads_out_of_a_folder_that_is_kept_elsewhere(storage: s3_server.Server, tmp_path: Path) -> None:

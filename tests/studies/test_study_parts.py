@@ -28,7 +28,7 @@ from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup
 from concord.record import EVENTS, Events, read_history
 from concord.storage import Folder
-from concord.studies.criterion import LOOKED_AT, Criterion, check_metric, chosen_mode, measure_of, worst_environments
+from concord.studies.criterion import SCORED_ON, Criterion, check_metric, chosen_mode, measure_of, worst_environments
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
@@ -206,7 +206,8 @@ def test_the_rule_of_the_paper(train: float, ood: float, stops: bool) -> None:
     assert PAPER.holds({"train_accuracy": train, "ood_accuracy": ood, "train_loss": 0.1}) is stops
     assert str(PAPER) == "train_accuracy > 0.97 and ood_accuracy < 0.6"
     assert PAPER.oracle
-    assert not StopRule.of(["train_accuracy>0.97"]).oracle
+    assert StopRule.of(["worst-ood-accuracy<.6e0"]).oracle
+    assert not StopRule.of(["train_accuracy>0.97", "held_out_goodness>0.9"]).oracle
 
 
 def test_a_rule_asks_for_all_of_its_conditions() -> None:
@@ -374,7 +375,7 @@ def test_a_criterion_is_a_measure_on_what_a_selection_looks_at(
 ) -> None:
     criterion = Criterion.of(selection, measure, mode)  # type: ignore[arg-type]
     assert (criterion.metric, criterion.mode, criterion.loss) == (metric, mode, loss)
-    assert criterion.oracle == (selection == "oracle") == ("oracle" in LOOKED_AT[selection].lower())
+    assert criterion.oracle == (selection == "oracle") == ("oracle" in SCORED_ON[selection].lower())
 
 
 def test_scores_are_finite_and_the_larger_the_better() -> None:

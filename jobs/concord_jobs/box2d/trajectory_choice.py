@@ -87,5 +87,5 @@ class TrajectoryChoice(OptionGroup):
         if (found := tuple(data.manifest["frame"])) != task.frame:
             raise data.error(f"frames of {found[1]} × {found[2]} pixels, not {task.frame[1]} × {task.frame[2]}")
         there = len(data.groups("train"))
-        self.require("trajectories", self.trajectories <= there, f"the data in {data.folder} have {there} to train on")
+        self.require("trajectories", self.trajectories <= there, f"{data.folder} has {there} for training")
         return data

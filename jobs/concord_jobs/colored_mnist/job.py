@@ -11,7 +11,7 @@ the worst environment is at least half of the largest that label noise permits w
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -33,9 +33,7 @@ from concord_jobs.colored_mnist.similarity import adapted_similarities, layer_ou
 class ColoredMNISTConfig(TrainConfig):
     """Colored MNIST: two training environments whose colours mislead seldom, tests whose colours mislead more."""
 
-    colours: ColourOptions = field(
-        default_factory=lambda: ColourOptions(observed_flips=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8))
-    )
+    colours: ColourOptions = group(ColourOptions, observed_flips=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8))
     # fmt: off
     examples: int = 25_000
     """Number of training examples of each environment; held-out examples are additional."""
@@ -111,7 +109,7 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
         representations[flip] = outputs if config.objective.objective == "irm" else hidden.relu()
     first = representations[colours.observed_flips[0]]
     measured = {f"pwcca_{flip:g}": pwcca(first, each) for flip, each in representations.items()}
-    objective = config.objective.made(nn.functional.cross_entropy, 1)
+    objective = config.objective.build(nn.functional.cross_entropy, 1)
     if isinstance(objective, MetaIRM):
         measured |= adapted_similarities(trained, objective, {name: data[name].data for name in data.train})
     return measured

@@ -1,6 +1,7 @@
 """The similarity of two representations of the same examples, independent of their bases."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -38,17 +39,12 @@ def pwcca(one: Tensor, other: Tensor) -> float:
 def layer_outputs(model: nn.Module, inputs: Tensor, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The outputs of every linear layer for these inputs, ``(examples, features)``, by the layer's name."""
     seen: dict[str, Tensor] = {}
-    handles = [
-        module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output.flatten(1)}))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            functional_call(model, dict(weights or {}), (inputs,))
-    finally:
-        for handle in handles:
-            handle.remove()
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    with torch.no_grad(), ExitStack() as hooks:
+        for name, layer in layers:
+            hook = layer.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output.flatten(1)}))
+            hooks.enter_context(hook)
+        functional_call(model, dict(weights or {}), (inputs,))
     return seen
 
 

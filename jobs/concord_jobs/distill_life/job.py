@@ -28,7 +28,7 @@ SIZE, STEPS, LAYERS, ORDER = 17, 3, 9, (2, 0, 1)  # frame i of x* is the board a
 
 @dataclass(frozen=True, kw_only=True)
 class LifeTeacher(TeacherOptions):
-    """Which layers a teacher shows frames to, and how it learns which."""
+    """The layers that a teacher teaches, and how it learns to choose their frames."""
 
     of_any = TeacherOptions.of_any | {"taught_every"}
     of_meta = TeacherOptions.of_meta | {"meta_momentum"}
@@ -129,7 +129,7 @@ def figures(job: Job[LifeConfig], config: LifeConfig, outcome: Outcome, trained:
 # In appendix C.3 the largest batch, number of maps and n are legible, and that most ranges are logarithmic; the other
 # bounds are ours. The thesis chose by the test, as --selection oracle does.
 SEARCHED: dict[str, Entry] = {"lr": LogUniform(1e-4, 1e-2), "batch_size": Integers(16, 128), "filters": Integers(4, 32)}
-SAID: dict[str, Entry] = {"teaching_weight": LogUniform(1.0, 1e3)}
+TAUGHT: dict[str, Entry] = {"teaching_weight": LogUniform(1.0, 1e3)}
 LEARNED: dict[str, Entry] = {
     "unrolled_steps": Integers(1, 32),
     "meta_lr": LogUniform(1.0, 1e3),
@@ -137,10 +137,10 @@ LEARNED: dict[str, Entry] = {
     "validation_fraction": LogUniform(0.02, 0.5),
 }
 STUDIES = {
-    "ldt": Study(Space({"teacher": "meta", **SEARCHED, **SAID, **LEARNED}), selection="validation"),
+    "ldt": Study(Space({"teacher": "meta", **SEARCHED, **TAUGHT, **LEARNED}), selection="validation"),
     "none": Study(Space({"teacher": "none", **SEARCHED}), selection="validation"),
-    "fixed": Study(Space({"teacher": "fixed", **SEARCHED, **SAID}), selection="validation"),
-    "oracle-teacher": Study(Space({"teacher": "oracle", **SEARCHED, **SAID}), selection="validation"),
+    "fixed": Study(Space({"teacher": "fixed", **SEARCHED, **TAUGHT}), selection="validation"),
+    "oracle-teacher": Study(Space({"teacher": "oracle", **SEARCHED, **TAUGHT}), selection="validation"),
 }
 teacher_defaults = {"validation_fraction": 0.1, "teaching_weight": 30.0, "unrolled_steps": 16, "meta_lr": 500.0}
 run_defaults = {"batch_size": 32, "held_out": 0.0, "lr": 3e-3, "epochs": 30, "evaluations": 10, "milestones": ()}

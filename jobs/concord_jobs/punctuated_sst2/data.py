@@ -11,10 +11,11 @@ from torch import Tensor
 
 from concord.environments import Environments
 from concord.environments.collection import generator_for
+from concord.environments.files import data_folders, find
 from concord.environments.misleading import misled, require_probabilities
 from concord.errors import ArgumentError, InputError
 from concord.options import OptionGroup
-from concord.storage import display_path, local
+from concord.storage import display_path
 
 PADDING, UNKNOWN = 0, 1
 _MARKS = ("!", ".")
@@ -47,15 +48,15 @@ class SST2:
                 f"needed; give a folder with {', '.join(_FILES)} of SST-2 (sentence, tab, label), "
                 f"for example from {_HOME}",
             )
-        folder = next((each for each in (data_dir / "sst2", data_dir) if local(each / _FILES[0]).is_file()), None)
-        missing = [name for name in _FILES if folder is None or not local(folder / name).is_file()]
-        if folder is None or missing:
+        found = {name: find([name], data_folders("sst2", data_dir)) for name in _FILES}
+        missing = [name for name, path in found.items() if path is None]
+        if missing:
             raise ArgumentError(
                 "data_dir",
                 display_path(data_dir),
                 f"{', '.join(missing)} not there, nor in its folder sst2; SST-2 is for example at {_HOME}",
             )
-        return SST2(*(_read(local(folder / name)) for name in _FILES))
+        return SST2(*(_read(path) for path in found.values() if path is not None))
 
 
 def _read(path: Path) -> Sentences:

@@ -53,25 +53,22 @@ class GramFunction:
         return weights
 
 
-def gram_of(rows: Tensor, columns: Tensor | None = None) -> Tensor:
-    """The inner products of these rows with each other, or with other rows; float64 on the CPU.
+def gram_of(rows: Tensor) -> Tensor:
+    """The inner products of these rows; float64 on the CPU.
 
     Products are formed in float32, or float64 where these overflow, and added in float64.
     """
-    columns = rows if columns is None else columns
     components = rows.shape[1]
     block = _GPU_BLOCK if rows.is_cuda else _BLOCK
-    product = _PRODUCT if max(len(rows), len(columns)) <= _FEW_ROWS else _BLOCK  # those of a block exist at once
+    product = _PRODUCT if len(rows) <= _FEW_ROWS else _BLOCK  # those of a block exist at once
     whole = components - components % product
     for dtype in (torch.promote_types(rows.dtype, torch.float32), torch.float64):
-        total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows.device)
+        total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
         for start, stop in itertools.pairwise([*range(0, whole, block), whole, components]):
             pieces = max(1, (stop - start) // product)
             shape = pieces, (stop - start) // pieces
-            left, right = (
-                each[:, start:stop].to(dtype).unflatten(1, shape).transpose(0, 1) for each in (rows, columns)
-            )
-            total += torch.bmm(left, right.mT).sum(0, dtype=torch.float64)
+            parts = rows[:, start:stop].to(dtype).unflatten(1, shape).transpose(0, 1)
+            total += torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
         if bool(torch.isfinite(total).all()):
             break
     return total.cpu()

@@ -81,7 +81,7 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         if structured_logs.as_json():
             structured_logs.use_json()
         if not words:
-            raise InputError(f"no command given; there are {', '.join(COMMANDS)}; concord --help says more")
+            raise InputError(f"no command given; the commands are {', '.join(COMMANDS)}; concord --help explains them")
         if words[0] in {"-h", "--help"}:
             print(USAGE)
             return 0, None

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Iterator
 
 _LINE = (
-    b"concord: the command's process ended without a word: it was killed, crashed, or its job called os._exit; "
-    b"what was recorded is kept, concord runs lists it\n"
+    b"concord: the command's process ended without an error message: it was killed, crashed, or its job called "
+    b"os._exit; what was recorded is kept, concord runs lists it\n"
 )
 _DONE = b"."
 

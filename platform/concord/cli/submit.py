@@ -95,7 +95,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         parse(Submit, words, "concord submit")
     options, rest = parse_known(Submit, words, "concord submit")
     if not rest or rest[0] not in SUBMITTED:
-        what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: what?"
+        what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: no command given"
         raise InputError(
             f"{what}; give {', '.join(SUBMITTED[:-1])} or {SUBMITTED[-1]}, and a job: concord submit train synthetic"
         )
@@ -199,7 +199,7 @@ class SentFiles:
 
 
 def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """List them."""
+    """List the submissions."""
     options = parse(Submissions, words, "concord submissions")
     found = [each for each in _cluster(options).submissions() if options.all or each.job]
     if not as_json:
@@ -212,7 +212,7 @@ def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def logs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """Show one's log."""
+    """Show a submission's log."""
     options = parse(Logs, words, "concord logs")
     cluster = _cluster(options)
     if options.follow:
@@ -224,7 +224,7 @@ def logs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """End one."""
+    """Stop a submission."""
     options = parse(Stop, words, "concord stop")
     ended = _cluster(options).stop(options.id, _STOP_SECONDS)
     if not as_json:

@@ -1,7 +1,7 @@
 """A student: a model, its risk and its teaching, as a function of weights."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -88,12 +88,8 @@ class Student:
         def keep(layer: str, outputs: Any) -> None:
             seen[layer].append(outputs)
 
-        handles = [
-            module.register_forward_hook(lambda _module, _inputs, outputs, layer=layer: keep(layer, outputs))
-            for layer, module in self._taught.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for layer, module in self._taught.items():
+                hook = module.register_forward_hook(lambda _, __, outputs, layer=layer: keep(layer, outputs))
+                hooks.enter_context(hook)
             yield seen
-        finally:
-            for handle in handles:
-                handle.remove()

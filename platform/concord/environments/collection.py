@@ -187,7 +187,7 @@ class Environments:
             alone decide the data.
 
     Attributes:
-        learn: whether :meth:`fitted` learns from what is trained on, so that it is another where one is left out.
+        learn: whether :meth:`fitted` depends on the training rows, so that leaving an environment out changes it.
 
     Raises:
         InputError: there is no training environment, a name appears twice, or a monitored environment has the name of
@@ -257,7 +257,7 @@ class Environments:
         return None
 
     def fitted(self, fraction: float, seed: int) -> "Environments":
-        """The environments with the parts that the data learn from their training rows, without held-out ones."""
+        """The environments with what training rows that are not held out decide, such as scales and categories."""
         return self
 
     @staticmethod

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from concord.errors import ArgumentError, InputError
+from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import local
+from concord.storage.checksum import file_checksum
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,11 @@ class RemoteFile:
     name: str
     sha256: str | None
     urls: tuple[str, ...]
+
+
+def data_folders(dataset: str, data_dir: Path | None) -> list[Path]:
+    """The user's folders that may have a dataset: ``data_dir/dataset`` and ``data_dir``; none without ``data_dir``."""
+    return [] if data_dir is None else [data_dir / dataset, data_dir]
 
 
 def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
@@ -44,7 +50,7 @@ def download(file: RemoteFile, dataset: str) -> Path:
                     )
                 )
             except Exception as error:  # network, disk, or checksum
-                problems.append(f"{url}: {str(error).strip().splitlines()[0]}")
+                problems.append(f"{url}: {first_line(error)}")
     finally:
         logger.setLevel(level)
     raise ArgumentError(
@@ -56,9 +62,7 @@ def download(file: RemoteFile, dataset: str) -> Path:
 
 def check_sha256(path: Path, expected: str) -> None:
     """Refuse a file with another checksum (InputError): it is incomplete, or another file."""
-    import pooch
-
-    found = pooch.file_hash(str(path), alg="sha256")
+    found = file_checksum(path)
     if found != expected:
         raise InputError(
             f"{path}: has a wrong checksum (sha256 {found}, expected {expected}); remove it to download it again"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import generator_for
-from concord.environments.files import RemoteFile, check_sha256, download, find
+from concord.environments.files import RemoteFile, check_sha256, data_folders, download, find
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import check_address, display_path, is_remote, local
 
@@ -105,7 +105,7 @@ def image_dataset(data: str, data_dir: Path | None) -> ImageDataset:
     Raises:
         InputError: a file is missing, incomplete, or of another kind.
     """
-    folders = [] if data_dir is None else [data_dir / data, data_dir]
+    folders = data_folders(data, data_dir)
     if data == "mnist":
         return _mnist(folders)
     if data == "cifar10":

@@ -35,14 +35,12 @@ def merged(trees: Sequence[Tree], function: Callable[[list[Any]], Any]) -> Tree:
     return pytree.tree_unflatten([function([leaves[name] for leaves in each]) for name in each[0]], structure)
 
 
-def describe(values: Tensor) -> str:
-    """Shape and type of one example, for a message."""
-    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
-
-
 def described(tree: Tree) -> dict[str, str]:
     """Shape and type of one example, by the names of the leaves."""
-    return {name: describe(leaf) for name, leaf in named_leaves(tree).items()}
+    return {
+        name: f"{tuple(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}"
+        for name, leaf in named_leaves(tree).items()
+    }
 
 
 def difference(name: str, ours: dict[str, str], other: str, theirs: dict[str, str]) -> str | None:

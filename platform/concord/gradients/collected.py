@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from concord.errors import InputError
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.group_gradients import GroupGradients
-from concord.gradients.layout import Layout, leave_gradients, trainable
+from concord.gradients.layout import Layout, store_gradients, trainable
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import Aggregation, EnvironmentStep
 
@@ -72,7 +72,7 @@ class Collected(ABC):
         else:
             update, kept, weights, skipped = self.apply_together(exchange, finite, step)
             environments = exchange.processes.total - len(skipped)
-        leave_gradients(list(self.parameters.values()), self.layout, update)
+        store_gradients(list(self.parameters.values()), self.layout, update)
         clock.switch(before)
         nothing = torch.empty(0, device=self.device)
         return EnvironmentStep(nothing, kept, skipped, nothing, environments, weights)

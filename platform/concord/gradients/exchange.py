@@ -330,7 +330,7 @@ class SliceExchange:
         self._works, self._under_way = [], []
 
 
-def weigh(exchanges: Sequence[SliceExchange], step: int, scale: Tensor | None = None) -> Tensor:
+def weights_of_slices(exchanges: Sequence[SliceExchange], step: int, scale: Tensor | None = None) -> Tensor:
     """The weights of the environments of all processes, ``(environments,)`` float64, the same in every process.
 
     The exchanges have the inner products of all slices, in the same order in all processes. The weight of an

@@ -27,7 +27,7 @@ from concord.aggregation.families import masks
 from concord.aggregation.weighting import name_of
 from concord.errors import InputError
 from concord.gradients.environment_momentum import EnvironmentMomentum
-from concord.gradients.exchange import Processes, SliceExchange, complete, weigh
+from concord.gradients.exchange import Processes, SliceExchange, complete, weights_of_slices
 from concord.gradients.layout import Layers, Layout, require_unchanged, trainable
 from concord.gradients.nonfinite import presence
 from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
@@ -214,7 +214,7 @@ class AggregationHook:
         step, self.step = self.step, self.step + 1
         if isinstance(self.aggregation.rule, Weighting):
             scale = self.aggregation.scale(sent[0].buffer.device)
-            self.weights = weigh([bucket.exchange for bucket in sent], step, scale)
+            self.weights = weights_of_slices([bucket.exchange for bucket in sent], step, scale)
             for bucket in sent:
                 bucket.exchange.apply_rule(bucket.buffer, step, weights=self.weights)
         kept, self.skipped = complete([bucket.exchange for bucket in sent], step)

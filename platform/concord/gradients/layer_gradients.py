@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
-from concord.errors import InputError
+from concord.errors import InputError, first_line
 from concord.gradients.example_tracing import Spread, spread_out
 from concord.gradients.group_gradients import (
     Convolution,
@@ -284,7 +284,7 @@ class Call:
                     except Exception as error:
                         raise InputError(
                             f"module {self.layer.name} ({type(module).__name__}): it cannot be differentiated for one "
-                            f"example alone ({str(error).strip().splitlines()[0]}). Freeze it (requires_grad_(False)), "
+                            f"example alone ({first_line(error)}). Freeze it (requires_grad_(False)), "
                             "or add its kind to concord.gradients.layer_gradients.LAYERS"
                         ) from error
             return last[1]

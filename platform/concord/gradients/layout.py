@@ -131,7 +131,7 @@ def _refuse(name: str, what: str) -> None:
     )
 
 
-def leave_gradients(parameters: Sequence[nn.Parameter], layout: Layout, flat: Tensor) -> None:
+def store_gradients(parameters: Sequence[nn.Parameter], layout: Layout, flat: Tensor) -> None:
     """Store the parts of ``flat`` in the parameters' ``grad``, as views if dtype and strides allow it."""
     for index, parameter in enumerate(parameters):
         parameter.grad = match_strides(layout.part(flat, index).to(parameter.dtype), parameter)

@@ -16,7 +16,7 @@ from concord.aggregation.column_rule import WeightedSum
 from concord.aggregation.weighting import gram_of, name_of
 from concord.errors import InputError
 from concord.gradients.collected import Collected
-from concord.gradients.exchange import Processes, SliceExchange, complete, weigh
+from concord.gradients.exchange import Processes, SliceExchange, complete, weights_of_slices
 from concord.gradients.finish import combine_in_blocks
 from concord.gradients.group_gradients import GroupGradients, Product, columns_of, gram_of_groups
 from concord.gradients.step import Aggregation
@@ -135,7 +135,7 @@ class Rows(Collected):
         weights = None
         if isinstance(self.rule, Weighting):
             exchange.form_gram()
-            weights = weigh([exchange], step)
+            weights = weights_of_slices([exchange], step)
         by_presence = weights is None and self.aggregation.policy == "skip"
         exchange.apply_rule(
             update, step, exchange.processes.gathered(exchange.present) if by_presence else None, weights=weights

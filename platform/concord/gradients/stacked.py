@@ -220,7 +220,7 @@ class StackedGradients:
         """The way to compute environments, and the reason for one by one."""
         if (reason := self._hooked()) is not None:
             return False, reason
-        if self.vectorize == "pooled":  # as the caller wants, and unchecked
+        if self.vectorize == "pooled":  # the caller's choice, which is not verified
             with contextlib.suppress(InputError):
                 self._sum_pooled(batch, environments, step)
                 return "pooled", None
@@ -393,7 +393,7 @@ def _environments_together(size: int, device: torch.device, memory_limit: int | 
 
 
 def _warn(reason: str, stacklevel: int) -> None:
-    warnings.warn(f"environments are done one after the other, since {reason}", stacklevel=stacklevel)
+    warnings.warn(f"environments are computed one by one, since {reason}", stacklevel=stacklevel)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

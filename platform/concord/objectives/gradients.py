@@ -13,9 +13,9 @@ from concord.errors import ArgumentError, InputError
 from concord.gradients.exchange import Processes
 from concord.gradients.layout import (
     Layout,
-    leave_gradients,
     require_no_hooks_after_accumulation,
     require_unchanged,
+    store_gradients,
     trainable,
 )
 from concord.gradients.nonfinite import NonFiniteGradientError, presence
@@ -117,7 +117,7 @@ class ObjectiveGradients:
         flat = self._total(flat)
         if raises and float(presence(flat)) < 0:
             self._refuse(known, at)
-        leave_gradients(self._parameters, self._layout, flat)
+        store_gradients(self._parameters, self._layout, flat)
         kept = torch.ones(self._kept, device=flat.device)
         return EnvironmentStep(self.objective.losses(terms.detach()), kept, (), weights, len(everyones))
 

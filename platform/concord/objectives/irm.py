@@ -146,10 +146,7 @@ def _scaled_outputs(model: nn.Module, factor: Tensor) -> Iterator[None]:
         scaled = {id(leaf): leaf.to(accumulation_dtype([leaf.dtype])) * factor for leaf in leaves}
         return pytree.tree_map(lambda leaf: scaled.get(id(leaf), leaf), outputs)
 
-    handle = model.register_forward_hook(multiply)
-    try:
+    with model.register_forward_hook(multiply):
         yield
-    finally:
-        handle.remove()
     if not calls:
         raise InputError("IRMv1: the risk never calls the model itself, whose outputs its penalty scales")

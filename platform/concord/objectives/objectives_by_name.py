@@ -1,6 +1,7 @@
 """The objectives by the names that the command line and configurations use."""
 
-from typing import Literal, get_args
+import inspect
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -13,7 +14,7 @@ from concord.objectives.erm import ERM
 from concord.objectives.fishr import Fishr
 from concord.objectives.group_dro import GroupDRO
 from concord.objectives.iga import IGA
-from concord.objectives.irm import Estimator, IRMv1
+from concord.objectives.irm import IRMv1
 from concord.objectives.meta_irm import MetaIRM
 from concord.objectives.mixup import Mixup
 from concord.objectives.mm_rex import MMREx
@@ -56,6 +57,24 @@ _TYPES: dict[str, type[Objective]] = {
     "sd": SpectralDecoupling,
     "meta-irm": MetaIRM,
 }
+# The options, and the arguments that they set. The weight has the warm-up of its penalty.
+_ARGUMENTS = {
+    "penalty_weight": "weight",
+    "penalty_warmup": "warmup",
+    "penalty_estimator": "estimator",
+    "representation": "layer",
+    "domain_units": "hidden_units",
+    "group_rate": "rate",
+    "quantile": "quantile",
+    "variance_momentum": "momentum",
+    "mixup_alpha": "alpha",
+    "inner_lr": "inner_lr",
+    "inner_steps": "inner_steps",
+    "drop_grad": "drop_grad",
+    "outer_environments": "outer",
+    "first_order": "first_order",
+    "same_environment": "same_environment",
+}
 
 
 def objective_type(name: str) -> type[Objective]:
@@ -69,28 +88,23 @@ def objective_type(name: str) -> type[Objective]:
     return _TYPES[name]
 
 
+def options_of(name: str) -> dict[str, str]:
+    """The options that the objective called ``name`` uses, each with the argument of the class that takes it."""
+    taken = inspect.signature(objective_type(name)).parameters.keys() - {"loss", "autocast"}
+    taken |= {"warmup"} if "weight" in taken else set()
+    return {option: argument for option, argument in _ARGUMENTS.items() if argument in taken}
+
+
 def objective(
-    name: ObjectiveName,
+    name: str,
     loss: Loss | Risk,
     *,
     penalty_weight: float | None = None,
     warmup_steps: int = 0,
-    estimator: Estimator = "squared",
-    inner_lr: float = 0.1,
-    inner_steps: int = 1,
-    drop_grad: float = 0.0,
-    outer: int = 0,
-    first_order: bool = False,
-    same_environment: bool = False,
-    domain_units: int = 256,
-    group_rate: float = 0.01,
-    quantile: float = 0.75,
-    variance_momentum: float = 0.95,
-    mixup_alpha: float = 0.2,
-    representation: str | None = None,
     autocast: torch.dtype | None = None,
+    **options: Any,
 ) -> Objective:
-    """The objective called ``name``; options that it does not have are ignored.
+    """The objective called ``name``; options of other objectives are ignored.
 
     Args:
         name: the objective's name.
@@ -98,55 +112,20 @@ def objective(
         penalty_weight: the weight of the penalty, λ, β of ``vrex``, -λ_min of ``mm-rex``; None takes the objective's
             ``default_weight``.
         warmup_steps: steps before the penalty has its weight.
-        estimator: the estimator of the penalty of ``irm``.
-        inner_lr, inner_steps, drop_grad, outer, first_order, same_environment: see :class:`MetaIRM`.
-        domain_units: the hidden width of ``dann``'s domain classifier, see :class:`DomainClassifier`.
-        group_rate, quantile, variance_momentum, mixup_alpha: η of ``group-dro``, α of ``eqrm``, γ of ``fishr``, α of
-            ``mixup``.
-        representation: name of the linear layer whose input is the representation of ``dann``, ``coral`` and ``mmd``,
-            and which is the head of ``fishr``; None takes the last one.
         autocast: the dtype in which layers compute.
+        options: the options of :class:`~concord.training.options.ObjectiveOptions` by name.
 
     Raises:
         InputError: no objective has this name, or an option is out of its range.
+        TypeError: no objective has an option of this name.
     """
-    default = objective_type(name).default_weight
-    weight = PenaltyWeight(default or 0.0 if penalty_weight is None else penalty_weight, warmup_steps)
-    match name:
-        case "erm":
-            return ERM(loss, autocast)
-        case "irm":
-            return IRMv1(loss, weight, estimator, autocast)
-        case "vrex":
-            return VREx(loss, weight, autocast)
-        case "mm-rex":
-            return MMREx(loss, weight, autocast)
-        case "group-dro":
-            return GroupDRO(loss, group_rate, autocast)
-        case "eqrm":
-            return EQRM(loss, quantile, warmup_steps, autocast)
-        case "fishr":
-            return Fishr(loss, weight, autocast, layer=representation, momentum=variance_momentum)
-        case "iga":
-            return IGA(loss, weight, autocast)
-        case "coral":
-            return CORAL(loss, weight, autocast, layer=representation)
-        case "mmd":
-            return MMD(loss, weight, autocast, layer=representation)
-        case "dann":
-            return DANN(loss, weight, autocast, hidden_units=domain_units, layer=representation)
-        case "mixup":
-            return Mixup(loss, mixup_alpha, autocast)
-        case "sd":
-            return SpectralDecoupling(loss, weight, autocast)
-    return MetaIRM(
-        loss,
-        inner_lr,
-        inner_steps,
-        weight,
-        drop_grad,
-        outer,
-        first_order=first_order,
-        same_environment=same_environment,
-        autocast=autocast,
-    )
+    if unknown := options.keys() - _ARGUMENTS.keys():
+        raise TypeError(f"objective() got an unexpected keyword argument {min(unknown)!r}")
+    kind, used = objective_type(name), options_of(name)
+    arguments = {used[option]: value for option, value in options.items() if option in used}
+    if "penalty_weight" in used:
+        default = kind.default_weight or 0.0
+        arguments["weight"] = PenaltyWeight(default if penalty_weight is None else penalty_weight, warmup_steps)
+    elif "penalty_warmup" in used:
+        arguments["warmup"] = warmup_steps
+    return kind(loss, autocast=autocast, **arguments)

@@ -8,7 +8,7 @@ from concord.errors import ArgumentError
 
 @dataclass(frozen=True)
 class PenaltyWeight:
-    """A weight that is small during a warm-up, as in the experiments of IRM's authors.
+    """A weight that is at most 1 during a warm-up, as in the experiments of IRM's authors.
 
     Arjovsky et al., Invariant Risk Minimization, 2019: the published Colored MNIST experiment has a weight of 1
     for 190 of 501 steps, and about 91,000 afterwards.
@@ -16,26 +16,23 @@ class PenaltyWeight:
     Args:
         weight: the full weight, not negative.
         warmup: the number of steps before the full weight.
-        before: the weight in these steps.
 
     Raises:
-        InputError: a weight is negative or not finite.
+        InputError: the weight is negative or not finite, or the warm-up negative.
     """
 
     weight: float
     warmup: int = 0
-    before: float = 1.0
 
     def __post_init__(self) -> None:
-        for value in (self.weight, self.before):
-            if not 0 <= value < math.inf:
-                raise ArgumentError("penalty_weight", value, "must be a finite number, not below 0")
+        if not 0 <= self.weight < math.inf:
+            raise ArgumentError("penalty_weight", self.weight, "must be a finite number, not below 0")
         if self.warmup < 0:
             raise ArgumentError("warmup", self.warmup, "must not be negative")
 
     def at(self, step: int) -> float:
         """The weight at this step, counted from 0."""
-        return self.weight if step >= self.warmup else min(self.before, self.weight)
+        return self.weight if step >= self.warmup else min(1.0, self.weight)
 
     def after_warmup(self, step: int) -> float:
         """The weight at this step, counted from 0; 0 during the warm-up."""

@@ -47,11 +47,8 @@ class Represented(Penalized):
             outputs.append(result)
 
         name, layer = head(model, self.layer)
-        handle = layer.register_forward_hook(keep)
-        try:
+        with layer.register_forward_hook(keep):
             risks, weights = self.risks(model, batch, step)
-        finally:
-            handle.remove()
         environments, examples = pytree.tree_leaves(batch)[0].shape[:2]
         rows = [each.reshape(len(each), -1) for each in inputs]
         if sum(map(len, rows)) != environments * examples or any(row.shape[1] != layer.in_features for row in rows):

@@ -59,11 +59,8 @@ class _RiskAndOutputs:
             floating = (leaf for leaf in leaves if leaf.is_floating_point() and leaf.ndim > 0)  # a scalar is a loss
             squares.extend(leaf.to(accumulation_dtype([leaf.dtype])).square().mean() for leaf in floating)
 
-        handle = model.register_forward_hook(keep)
-        try:
+        with model.register_forward_hook(keep):
             mean, weight = MeanRisk(model, self.risk, None, pytree.tree_leaves(batch)[0].device)(batch, step)
-        finally:
-            handle.remove()
         if not squares:
             raise InputError("sd: the risk never calls the model itself, whose outputs its penalty squares")
         return (mean + self.weight.after_warmup(step) * torch.stack(squares).mean()) * weight, weight

@@ -128,9 +128,8 @@ def _epochs(config: AgentConfig, steps: int) -> float:
 
 def _policy(algorithm: Any) -> Policy:
     """The present policy on the CPU, with weights rounded as in an expert's file."""
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # its first weights are replaced; a checkpoint must not change later random numbers
+    # Its first weights are replaced, and must not change later random numbers.
+    with torch.random.fork_rng(devices=[]):
         network = ActorCritic()
     network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in algorithm.weights().items()})
     return Policy(network.half().float()).eval()

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from concord.errors import InputError
+from concord.errors import InputError, first_line
 from concord.reinforcement.actor_critic import ActorCritic
 
 SHIPPED = Path(__file__).parent / "experts"
@@ -35,7 +35,7 @@ class Expert:
 
 
 def shipped_expert(game: str, difficulty: str) -> Path:
-    """The path of the included expert of this game; None if there is none."""
+    """The path of the included expert of this game, which exists for some games and difficulties."""
     return SHIPPED / f"{game}-{difficulty}.safetensors"
 
 
@@ -58,7 +58,7 @@ def load_expert(path: Path, game: str | None = None, difficulty: str | None = No
             weights: dict[str, Tensor] = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"{option}: cannot be read as safetensors ({str(error).splitlines()[0]})") from error
+        raise InputError(f"{option}: cannot be read as safetensors ({first_line(error)})") from error
     if not isinstance(provenance, dict) or not {"game", "difficulty"} <= provenance.keys():
         raise InputError(
             f"{option}: does not say what it was trained on; concord train coinrun-expert makes such files"

@@ -18,12 +18,11 @@ from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.collection import generator_for
 from concord.errors import ArgumentError, InputError, RunFailedError
-from concord.machine import machine
 from concord.options import OptionGroup, group
 from concord.runs.execute import only_process
 from concord.runs.resources import check_local_gpus
 from concord.runs.run_folder import run_folder
-from concord.runs.tags import run_tags
+from concord.runs.tags import run_origin
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder
 from concord.tracking import Store
@@ -126,7 +125,6 @@ def analyze_model(
     figures = slice_figures(found, trained.name, options.settings.parts, options.through)
     if (layers := layers_figure(found, trained.name)) is not None:
         figures = {"layers": layers, **figures}
-    tags = run_tags(trained.job.name, trained.job.path)
     report = {
         "job": trained.job.name,
         "run": trained.name,
@@ -140,10 +138,7 @@ def analyze_model(
         "seconds": round(seconds, 1),
         "metrics": {name: value for name, value in trained.metrics.items() if name in ACCURACIES},
         "figures": {name: str(save(figure, here / f"{name}.png")) for name, figure in figures.items()},
-        "origin": {
-            "commit": tags.get("concord.commit", f"version {tags['concord.version']}"),
-            "machine": machine(),
-        },
+        "origin": run_origin(trained.job.path),
         "asked": options.asked,
     }
     new = here / f"{REPORT}.new"

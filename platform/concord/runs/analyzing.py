@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from concord.errors import ArgumentError, InputError, RunFailedError, picklable
+from concord.errors import ArgumentError, InputError, RunFailedError, last_line, picklable
 from concord.logs import Context, context, inherit_context
 from concord.options import flag_of, option_values
 from concord.redaction import redact
@@ -117,8 +117,7 @@ def _by_ray(
                 report = ray.get(ready)
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None) or error
-                lines = str(cause).strip().splitlines() or [type(cause).__name__]
-                failure = RunFailedError(f"{name}: could not be analyzed: {lines[-1]}")
+                failure = RunFailedError(f"{name}: could not be analyzed: {last_line(cause)}")
                 continue
             if isinstance(report, InputError):
                 raise report

@@ -44,7 +44,7 @@ class Channel:
         """The point at which workers begin."""
         return Beginning(self._checkpoint, self._over)
 
-    async def tell(self, messages: Sequence[Message]) -> bool:
+    async def send(self, messages: Sequence[Message]) -> bool:
         """Take messages of the first worker; return whether it should end."""
         if not self._over:
             for message in messages:

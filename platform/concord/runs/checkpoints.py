@@ -17,7 +17,7 @@ def last_checkpoint(folder: Folder, listed: Sequence[str], info: Callable[[str],
         if problem is not None:
             info(f"{problem}; the previous checkpoint is used")
         try:
-            verify_checkpoint(folder.fetch_tree(f"{CHECKPOINTS}/{name}"))
+            verify_checkpoint(folder.fetch(f"{CHECKPOINTS}/{name}"))
             return name
         except CheckpointError as error:
             problem = str(error)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from concord import logs
-from concord.errors import InputError, TrainingFailedError, picklable
+from concord.errors import InputError, TrainingFailedError, last_line, picklable
 from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
 from concord.runs.channel import FAILED, Channel, Message
@@ -140,7 +140,7 @@ class _StoppedError(Exception):
     """The run was stopped or has failed."""
 
 
-class _Teller:
+class _EventSender:
     """Sends events to the channel; a sink for the first worker."""
 
     def __init__(self, channel: Any, process: ProcessContext) -> None:
@@ -158,7 +158,7 @@ class _Teller:
         patience = None if name in ("checkpoint", "evaluated") else 0
         if self._answer is not None and ray.wait([self._answer], timeout=patience)[0] and ray.get(self._answer):
             raise _StoppedError
-        self._answer = self._channel.tell.remote([Message(name, fields)])
+        self._answer = self._channel.send.remote([Message(name, fields)])
 
     def finish(self) -> None:
         """Wait until all messages were taken."""
@@ -188,7 +188,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
     beginning = process.broadcast_from_rank0(ray.get(channel.begin.remote()) if process.rank == 0 else None)
     if beginning.over:
         return
-    tell = _Teller(channel, process)
+    tell = _EventSender(channel, process)
     try:
         file = spec.job()
         config = file.job.config.with_options(**spec.options)
@@ -213,7 +213,7 @@ def _fail(channel: Any, error: Exception) -> None:
     """Report a failure that a restart would repeat."""
     import ray
 
-    ray.get(channel.tell.remote([Message(FAILED, {"error": error})]))
+    ray.get(channel.send.remote([Message(FAILED, {"error": error})]))
 
 
 @contextmanager
@@ -238,5 +238,4 @@ def _reason(error: BaseException, spec: RunSpec) -> str:
     """The reason for a failed training, in one line."""
     if spec.folder is not None and (why := spec.folder.problem() or full_disk(error, spec.folder.path)):
         return why
-    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return last_line(error)

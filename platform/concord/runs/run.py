@@ -319,7 +319,7 @@ def _last_model(job: JobFile, config: RunConfig, begun: Opened) -> torch.nn.Modu
     if not job.job.has_model or not checkpoints:
         return None
     model = build_model(job.job, config)
-    read_weights(begun.kept.fetch_tree(f"{CHECKPOINTS}/{checkpoints[-1]}"), model)
+    read_weights(begun.kept.fetch(f"{CHECKPOINTS}/{checkpoints[-1]}"), model)
     return model.eval()
 
 

@@ -21,7 +21,7 @@ from concord.environments.sharded import (
     read_manifest,
     shard_of,
 )
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, last_line
 from concord.options import OptionGroup, option_values
 from concord.runs.session import ray_session
 from concord.storage.checksum import file_checksum
@@ -178,8 +178,8 @@ def _made(
             try:
                 yield shard, ray.get(ready)
             except ray.exceptions.RayError as error:
-                lines = str(getattr(error, "cause", None) or error).strip().splitlines()
-                raise RunFailedError(f"{shard.file} could not be made: {lines[-1] if lines else error}") from error
+                cause = getattr(error, "cause", None) or error
+                raise RunFailedError(f"{shard.file} could not be made: {last_line(cause)}") from error
     finally:
         for each in running:
             ray.cancel(each, force=True)

@@ -50,7 +50,7 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     if not own.checkpoints:
         raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}")
     model = build_model(job.job, config)
-    read_weights(folder.fetch_tree(f"{CHECKPOINTS}/{own.checkpoints[-1]}"), model)
+    read_weights(folder.fetch(f"{CHECKPOINTS}/{own.checkpoints[-1]}"), model)
     return TrainedModel(name, record["run_id"], job, config, model, report["metrics"])
 
 

@@ -103,7 +103,7 @@ def evaluations_here(
         return prepared
 
     for evaluation in training(job, config, process, recorder, recorder.start, load or load_data, so_far):
-        recorder.tell_data()
+        recorder.report_data()
         yield evaluation
 
 
@@ -119,7 +119,7 @@ class Recorder:
         self.process = process
         self._sink = sink
         self.data: list[DataSummary] | None = [] if folder is not None else None
-        self.start = None if start is None or folder is None else folder.fetch_tree(f"{CHECKPOINTS}/{start}")
+        self.start = None if start is None or folder is None else folder.fetch(f"{CHECKPOINTS}/{start}")
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Record metrics; in the first process only."""
@@ -170,7 +170,7 @@ class Recorder:
             folder.keep(f"{CHECKPOINTS}/{name}")
         self._sink("checkpoint", name=name, step=step)
 
-    def tell_data(self) -> None:
+    def report_data(self) -> None:
         """Report the training data once; called in every process."""
         if self.data is None:
             return

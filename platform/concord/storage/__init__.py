@@ -7,7 +7,7 @@ time. For a path on the disk every function here returns that path and does noth
 """
 
 from concord.storage.address import check_address, display_path, is_remote, resolve
-from concord.storage.cache import listing, local
+from concord.storage.cache import listing, local, one_at_a_time
 from concord.storage.filesystem import StorageError, apply_credentials, require_reachable, storage_credentials
 from concord.storage.folder import LOCK, Folder
 from concord.storage.full_disk import FullDiskError, full_disk, full_disk_in_one_line, require_space
@@ -29,6 +29,7 @@ __all__ = [
     "json_line",
     "listing",
     "local",
+    "one_at_a_time",
     "read_lines",
     "require_reachable",
     "require_space",

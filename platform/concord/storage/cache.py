@@ -84,7 +84,7 @@ def fetch(files: Any, root: str, target: Path) -> None:
     for stale in [each for each in (target, *target.rglob("*")) if each.is_file() and each not in wanted]:
         stale.unlink(missing_ok=True)
     if wanted:
-        with _one_at_a_time(target), ThreadPoolExecutor(_AT_ONCE) as threads:
+        with one_at_a_time(target), ThreadPoolExecutor(_AT_ONCE) as threads:
             list(threads.map(lambda file: _fetch(files, wanted[file], file), wanted))
 
 
@@ -106,8 +106,8 @@ def is_below(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let one process fetch while others wait, if the disk has locks; otherwise each fetches."""
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process of this machine run the body while others wait; without locks on the disk nothing waits."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:

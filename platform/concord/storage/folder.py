@@ -127,22 +127,21 @@ class Folder:
             )
         return InputError(f"--output {self.place.parent.parent}: is not a writable folder ({error.strerror})")
 
-    def fetch(self, *names: str) -> None:
-        """Fetch these files and folders; local files that the address lacks are removed."""
-        for name in names if self.remote else ():
-            path = self._here(name)
+    def fetch(self, name: str) -> Path:
+        """Fetch a file, or a folder with its content; local files that the address lacks are removed.
+
+        Returns the local path.
+        """
+        path = self._here(name)
+        if self.remote:
             with self._storage(name) as (files, root):
                 fetch(files, root, path)
+        return path
 
-    def fetch_tree(self, name: str) -> Path:
-        """Fetch its folder ``name`` with its content; return the local path."""
-        self.fetch(name)
-        return self._here(name)
-
-    def keep(self, *names: str) -> None:
-        """Upload these files and folders, in this order."""
-        for name in names if self.remote else ():
-            path = self.path / name
+    def keep(self, name: str) -> None:
+        """Upload a file, or a folder with its content."""
+        path = self.path / name
+        if self.remote:
             for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
                 self._put(str(file.relative_to(self.path)), file.read_bytes())
 

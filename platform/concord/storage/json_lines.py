@@ -16,7 +16,7 @@ _BLOCK = 64 << 10
 
 
 class JsonLines:
-    """A file of JSON values, one a line, open for appending; a context manager.
+    """A file of JSON values, one a line, open for appending.
 
     The file and its folder are created if missing. An incomplete last line is removed.
 
@@ -30,12 +30,6 @@ class JsonLines:
         self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self.end = _end_of_last_line(self.descriptor)
         os.ftruncate(self.descriptor, self.end)
-
-    def __enter__(self) -> "JsonLines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def append(self, value: object) -> None:
         """Write a line. If that fails (a full disk), the file is unchanged, and the OSError names it."""
@@ -65,7 +59,7 @@ def json_line(value: object) -> bytes:
 
 def append_line(file: Path, value: object) -> None:
     """Add one line to a file that is rarely written; see :class:`JsonLines`."""
-    with JsonLines(file) as lines:
+    with contextlib.closing(JsonLines(file)) as lines:
         lines.append(value)
 
 

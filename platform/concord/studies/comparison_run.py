@@ -18,7 +18,7 @@ from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.left_out_table import explained, fold_values, left_out_table, with_choices
-from concord.studies.proposals import EndedRun, GroupRuns, Listed
+from concord.studies.proposals import EndedRun, GroupRuns, ProposalList
 from concord.studies.results import FIGURES, GroupResult, write_results
 from concord.studies.tables import KeptLine, ResultsTable, Shown, as_lines, cell, results_file
 from concord.training import FinishedRun
@@ -90,7 +90,7 @@ class ComparisonResult(GroupResult):
             "missing": sum(map(len, self.missing.values())),
             "seconds": round(self.seconds, 3),
             "rows": [row for table in self.tables for row in table.rows()],
-            "artifacts": str(self.folder),
+            "artifacts": self.kept.display_path,
             "figures": dict(self.drawn),
         }
 
@@ -146,7 +146,7 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
             info(f"{run.run.name}: {column} {run.metrics[column]:.4g}, {run.seconds:.0f} s")
 
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": "comparison"}
-    pool.run(Listed(proposals, tell), progress, Judge(detail=plan.detail), labels=labels)
+    pool.run(ProposalList(proposals, tell), progress, Judge(detail=plan.detail), labels=labels)
     info(progress.line())
     kept = KeptRuns(pool.runs)
     failures = [ended.failure for run in wanted if (ended := kept.ended(run))]

@@ -19,7 +19,7 @@ _SPLITS: Mapping[Selection, str] = {
     "oracle": "ood",
     "own": "",
 }
-LOOKED_AT: Mapping[Selection, str] = {
+SCORED_ON: Mapping[Selection, str] = {
     "held-out": "held-out examples of the training environments",
     "validation": "validation environments",
     "leave-one-out": "training environments left out in turn",

@@ -144,7 +144,7 @@ class StudyPlan(GroupPlan):
         return {located.name for located in self.space.varied()}
 
     @property
-    def looks_at_test(self) -> str | None:
+    def test_usage(self) -> str | None:
         """The parts of the study that use the o.o.d. test, in words; None if none does."""
         looks = ["selection"] * self.criterion.oracle + ["early stopping"] * self.stop_rule.oracle
         return " and ".join(looks) or None
@@ -218,15 +218,11 @@ class StudyPlan(GroupPlan):
             "own": None if self.own is None else dataclasses.asdict(self.own),
             "criterion": dataclasses.asdict(self.criterion),
             "measure": self.measure,
-            "oracle": self.looks_at_test,
+            "oracle": self.test_usage,
             "validation": bool(self.checked.environments.validation),
-            "options": self.recorded_options(),
+            "options": recorded_config(self.options),
             "given": sorted(self.given),
         }
-
-    def recorded_options(self) -> dict[str, Any]:
-        """The options of the study as JSON."""
-        return {k: str(v) if isinstance(v, Path) else v for k, v in option_values(self.options).items()}
 
     def description(self) -> Description:
         """The description of a new study."""
@@ -235,7 +231,7 @@ class StudyPlan(GroupPlan):
             "concord.study": self.name,
             "concord.method": self.method,
             "concord.selection": self.options.selection,
-            "concord.oracle": self.looks_at_test or "no",
+            "concord.oracle": self.test_usage or "no",
         }
         parameters = {
             **{k: v for k, v in option_values(self.options).items() if v not in (None, ())},

@@ -154,7 +154,7 @@ class Pool:
         try:
             with progress, published, interruption.handle_sigint():
                 while not self._finish(trainable, searcher, stopping, interruption) and not interruption:
-                    searcher.died()
+                    searcher.count_deaths()
         finally:
             searcher.give_up()
         if interruption.problem is not None:
@@ -293,7 +293,7 @@ class _Runs(Searcher):
     def _end(self, running: _Running, status: str, **why: str) -> None:
         self._group.append("ended", run=running.run.key, status=status, seconds=time.time() - running.began, **why)
 
-    def died(self) -> None:
+    def count_deaths(self) -> None:
         """Count a death for every running run: Ray Tune does not say whose process was ended, and ends the others."""
         for trial_id in list(self._running):
             self.on_trial_complete(trial_id, error=True)

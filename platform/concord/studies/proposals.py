@@ -114,7 +114,7 @@ class Proposer(Protocol):
         """A run is over."""
 
 
-class Listed:
+class ProposalList:
     """Proposes these runs in turn, and reports each end to a function."""
 
     def __init__(self, runs: Sequence[RunProposal], tell: Callable[[EndedRun], None] = lambda _: None) -> None:

@@ -15,7 +15,7 @@ from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
 from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
-from concord.studies.criterion import LOOKED_AT, SPREAD, metric_on
+from concord.studies.criterion import SCORED_ON, SPREAD, metric_on
 from concord.studies.results import StudyResult
 from concord.studies.tables import Cells, Column, KeptLine, Shown, table
 
@@ -78,7 +78,7 @@ class MethodsResult:
         else:
             of_other = f"{method_name(best)}'s " if self.recommended == simplest else ""
             why = f"{of_other}{metric} {self._evidence(best, simplest)}, {self._difference(best)}"
-        judged = LOOKED_AT[self._first.criterion.selection]
+        judged = SCORED_ON[self._first.criterion.selection]
         lines = [
             f"recommended: {method_name(self.recommended)}; {why}",
             f"judged by {judged}; a method replaces {method_name(simplest)} only if "

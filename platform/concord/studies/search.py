@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from concord.errors import InputError
-from concord.space import Choice, Integers, LocatedDomain, LogUniform, OneOf, Point, Space, Uniform, contains
+from concord.space import Choice, Domain, Integers, LocatedDomain, LogUniform, OneOf, Point, Space, Uniform, contains
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -119,20 +119,18 @@ def _as_hyperopt(entries: Any, labels: Any) -> dict[str, Any]:
 
     converted: dict[str, Any] = {}
     for entry in entries.values():
+        if not isinstance(entry, OneOf | Domain):
+            continue
+        label = next(labels).label
         if isinstance(entry, OneOf):
-            label = next(labels).label
             converted[label] = hp.choice(label, [_as_hyperopt(branch, labels) for branch in entry.branches.values()])
         elif isinstance(entry, Choice):
-            label = next(labels).label
             converted[label] = hp.choice(label, list(range(len(entry.values))))
         elif isinstance(entry, Integers):
-            label = next(labels).label
             # Rounded to whole numbers: without the halves, both ends would be half as likely as the rest.
             converted[label] = hp.quniform(label, entry.low - 0.5, entry.high + 0.5, 1)
         elif isinstance(entry, LogUniform):
-            label = next(labels).label
             converted[label] = hp.loguniform(label, np.log(entry.low), np.log(entry.high))
         elif isinstance(entry, Uniform):
-            label = next(labels).label
             converted[label] = hp.uniform(label, entry.low, entry.high)
     return converted

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from concord.errors import InputError
 from concord.studies.proposals import EndedRun
 
-_CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*")
+_CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 _OPERATORS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 # Schedulers see progress in per cent, so that trials of different lengths are comparable.
 PROGRESS, SCORE = "percent", "score"
@@ -32,12 +32,9 @@ class StopRule:
         """Parse a rule."""
         conditions = []
         for text in texts:
-            found = _CONDITION.fullmatch(text)
-            try:
-                assert found is not None
-                conditions.append((found[1].replace("-", "_"), found[2], float(found[3])))
-            except (AssertionError, ValueError):
-                raise InputError(f"--stop-when {text}: give METRIC>NUMBER or METRIC<NUMBER") from None
+            if (found := _CONDITION.fullmatch(text)) is None:
+                raise InputError(f"--stop-when {text}: give METRIC>NUMBER or METRIC<NUMBER")
+            conditions.append((found[1].replace("-", "_"), found[2], float(found[3])))
         return StopRule(tuple(conditions))
 
     def check(self, reported: Iterable[str]) -> None:
@@ -56,7 +53,7 @@ class StopRule:
     @property
     def oracle(self) -> bool:
         """Whether it uses the o.o.d. test."""
-        return any("ood" in name for name, _, _ in self.conditions)
+        return any("ood" in name.split("_") for name, _, _ in self.conditions)
 
     def __str__(self) -> str:
         return " and ".join(f"{name} {sign} {str(bound).removesuffix('.0')}" for name, sign, bound in self.conditions)

@@ -10,14 +10,14 @@ from concord.errors import RunFailedError, StoppedError
 from concord.record import RECORD
 from concord.runs.lifecycle import Lineage
 from concord.runs.run import Info, run
-from concord.runs.run_folder import run_folder
+from concord.runs.run_folder import recorded_config, run_folder
 from concord.runs.tags import run_origin
 from concord.space import format_point
-from concord.studies.criterion import LOOKED_AT, Judge
+from concord.studies.criterion import SCORED_ON, Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan, place_words
 from concord.studies.pool import Interruption, Pool, open_group
-from concord.studies.proposals import EndedRun, GroupRuns, Listed, RunProposal
+from concord.studies.proposals import EndedRun, GroupRuns, ProposalList, RunProposal
 from concord.studies.results import StudyResult, judged, write_results
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
@@ -31,7 +31,7 @@ def run_study(plan: StudyPlan, info: Info) -> StudyResult:
     try:
         with open_group(plan, plan.description(), info) as pool:
             if pool.group.resumed:
-                pool.group.describe(options=plan.recorded_options())
+                pool.group.describe(options=recorded_config(plan.options))
             result = _run(plan, pool, info)
     except StoppedError:
         if pool is None:
@@ -79,12 +79,12 @@ class _Search:
 def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     """Run the remaining parts of a study."""
     runs, done = pool.runs, len(pool.runs.ended("trial"))
-    looks = f"; the o.o.d. test decides over {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
+    looks = f"; the o.o.d. test decides over {plan.test_usage} (oracle)" if plan.test_usage else ""
     info(
         f"study {plan.name}: {plan.method}, {plan.options.search}, "
         + (f"{done} of {plan.trials} trials are done" if done else f"{plan.trials} trials")
         + f", {pool.resources.concurrent} at a time, judged by {plan.criterion.metric}, "
-        f"{plan.criterion.direction} ({LOOKED_AT[plan.criterion.selection]}){looks}"
+        f"{plan.criterion.direction} ({SCORED_ON[plan.criterion.selection]}){looks}"
     )
     if not pool.group.resumed and plan.own is not None:
         info(f"the first trial has the job's own settings: {plan.own}")
@@ -140,7 +140,7 @@ def _train(pool: Pool, wanted: Sequence[RunProposal], judge: Judge, info: Info) 
     left = [each for each in wanted if (each.key, each.left_out) not in finished]
     if left:
         progress = GroupProgress("trainings of the best trials", len(left), info)
-        pool.run(Listed(left), progress, dataclasses.replace(judge, stop_rule=StopRule()))
+        pool.run(ProposalList(left), progress, dataclasses.replace(judge, stop_rule=StopRule()))
 
 
 def _register(plan: StudyPlan, winner: RunProposal, study_run: str, info: Info) -> Mapping[str, object]:
@@ -154,7 +154,7 @@ def _register(plan: StudyPlan, winner: RunProposal, study_run: str, info: Info) 
         "concord.trial": str(winner.trial),
         "concord.method": plan.method,
         "concord.seed": str(config.run.seed),
-        "concord.selection": plan.options.selection + (" (oracle)" if plan.looks_at_test else ""),
+        "concord.selection": plan.options.selection + (" (oracle)" if plan.test_usage else ""),
     }
     info(f"the winner, trial {winner.trial}, is trained once more: {format_point(winner.point | winner.resolved)}")
     finished = run(plan.job, config, info, Lineage(plan.experiment, tags))

@@ -69,7 +69,8 @@ class StudyOptions(OptionGroup):
     folds: int = 0
     """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
     shortlist: int = 4
-    """Number of best trials that every selection scores at the end, leaving out 4 (or --folds) environments in turn."""
+    """Number of best trials that are also trained without each of 4 (or --folds) environments at the end, so that the
+    selections can be compared."""
 
     stop_when: tuple[str, ...] | None = None
     """Conditions that end a trial when all hold, such as 'train_accuracy>0.97' 'ood_accuracy<0.6' (with quotes, since >

@@ -142,8 +142,8 @@ def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, descrip
         mlflow_model=description,
         signature=signature,
         input_example=rows.numpy(),
-        # Given, because MLflow would find them out by loading the model in another process. Without "+cpu": the machine
-        # that predicts may have another build.
+        # MLflow would detect them by loading the model in another process. Without "+cpu": the machine that predicts
+        # may have another build.
         pip_requirements=_requirements(),
         serialization_format="pt2",
     )

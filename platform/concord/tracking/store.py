@@ -5,8 +5,6 @@ beside it; with one, to an MLflow server or a database. `Store.open` checks with
 before any work is done.
 """
 
-import contextlib
-import fcntl
 import json
 import math
 import os
@@ -24,7 +22,7 @@ from urllib.parse import urlsplit
 from concord.errors import InputError
 from concord.metric_name import metric_name
 from concord.redaction import redact, without_secrets
-from concord.storage import display_path, is_remote, resolve
+from concord.storage import display_path, is_remote, one_at_a_time, resolve
 from concord.tracking.client import LOGIN_CODES, connect, failures, import_mlflow, one_line, pages, post, unless
 from concord.tracking.database import CONNECT_SECONDS, check_database, create_tables, sqlite_file
 
@@ -265,16 +263,10 @@ def _open(uri: str, output: Path) -> Store:
     else:
         raise ValueError(f"the scheme {scheme!r} is unknown" if scheme else "not a URI")
     opened = Store(store, artifacts)
-    artifacts.mkdir(parents=True, exist_ok=True)
-    lock = os.open(artifacts, os.O_RDONLY)
-    try:  # one process of this machine at a time, if the file system has locks
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_at_a_time(artifacts):
         if scheme == "sqlite":
             create_tables(opened.uri)
         opened.client.search_experiments(max_results=1)  # creates the tables of any other new database
-    finally:
-        os.close(lock)
     return opened
 
 

@@ -1,8 +1,7 @@
 """Loss and further measures on every environment by name, over all workers."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -219,28 +218,18 @@ def evaluate_batch(
 ) -> EvaluatedBatch:
     """Risk and measures of one batch, by one forward pass."""
     device = pytree.tree_leaves(batch)[0].device
-    with _first_outputs(model) as seen:
+    seen: list[Any] = []
+
+    def see(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if not seen:  # the first call's
+            seen.append(outputs)
+
+    with model.register_forward_hook(see):
         mean, weight = MeanRisk(model, risk, None, device)(batch, step)
     if measures and not seen:
         raise InputError(f"measure {next(iter(measures))}: the risk does not call the model, so there are no outputs")
     wanted = batch[1] if isinstance(risk, Supervised) else batch
     return EvaluatedBatch(mean, weight, {name: measure(seen[0], wanted) for name, measure in measures.items()})
-
-
-@contextmanager
-def _first_outputs(model: nn.Module) -> Iterator[list[Any]]:
-    """Record the output of the model's first call."""
-    seen: list[Any] = []
-
-    def see(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        if not seen:
-            seen.append(outputs)
-
-    handle = model.register_forward_hook(see)
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 @torch.no_grad()

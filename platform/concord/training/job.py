@@ -63,10 +63,10 @@ class Job(Generic[Config]):
             that makes it from the configuration.
         criterion: the metric that compares versions of the model.
         mode: ``max`` or ``min`` for the criterion, unless its measure has a mode.
-        required: the least values of metrics for a champion, from the configuration: for a criterion that an untrained
-            model can fulfil.
+        required: the least values of metrics for a champion, from the configuration, where an untrained model may do
+            well by the criterion.
         name: of the job and the registered model; None takes the file's.
-        reproduces: the papers' results that it is for, without a verdict, for ``concord jobs``.
+        reproduces: the papers' results that the job is for, which ``concord jobs`` shows.
         figures: draws figures of a finished run: file name (without ending) to matplotlib figure, or to frames
             ``(length, channels, height, width)`` or a list of these, which become a moving picture.
         report: options (a dataclass with defaults) and the function behind ``concord report``.

@@ -109,7 +109,7 @@ class OwnRule:
         """Whether the rule masks single components."""
         return hasattr(self.kind, "finish")
 
-    def made(self, values: Mapping[str, Any]) -> Rule:
+    def build(self, values: Mapping[str, Any]) -> Rule:
         """Make the rule with these values of its fields; other values are ignored."""
         try:
             rule: Rule = self.kind(**{name: values[name] for name in self.options})

@@ -162,7 +162,7 @@ def as_cells(found: Sequence[Measurement]) -> dict[str, float]:
             cells[each.heading] = each.value
             if each.null is not None:
                 cells[f"{each.heading}, null"] = each.null
-                if each.epsilon is not None:
+                if each.epsilon is not None and each.null != 0:
                     cells[f"{each.heading}, over null"] = each.value / each.null
     return cells
 

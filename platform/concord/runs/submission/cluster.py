@@ -16,7 +16,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 import concord
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, last_line
 from concord.process_environment import environment_variables
 from concord.runs.dashboard import running_dashboard
 from concord.runs.submission.package import Package
@@ -124,8 +124,7 @@ class Cluster:
         except (requests.exceptions.RequestException, ConnectionError) as error:
             raise InputError(f"--address {self.address}: no Ray cluster answers there") from error
         except RuntimeError as error:  # the server's own error, with a traceback
-            lines = [line.strip() for line in str(error).split("\n") if any(map(str.isalpha, line))]
-            raise RunFailedError(f"{self.address}: {lines[-1] if lines else type(error).__name__}") from error
+            raise RunFailedError(f"{self.address}: {last_line(error)}") from error
 
     def submit(
         self,

@@ -26,8 +26,8 @@ class AggregatorOptions(OptionGroup):
 
     # fmt: off
     aggregator: AggregatorOption = "auto"
-    """Rule that combines the environments' gradients; auto is and-mask with the objective erm, mean with others, also
-    with a job's own that couples the environments. A rule of your own is FILE.py:RULE, a dataclass; its fields
+    """Rule that combines the environments' gradients; auto is and-mask for the objective erm, and mean for the others
+    and for a job's own that couples the environments. A rule of your own is FILE.py:RULE, a dataclass; its fields
     become options."""
     significance: float | None = None
     """Largest probability that a component passes the mask by chance, in place of --threshold: τ follows from this

@@ -23,9 +23,10 @@ class DataOptions(OptionGroup):
     leave_out: str | None = None
     """Training environment to leave out; it becomes the only validation environment."""
     data_dir: Path | None = field(default_factory=lambda: _path_from_environment("CONCORD_DATA"))
-    """Folder with the job's data, or s3://BUCKET/FOLDER, gs://… (or CONCORD_DATA)."""
+    """Folder with the job's data, or with a folder of the dataset's name (mnist, heart-disease), or s3://BUCKET/FOLDER,
+    gs://… (or CONCORD_DATA)."""
     readers: int = 0
-    """Processes that read ahead for each worker, where data are not in memory; 0 reads during training."""
+    """Number of reader processes of each worker for data that are not in memory; 0 reads in the training process."""
     # fmt: on
 
     def check(self) -> None:

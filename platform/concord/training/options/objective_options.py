@@ -1,6 +1,5 @@
 """Options of the objective."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,24 +7,8 @@ from torch import nn
 
 from concord.gradients import Loss, Risk
 from concord.objectives import Estimator, Objective, ObjectiveName, objective
-from concord.options import OptionGroup
-
-# The objectives that use each option.
-_WITH_REPRESENTATION = ("fishr", "coral", "mmd", "dann")
-_WITH_WEIGHT = (*_WITH_REPRESENTATION, "irm", "vrex", "mm-rex", "iga", "sd", "meta-irm")
-_OBJECTIVES: Mapping[str, tuple[str, ...]] = {
-    "penalty_weight": _WITH_WEIGHT,
-    "penalty_warmup": (*_WITH_WEIGHT, "eqrm"),
-    "representation": _WITH_REPRESENTATION,
-    "penalty_estimator": ("irm",),
-    "domain_units": ("dann",),
-    "group_rate": ("group-dro",),
-    "quantile": ("eqrm",),
-    "variance_momentum": ("fishr",),
-    "mixup_alpha": ("mixup",),
-    **dict.fromkeys(("inner_lr", "inner_steps", "drop_grad"), ("meta-irm",)),
-    **dict.fromkeys(("outer_environments", "first_order", "same_environment"), ("meta-irm",)),
-}
+from concord.objectives.objectives_by_name import options_of
+from concord.options import OptionGroup, option_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,34 +58,17 @@ class ObjectiveOptions(OptionGroup):
 
     def unused(self) -> frozenset[str]:
         """The options of the other objectives."""
-        return frozenset(name for name, objectives in _OBJECTIVES.items() if self.objective not in objectives)
+        return frozenset(option_values(self).keys() - {"objective"} - options_of(self.objective).keys())
 
     def check(self) -> None:
         """Validate options; the objective checks its own."""
         self.require("penalty_warmup", 0 <= self.penalty_warmup < 1, "must be a fraction of the run, in [0, 1)")
         self.require("outer_environments", self.outer_environments >= 0, "must not be negative")
         self.require("domain_units", self.domain_units >= 1, "must be at least 1")
-        self.made(nn.functional.mse_loss, 1)  # any loss: only the options are tested
+        self.build(nn.functional.mse_loss, 1)  # any loss: only the options are tested
 
-    def made(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
+    def build(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """The objective of a run with this number of steps."""
-        return objective(
-            self.objective,
-            loss,
-            penalty_weight=self.penalty_weight,
-            warmup_steps=round(self.penalty_warmup * steps),
-            estimator=self.penalty_estimator,
-            inner_lr=self.inner_lr,
-            inner_steps=self.inner_steps,
-            drop_grad=self.drop_grad,
-            outer=self.outer_environments,
-            first_order=self.first_order,
-            same_environment=self.same_environment,
-            domain_units=self.domain_units,
-            group_rate=self.group_rate,
-            quantile=self.quantile,
-            variance_momentum=self.variance_momentum,
-            mixup_alpha=self.mixup_alpha,
-            representation=self.representation,
-            autocast=autocast,
-        )
+        options = option_values(self)
+        name, warmup = options.pop("objective"), options.pop("penalty_warmup")
+        return objective(name, loss, warmup_steps=round(warmup * steps), autocast=autocast, **options)

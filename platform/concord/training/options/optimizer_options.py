@@ -37,7 +37,7 @@ class OptimizerOptions(OptionGroup):
     """Coefficient of the L2 penalty."""
     regularization: Literal["decoupled", "coupled"] = "decoupled"
     """L1 and L2 as an update of their own, times the learning rate (decoupled), or added to the gradient after masking
-    (coupled), which an objective with a large penalty divides like the risks."""
+    (coupled); an objective that is divided by a large penalty weight divides these, too."""
     clip: float = 0.0
     """Largest norm of the aggregated gradient; 0 does not clip."""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -36,7 +36,7 @@ class RunOptions(OptionGroup):
     """Ray cluster to run on, or local; by default RAY_ADDRESS, else a Ray started on this machine if needed."""
     wait_for_resources: float | None = None
     """Minutes to wait for CPUs and GPUs that Ray's autoscaler starts; by default 30 on a cluster, 0 on a Ray started
-    here. If given, each of several workers waits for a CPU of its own."""
+    here. With this option each of several workers reserves a whole CPU."""
     # fmt: on
 
     def check(self) -> None:

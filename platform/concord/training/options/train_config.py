@@ -98,7 +98,7 @@ class TrainConfig(RunConfig):
         resolved = self.resolve(environments)
         options, own = resolved.aggregation, self.aggregation.own_rule
         if own is not None:
-            return own.made(option_values(resolved))
+            return own.build(option_values(resolved))
         if options.aggregator in COMPARING:
             kind, values = COMPARING[options.aggregator], option_values(resolved)
             rule: Rule = kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
