@@ -121,6 +121,12 @@ def test_help_of_a_study_or_a_comparison_begins_with_its_own_options(
     assert "--batch-norm" in of_the_job
 
 
+def test_help_of_a_comparison_without_tables_names_what_there_is(concord_: Concord) -> None:
+    said = concord_("compare", "table", "--help")
+    assert said.status == 0
+    assert "Tables of this job: none; methods tunes each method instead" in " ".join(said.out.split())
+
+
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_all_help_has_every_option_with_its_explanation(concord_: Concord, command: str) -> None:
     said = concord_(command, "synthetic", "--help-all")

@@ -343,7 +343,7 @@ def test_held_out_fraction_outside_0_to_1_is_refused(fraction: float) -> None:
 
 
 def test_one_example_cannot_be_split() -> None:
-    with pytest.raises(InputError, match="environment a: one example"):
+    with pytest.raises(InputError, match="environment a has one example"):
         split_held_out(numbered("a", 1), 0.5, 0)
     assert split_held_out(numbered("a", 1), 0.0, 0).held_out is None
 

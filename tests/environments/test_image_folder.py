@@ -108,7 +108,7 @@ def test_a_class_that_no_training_domain_has_is_refused(folder: Path) -> None:
         ({"folder": "nowhere"}, "nowhere: there is no such folder"),
         ({"folder": "images/day"}, "two training domains are needed, as DOMAIN/CLASS/IMAGE; found none"),
         ({"test": ["night", "day"]}, "two training domains are needed, as DOMAIN/CLASS/IMAGE; found dawn"),
-        ({"test": ["noon"]}, "environment noon: there is none of this name; there are dawn, day, night"),
+        ({"test": ["noon"]}, "test=noon: there is no such environment; there are dawn, day, night"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(folder: Path, words: dict[str, object], line: str) -> None:

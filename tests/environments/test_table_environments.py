@@ -152,11 +152,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such target": ({"target": "dead"}, "target=dead: no such column; there are hospital, age"),
     "no such environment column": ({"environment": "ward"}, "environment=ward: no such column"),
     "no environment column": ({"environment": None}, "environment=None: needed; a column of hospital, age"),
-    "no such test environment": ({"test": ["mars"]}, "environment mars: there is none of this name; there are east"),
+    "no such test environment": ({"test": ["mars"]}, "test=mars: there is no such environment; there are east"),
     "too many numbers": (
         {"environment": "age", "test": []}, "environment=age: .* rows have none",
     ),
-    "one training environment": ({"test": ["east", "north", "south"]}, "two training environments are needed"),
+    "one training environment": ({"test": ["east", "north", "south"]}, "two environments are needed .* are west"),
     "the same column twice": ({"target": "hospital"}, "target=hospital: is also the environment's column"),
     "text for a regression": ({"target": "smokes", "task": "regression"}, "target=smokes: has no numbers"),
     "bins of text": ({"environment_bins": 3}, "environment_bins=3: column hospital has no numbers"),

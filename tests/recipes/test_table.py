@@ -152,6 +152,27 @@ def test_a_check_says_what_is_understood_of_a_table(trained: Path, capsys: pytes
     assert 0.1 < found["columns"]["age"]["missing"]["east"] < 0.4
 
 
+def test_a_column_without_a_value_is_ignored_and_infinities_are_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = patients().assign(empty=np.nan)
+    frame["age"] = frame.age.fillna(50.0).where(frame.hospital != "east", np.inf)
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    assert main(["data", "table", "--check", str(tmp_path / "patients.csv"), *TABLE]) == 0
+    lines = capsys.readouterr().err
+    assert "column age: numeric; missing: east 100%\n" in lines
+    assert "empty" not in lines
+
+
+def test_a_run_warns_of_options_and_averages_without_effect(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--data", str(trained / "patients.csv"), "--output", str(trained / "warned"), "--no-register"]
+    idle = ["--penalty-weight", "3", "--representation", "nowhere", "--average", "ema:0.999"]
+    assert main(["train", "table", *where, *TABLE, "--epochs", "2", *idle]) == 0
+    lines = capsys.readouterr().err
+    assert "warning: --penalty-weight, --representation: of no effect in this run" in lines
+    assert "warning: --average ema:0.999: averages about 1000 steps, and the run has " in lines
+
+
 def test_a_column_that_names_the_environment_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frame = patients()
     frame.assign(machine=frame.hospital.map({"east": 1, "north": 2, "south": 3, "west": 4})).to_csv(

@@ -193,6 +193,18 @@ def test_a_job_with_a_risk_trains_on_dictionaries_and_is_registered(
     )  # it is finished
 
 
+def test_the_objective_of_a_job_is_recorded_by_its_class(output: Path) -> None:
+    job = load_job(str(Path(__file__).parents[1] / "jobs" / "calibrated.py"))
+    lines: list[str] = []
+    run(job, job.job.config.with_options(output=output, name="own", epochs=1), lines.append)
+    assert "run own: Tempered, 1 worker" in lines
+    store = Store.open(output)
+    (tracked,) = tracked_runs(store, "calibrated")
+    assert tracked.parameters["objective"] == "Tempered"
+    (version,) = models(store)
+    assert version.objective == "Tempered"
+
+
 def test_a_model_that_cannot_be_exported_keeps_its_weights(output: Path, tmp_path: Path) -> None:
     source = (Path(__file__).parents[1] / "jobs" / "dictionaries.py").read_text()
     branch = "weights = mask[..., None].float() * (2 if float(mask.sum()) > 3 else 1)"

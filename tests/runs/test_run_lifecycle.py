@@ -214,7 +214,7 @@ def test_sigterm_is_ctrl_c_once(output: Path, ignored: bool) -> None:
     before = signal.getsignal(signal.SIGTERM)
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
     try:
-        with pytest.raises(StoppedError, match=r"^stopped; continue with --name a --resume$"):
+        with pytest.raises(StoppedError, match=r"^stopped before the first checkpoint; --name a --resume begins"):
             train(output, told_to_end)
     finally:
         signal.signal(signal.SIGINT, interrupt)

@@ -95,7 +95,7 @@ def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: N
         assert len(values) == 2
         assert row["metrics"]["left_out_accuracy"]["mean"] == pytest.approx(statistics.fmean(values))
         assert row["metrics"]["left_out_accuracy"]["std"] == pytest.approx(statistics.stdev(values))
-    assert "2 training environments are few votes for a mask" in " ".join(result.lines())
+    assert "2 environments, on which each trial trains, are few votes for a mask" in " ".join(result.lines())
 
 
 def test_methods_are_judged_by_the_spread_of_losses_and_shown_by_accuracy(ray_cluster: None, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_few_votes_and_a_choice_that_knows_no_other_environment_are_said() -> No
         "0.400 ± 0.000, 2 seeds"
     )
     assert said[1] == "judged by held-out examples of the training environments" + RULE
-    assert said[2].startswith("3 training environments are few votes for a mask: random signs all agree")
+    assert said[2].startswith("3 environments, on which each trial trains, are few votes for a mask: random signs")
     assert said[2].endswith("all agree with probability 2.5e-1")
     assert said[3].startswith("held-out examples have the shortcuts")
 

@@ -51,7 +51,7 @@ def test_the_readme_is_short() -> None:
     "name",
     [
         *("aggregator", "stacked", "per-example", "temporal", "objective", "objective-with-state", "own-rule"),
-        *("seeds", "own-weighting", "own-column-rule"),
+        *("own-objective", "seeds", "own-weighting", "own-column-rule"),
     ],
 )
 def test_a_snippet_runs_as_it_stands(tmp_path: Path, name: str) -> None:

@@ -1,6 +1,7 @@
 """Averaged and best weights: the evaluated weights are kept, and a resumed run equals an undisturbed one."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from concord.runs.preflight import preflight
 from concord.runs.run import run
 from concord.runs.trained_model import model_of_version
 from concord.tracking import Store
-from concord.training import Job, JobFile, ProcessContext, TrainConfig, load_job, train
+from concord.training import Job, JobFile, ProcessContext, TrainConfig, load_job, loop, train
 from concord.training.checkpoint import MODEL, TRAINED, read_weights
 from concord.training.context import Silent
 from concord.training.worker_data import prepare
@@ -127,6 +128,17 @@ def test_ema_averages_the_weights_and_the_buffers_of_every_step(tmp_path: Path) 
         for weights in each[1:]:
             expected = 0.75 * expected + 0.25 * weights[name]
         torch.testing.assert_close(averaged[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_checkpoints_by_time_leave_the_result_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, ends, counts = CONFIG.with_options(checkpoints=1, average="swa:0.5"), [], []
+    for seconds in (math.inf, 0.0):
+        monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", seconds)
+        kept = Kept(tmp_path / str(seconds))
+        ends.append({**train(JOB, config, ProcessContext(), kept).metrics, "steps_per_second": 0.0})
+        counts.append(len(kept.checkpoints))
+    assert counts == [1, config.schedule.epochs]
+    assert ends[0] == ends[1]
 
 
 def test_the_best_evaluation_by_validation_is_kept_and_not_the_tests() -> None:

@@ -100,8 +100,11 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
         sections = {f"options of {job.name}, and their defaults": own, "first options of every run": first}
     else:
         if command == "compare" and not {METHODS, LEAVE_ONE_OUT} & {*tables}:
-            title += f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead, and"
-            title += f" {LEAVE_ONE_OUT} leaves out each environment in turn."
+            there = ", ".join(comparisons_of(job)) if job.job.comparisons else "none"
+            title += (
+                f" Tables of this job: {there}; {METHODS} tunes each method instead, and {LEAVE_ONE_OUT} leaves out"
+            )
+            title += " each environment in turn."
         groups = {name: option.groups[:2] for name, option in options_of(type(options)).items()}
         of_command = [name for name, group in groups.items() if group[0] == "options" and group[1] != "config"]
         sections = {f"options of {command}, and their defaults": of_command, f"options of {job.name}": own}

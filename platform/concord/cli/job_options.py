@@ -56,7 +56,7 @@ def read_command(
     ``earlier`` returns that record, if there is one, by output folder, name and words.
     """
     from concord.cli.config_file import with_file_options
-    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
 
     tables, words = tables_and_options(words) if name == "compare" else ([], list(words))
     early = _early_values(words, "config", "output", "name")[0]
@@ -71,6 +71,8 @@ def read_command(
     program = f"{program} {tables[0]}" if tables and tables[0] in (METHODS, LEAVE_ONE_OUT) else program
     command = with_file_options(options)
     parsed = parse(type(command), words, program, command, partial(job_help, name, job, tables, program, command))
+    if name == "compare" and not {METHODS, LEAVE_ONE_OUT} & {*tables}:
+        comparisons_of(job)  # refuses a job without tables
     given = given_options(type(options), words).union(record.get("given", ()) if record else ())
     if file is not None:  # a default value does not fix the option
         usual = option_values(defaults)
@@ -86,7 +88,7 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
         return job.job.config
     if command == "tune":
         return options_for(job.job.config, list(job.job.studies))
-    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS
     from concord.studies.leave_one_out import leave_one_out_options_for  # imports Ray, which takes a second
     from concord.studies.methods import methods_options_for
 
@@ -95,7 +97,6 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
             if len(tables) > 1:
                 raise InputError(f"{called} {' '.join(tables)}: {name} is not a table of the job; give it alone")
             return options_of_name(job)
-    comparisons_of(job)  # refuses a job without tables
     return compare_options_for(job.job.config)
 
 

@@ -45,7 +45,8 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if options.do != "list" and options.name is None:
         raise InputError(f"models {options.do}: no model is named; give a name; concord models lists them")
     if options.do == "promote" and not (options.version or "").isdecimal():
-        raise InputError(f"models promote {options.name}: no version is given; give its number")
+        given = "no version is given" if options.version is None else f"version {options.version}: is not a number"
+        raise InputError(f"models promote {options.name}: {given}; give the version's number")
     if options.or_better and options.do != "promote":
         raise InputError(f"--or-better: applies to models promote, not {options.do}; leave it out")
     store = open_store(options.output, options.tracking_uri)

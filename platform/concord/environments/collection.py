@@ -326,12 +326,14 @@ class Environments:
         return names
 
 
-def require_names(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse the name of an unknown environment (InputError)."""
+def require_names(names: Iterable[str], known: Iterable[str], option: str | None = None) -> None:
+    """Refuse the name of an unknown environment (InputError); ``option`` is the argument that has the names."""
     known = list(known)
     for name in names:
         if name not in known:
             shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+            if option is not None:
+                raise ArgumentError(option, name, f"there is no such environment; there are {shown}")
             raise InputError(f"environment {name}: there is none of this name; there are {shown}")
 
 
@@ -367,7 +369,7 @@ def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tup
     if fraction == 0:
         return None, None
     if examples < 2:
-        raise InputError(f"environment {name}: one example cannot be split; hold out a fraction of 0")
+        raise ArgumentError("held_out", fraction, f"environment {name} has one example, which cannot be split; give 0")
     count = min(max(round(fraction * examples), 1), examples - 1)
     order = torch.randperm(examples, generator=generator_for(seed, name, "held out"))
     return order[count:].sort().values, order[:count].sort().values

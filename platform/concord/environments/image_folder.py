@@ -99,7 +99,8 @@ def from_image_folder(
         raise ArgumentError("data", shown, "there is no such folder")
     names = [name for name in found if _is_image(name)]
     by_domain = _classes(names)
-    require_names([*validation, *test], by_domain)
+    require_names(validation, by_domain, "validation")
+    require_names(test, by_domain, "test")
     train = [domain for domain in by_domain if domain not in {*validation, *test}]
     if len(train) < 2:
         expected = "two training domains are needed, as DOMAIN/CLASS/IMAGE"

@@ -162,11 +162,15 @@ def from_table(
     kept = frame[there].reset_index(drop=True)
     names = _environment_names(kept[environment], environment, environment_bins)
     known = list(dict.fromkeys(sorted(names)))
-    require_names([*validation, *test], known)
+    require_names(validation, known, "validation")
+    require_names(test, known, "test")
     train = tuple(name for name in known if name not in {*validation, *test})
     if len(train) < 2:
         raise ArgumentError(
-            "environment", environment, f"two training environments are needed; found {', '.join(train) or 'none'}"
+            "environment",
+            environment,
+            f"two environments are needed for training; those that are not for validation or test are "
+            f"{', '.join(train) or 'none'}",
         )
     training = kept[names.isin(train)]
     inferred = inferred_kinds(training.drop(columns=[environment, target]))
@@ -186,14 +190,14 @@ def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
 
 def _kind(column: pd.Series) -> Kind:
     there = column.dropna()
+    if there.empty:
+        return "ignore"
     if pd.api.types.is_bool_dtype(there):
         return "boolean"
     if pd.api.types.is_datetime64_any_dtype(there):
         return "date"
     if pd.api.types.is_numeric_dtype(there):
         return "numeric"
-    if there.empty:
-        return "ignore"
     texts = there.astype("string")
     if texts.str.lower().isin(["true", "false"]).all():
         return "boolean"

@@ -65,7 +65,8 @@ def _targets(table: Table, name: str) -> dict[str, float]:
 
 
 def _missing(table: Table, column: str) -> dict[str, float]:
-    parts = table.frame[column].isna().groupby(table.environment).mean()
+    values = table.frame[column]
+    parts = (values.isna() | values.isin([np.inf, -np.inf])).groupby(table.environment).mean()
     return {str(name): float(part) for name, part in parts.items()}
 
 

@@ -13,6 +13,7 @@ environments; :class:`ObjectiveGradients` computes their gradient, also over sev
 
 from concord.objectives.coral import CORAL
 from concord.objectives.dann import DANN, DomainClassifier, reverse_gradient
+from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.eqrm import EQRM
 from concord.objectives.erm import ERM
 from concord.objectives.fishr import Fishr
@@ -24,7 +25,7 @@ from concord.objectives.meta_irm import MetaIRM
 from concord.objectives.mixup import Mixup
 from concord.objectives.mm_rex import MMREx
 from concord.objectives.mmd import MMD
-from concord.objectives.objective import Objective, Penalized
+from concord.objectives.objective import Objective, Penalized, Rescaled
 from concord.objectives.objectives_by_name import OBJECTIVES, ObjectiveName, objective, objective_type
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.spectral_decoupling import SpectralDecoupling
@@ -39,6 +40,7 @@ __all__ = [
     "MMD",
     "OBJECTIVES",
     "DomainClassifier",
+    "EnvironmentVectors",
     "Estimator",
     "Fishr",
     "GroupDRO",
@@ -51,6 +53,7 @@ __all__ = [
     "ObjectiveName",
     "Penalized",
     "PenaltyWeight",
+    "Rescaled",
     "SpectralDecoupling",
     "VREx",
     "irm_penalty",

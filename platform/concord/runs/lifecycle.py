@@ -253,7 +253,10 @@ def open_run(reserved: Reserved, description: Description, info: Callable[[str],
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | StoppedError) or reserved.termination.requested:
             _close(run, "KILLED")
-            raise StoppedError(f"stopped; continue with --name {run.name} --resume") from None
+            again = f"--name {run.name} --resume"
+            if reserved.kind == "run" and not events.own.checkpoints:
+                raise StoppedError(f"stopped before the first checkpoint; {again} begins again") from None
+            raise StoppedError(f"stopped; continue with {again}") from None
         untouched = not any(each.evaluations or each.checkpoints for each in events.history.values())
         if isinstance(error, InputError) and new and untouched and not _removed(run.kept):
             mirror.discard()

@@ -46,9 +46,12 @@ def opening_lines(
     ]
 
 
-def method_line(config: TrainConfig, on_ray: bool) -> str:
-    """The method of a run, its number of workers, and whether they are Ray Train's."""
-    return f"{config.method}, {_count(config.parallel.workers, 'worker')}" + (" on Ray Train" if on_ray else "")
+def method_line(config: TrainConfig, on_ray: bool, objective: str | None) -> str:
+    """The method of a run, with the job's own objective, its number of workers, and whether they are Ray Train's."""
+    method = config.method
+    if objective is not None:
+        method = objective if method == "mean" else f"{objective}-{method}"
+    return f"{method}, {_count(config.parallel.workers, 'worker')}" + (" on Ray Train" if on_ray else "")
 
 
 def purposes(environments: Environments, held_out: float) -> str:

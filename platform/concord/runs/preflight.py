@@ -47,6 +47,7 @@ class Checked:
         reported: the mode of each metric of a run, without those of single environments; None if unknown.
         measures: the mode of each measure, such as ``loss`` and ``accuracy``.
         criterion: the metric that compares models, and its mode.
+        objective: the class of the job's own objective; None if the job has none.
     """
 
     environments: Environments
@@ -54,6 +55,7 @@ class Checked:
     reported: Mapping[str, Mode | None]
     measures: Mapping[str, Mode | None]
     criterion: tuple[str, Mode]
+    objective: str | None = None
 
 
 def preflight(job: JobFile, config: Any) -> Checked:
@@ -111,7 +113,8 @@ def preflight(job: JobFile, config: Any) -> Checked:
         best_by(job.job, reported, own)
     _check_required(job, config, reported)
     example = _example(job, config, model, first)
-    return Checked(environments, example, reported, measures, job.job.compared_by(reported, own))
+    own_objective = None if job.job.objective is None else type(objective).__name__
+    return Checked(environments, example, reported, measures, job.job.compared_by(reported, own), own_objective)
 
 
 def _example(

@@ -48,6 +48,8 @@ _UNSENT_SECONDS = 30.0
 _WEIGHTS = "weights"
 _NOT_CALLED = "the job's risk does not call it as a function of tensors"
 FIGURES, _METRICS = "figures", "metrics.json"
+# An exponential average of fewer steps, in multiples of 1 / (1 - decay), has over 5 % of the first step's weights.
+_REACHES = 3
 Info = Callable[[str], None]
 
 
@@ -121,7 +123,9 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
             require_resources(config, info)
         environments = checked.environments
         tags = run_tags(job.name, job.path, len(environments.train) or None, environments.version)
-        derived = mask_parameters(config, len(environments.train)) if isinstance(config, TrainConfig) else None
+        derived: dict[str, object] = {} if checked.objective is None else {"objective": checked.objective}
+        if isinstance(config, TrainConfig):
+            derived |= mask_parameters(config, len(environments.train))
         artifacts = {"environments.json": environments.by_purpose()} if environments.train else {}
         description = run_description(config, job.name, tags, lineage, derived, artifacts)
         with full_disk_in_one_line(reserved.folder.path), open_run(reserved, description, info) as begun:
@@ -152,7 +156,7 @@ def _opening(job: JobFile, config: RunConfig, begun: Opened, checked: Checked) -
         return opening_lines(begun, what, more, criterion)
     environments = checked.environments
     lines = [f"data: {purposes(environments, config.data.held_out)}", *mask_lines(config, len(environments.train))]
-    what = method_line(config, needs_ray_train(config))
+    what = method_line(config, needs_ray_train(config), checked.objective)
     return opening_lines(begun, what, lines, criterion, required(job.job, config))
 
 
@@ -205,6 +209,13 @@ def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked)
             f"--stop-spread {config.schedule.stop_spread}: never reached; the model of epoch "
             f"{end['kept_epoch']:.0f} is kept, with the least spread, {end['held_out_spread']:.4g}"
         )
+    if (average := config.schedule.averaging) is not None and average[0] == "ema":
+        steps, reach = outcome.history[-1].step, 1 / (1 - average[1])
+        if steps < _REACHES * reach:
+            yield (
+                f"warning: --average {config.schedule.average}: averages about {reach:.0f} steps, and the run has "
+                f"{steps}: it still holds first weights; give a smaller decay, or more epochs"
+            )
     if config.schedule.keep == "best":
         yield f"--keep best: the model of epoch {end['kept_epoch']:.0f} is kept"
     for line in (

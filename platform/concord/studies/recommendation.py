@@ -92,7 +92,7 @@ class MethodsResult:
                 )
         if (chance := chance_of(1.0, self.environments)) > MUCH_BY_CHANCE:
             lines.append(
-                f"{self.environments} training environments are few votes for a mask: "
+                f"{self.environments} environments, on which each trial trains, are few votes for a mask: "
                 f"random signs all agree with probability {format_chance(chance)}"
             )
         if self._first.criterion.selection == "held-out" and self._first.measure != SPREAD:

@@ -60,6 +60,9 @@ from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
+# A process that trains alone also writes a checkpoint this long after its last one. Several processes average batch
+# norm's statistics for a checkpoint, so its moment must not depend on time.
+_CHECKPOINT_SECONDS = 300.0
 # The steps of an estimate of a training's time: before it is measured, and measured.
 _WARM_UP, _TIMED = 3, 20
 # The values of --vectorize, as StackedGradients takes them.
@@ -152,6 +155,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
     evaluate_after = _spread(schedule.evaluations, schedule.epochs)
     checkpoint_after = _spread(schedule.checkpoints, schedule.epochs)
     compare_after = _compared(schedule.consistency, evaluate_after)
+    written = time.monotonic()
     while progress.epoch < schedule.epochs and not progress.ended:
         steps = run.epoch(progress.epoch)
         progress.epoch += 1
@@ -165,7 +169,9 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
             metrics["workers"] = float(process.world_size)
         step = progress.epoch * run.steps_per_epoch
         evaluated, last = progress.epoch in evaluate_after, progress.epoch == schedule.epochs
-        if evaluated or progress.epoch in checkpoint_after:
+        due = process.world_size == 1 and time.monotonic() > written + _CHECKPOINT_SECONDS
+        checkpointed = due or progress.epoch in checkpoint_after
+        if evaluated or checkpointed:
             run.renew_batch_norm()
         if evaluated:
             metrics |= run.evaluate(step)
@@ -191,10 +197,11 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
                 context.log(metrics, step)
         if evaluated:
             yield Evaluation(progress.epoch, step, metrics)
-        if progress.epoch in checkpoint_after or last:
+        if checkpointed or last:
             run.average_buffers()
             write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
             context.checkpoint(write, step)
+            written = time.monotonic()
 
 
 def estimated_seconds(job: Job[Any], config: TrainConfig, process: ProcessContext) -> float:
