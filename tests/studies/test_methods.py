@@ -22,6 +22,7 @@ from concord.studies.methods import (
     KNOWN,
     MethodsCommand,
     MethodsPlan,
+    _train_command,
     methods_options_for,
     plan_methods,
     run_methods,
@@ -96,6 +97,38 @@ def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: N
         assert row["metrics"]["left_out_accuracy"]["mean"] == pytest.approx(statistics.fmean(values))
         assert row["metrics"]["left_out_accuracy"]["std"] == pytest.approx(statistics.stdev(values))
     assert "2 environments, on which each trial trains, are few votes for a mask" in " ".join(result.lines())
+
+
+def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched(ray_cluster: None, tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(OWN_RULE)
+    own = f"{tmp_path}/rules.py:Scaled"
+    few: dict[str, Any] = {"methods": (own, "mean"), "trials": 2, "seeds": 2}
+    planned = plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, **few)
+    result = run_methods(planned, [], lambda _: None)
+    assert list(result.studies) == [own, "mean"]
+    assert all(set(study.reruns) == {1, 2} for study in result.studies.values())
+    assert {"lr", "l2", "threshold"} == {name for run in result.studies[own].finished for name in run.run.point}
+    only = dataclasses.replace(result, studies={own: result.studies[own]})
+    assert f"--aggregator {own} " in _train_command(planned, only)
+    again = run_methods(plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, **few), [], lambda _: None)
+    assert again.as_json()["rows"] == result.as_json()["rows"]
+
+
+OWN_RULE = """
+from dataclasses import dataclass
+from concord.aggregation import GRADIENT, Update
+
+@dataclass(frozen=True)
+class Scaled:
+    threshold: float = 0.5
+
+    @property
+    def statistics(self):
+        return (GRADIENT,)
+
+    def finish(self, sums, environments):
+        return Update(sums["gradient"] / environments * (1 + self.threshold), sums["gradient"] != 0)
+"""
 
 
 def test_methods_are_judged_by_the_spread_of_losses_and_shown_by_accuracy(ray_cluster: None, tmp_path: Path) -> None:

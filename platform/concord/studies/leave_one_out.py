@@ -9,7 +9,7 @@ from typing import Any
 from concord.errors import InputError, format_for_cli
 from concord.runs.preflight import preflight
 from concord.runs.run_folder import restored_config
-from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, ComparisonPlan, plan_tables
+from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, ComparisonPlan, plan_tables
 from concord.studies.criterion import chosen_mode
 from concord.studies.left_out_table import draw_left_out
 from concord.studies.methods import changes_of, check_methods, method_names
@@ -18,6 +18,7 @@ from concord.studies.study_options import CompareCommand, SeedsOptions, with_con
 from concord.training import Comparison, JobFile, TrainConfig
 from concord.training.comparison import Folds
 from concord.training.evaluation import Mode
+from concord.training.rule_file import RuleFile
 
 USUAL = ("mean", "and-mask", "vrex")
 _LEAST = 3  # with one of two left out, nothing is left to compare
@@ -45,7 +46,8 @@ class LeaveOneOutOptions(SeedsOptions):
     def check(self) -> None:
         """Validate the options (InputError)."""
         super().check()
-        method_names(self.methods)
+        own = next(filter(RuleFile.is_reference, method_names(self.methods)), None)
+        self.require("methods", own is None, f"{own}: a rule of your own is not compared here; {METHODS} takes it")
         self.require("folds", self.folds == 0 or self.folds >= 2, "must be at least 2, or 0 for all environments")
 
 

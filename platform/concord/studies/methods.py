@@ -38,7 +38,10 @@ from concord.studies.tables import write_lines
 from concord.studies.trial_resources import trial_resources
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
+from concord.training.job import with_rule
 from concord.training.loop import estimated_seconds
+from concord.training.rule_file import RuleFile
+from concord.training.rule_options import config_with_rule
 
 _OBJECTIVES: tuple[str, ...] = tuple(name for name in get_args(ObjectiveName) if name != "erm")
 KNOWN: tuple[str, ...] = (*RULES, *_OBJECTIVES)
@@ -78,8 +81,8 @@ def method_names(given: Sequence[str]) -> tuple[str, ...]:
     """The methods of ``--methods``, with spaces or commas between them; ``erm`` is the average."""
     names = [name for each in given for name in each.split(",") if name]
     for name in names:
-        if name not in (*KNOWN, "erm"):
-            near = did_you_mean(name, KNOWN) or f"; there are {', '.join(KNOWN)}"
+        if name not in (*KNOWN, "erm") and not RuleFile.is_reference(name):
+            near = did_you_mean(name, KNOWN) or f"; there are {', '.join(KNOWN)}, and FILE.py:RULE"
             raise InputError(f"--methods {name}: there is no such method{near}")
     chosen = tuple("mean" if name == "erm" else name for name in names)
     twice = next((each for each in chosen if chosen.count(each) > 1), None)
@@ -97,8 +100,8 @@ class MethodsOptions(OptionGroup):
     methods: tuple[str, ...] = ()
     """Rules (mean or erm, and-mask, geometric-mean, xor-mask, sand-mask, t-mask, pcgrad, mgda, cagrad, upgrad, krum,
     clip, median, trimmed-mean) and objectives (irm, vrex, mm-rex, group-dro, eqrm, fishr, iga, coral, mmd, dann, mixup,
-    sd, meta-irm); by default mean, and-mask, t-mask, vrex and irm, without those that the job cannot use. All methods
-    are compared with the first one."""
+    sd, meta-irm), or rules of your own, FILE.py:RULE; by default mean, and-mask, t-mask, vrex and irm, without those
+    that the job cannot use. All methods are compared with the first one."""
     trials: int = 12
     """Number of trials of each method."""
     seeds: int = 5
@@ -179,14 +182,17 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     chosen = method_names(options.methods)
     for method in chosen or USUAL:
         try:
-            changed = base.with_options(register=False, **changes_of(job, base, method))
+            job_of_method, start = _with_method(job, base, method)
+            changed = start.with_options(register=False, **changes_of(job, base, method))
             changed.check()
             space = _space(changed, method)
             startup = max(1, options.trials // 2)
             of_study = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
             asked = StudyOptions(shortlist=0).with_options(**shared, **of_study)
-            of_method = dataclasses.replace(job, job=dataclasses.replace(job.job, studies={method: Study(space)}))
-            command_of = TuneOptions(study=asked, config=changed.with_options(name=f"{name}-{method}"))
+            searched = dataclasses.replace(job_of_method.job, studies={method: Study(space)})
+            of_method = dataclasses.replace(job_of_method, job=searched)
+            called = f"{name}-{comparison_name(method, None)}"
+            command_of = TuneOptions(study=asked, config=changed.with_options(name=called))
             studies[method] = plan_study(of_method, command_of, {*given, "selection"} - _OWN)
         except InputError as error:
             if method in chosen or method == USUAL[0]:
@@ -221,16 +227,27 @@ _OWN = options_of(MethodsOptions).keys() - {"selection"}
 _OF_STUDIES = {"trials", "metric", "mode", "folds", *options_of(SharingOptions)}
 
 
+def _with_method(job: JobFile, base: TrainConfig, method: str) -> tuple[JobFile, TrainConfig]:
+    """The job and its options; with a rule of the user's own its fields are among them."""
+    if not RuleFile.is_reference(method):
+        return job, base
+    of_rule = with_rule(job, RuleFile.read(method))
+    own = of_rule.job.config.aggregation.own_rule
+    assert own is not None
+    return of_rule, config_with_rule(base, own)
+
+
 def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
     """The changes of the job's settings that make this method, without options of other methods."""
     if method in _OBJECTIVES and job.job.objective is not None:
         raise InputError(f"--objective {method}: the job minimizes an objective of its own")
-    changes: dict[str, Any] = {"aggregator": method}
+    own = RuleFile.is_reference(method)
+    changes: dict[str, Any] = {} if own else {"aggregator": method}
     if method in _OBJECTIVES:
         changes |= {"aggregator": "mean", "objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
     elif base.objective.objective != "erm":
         changes["objective"] = "erm"
-    if method in _OBJECTIVES or method in ("mean", "sand-mask", *COMPARING):
+    if own or method in _OBJECTIVES or method in ("mean", "sand-mask", *COMPARING):
         changes["significance"] = None
     return changes
 
@@ -248,6 +265,8 @@ def _space(config: TrainConfig, method: str) -> Space:
         entries["significance"] = SIGNIFICANCES
     elif method in _OF_COMPARING:
         entries |= _OF_COMPARING[method]
+    elif config.aggregation.own_rule is not None:
+        entries |= {"threshold": Uniform(0.0, 1.0)} if "threshold" in config.aggregation.own_rule.options else {}
     elif method in AGGREGATORS and method != "mean":
         highest = 0.95 if method == "sand-mask" else 1.0  # at 1 no component ever passes
         entries["threshold"] = Uniform(0.0, highest)
@@ -346,7 +365,9 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     changed = {
         name: value
         for name, value in option_values(config).items()
-        if name not in left_out and value not in (usual[name], None) and not is_secret(name)
+        if name not in left_out and value not in (usual.get(name), None) and not is_secret(name)
     }
+    if RuleFile.is_reference(method):
+        changed["aggregator"] = method
     output = place_words(plan.base.run.output)
     return shlex.join(["concord", "train", plan.job.reference, *as_words(changed), *output])
