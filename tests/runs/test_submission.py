@@ -387,6 +387,13 @@ def test_files_in_options_and_option_files_go_along_or_are_refused(
     command = read("train", "punctuated-sst2", *words)
     assert taken.take_options(command, command.given_values()) == {"glove": "glove.txt"}
     assert taken.needed == [Path("glove.txt")]
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "mine.py").write_text("")
+    words = ["methods", "--methods", "mean,rules/mine.py:Mine", "vrex"]
+    command = read("compare", "synthetic", *words)
+    methods = ("mean", "rules/mine.py:Mine", "vrex")
+    assert taken.take_options(command, command.given_values()) == {"methods": methods}
+    assert taken.needed == [Path("glove.txt"), Path("rules/mine.py")]
 
 
 class Tunnel:

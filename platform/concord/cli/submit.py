@@ -180,9 +180,18 @@ class SentFiles:
             self._take(Path(job.path).parent / job.job.comparisons)
         return self._take(Path(job.path))
 
-    def take_options(self, command: JobCommand, values: Mapping[str, Any]) -> dict[str, str]:
+    def _take_method(self, method: str) -> str:
+        """A method of a comparison; a rule of the user's own by its path on the cluster."""
+        from concord.training.rule_file import RuleFile
+
+        if not RuleFile.is_reference(method):
+            return method
+        file, rule = RuleFile.parts(method)
+        return f"{self._take(Path(file))}:{rule}"
+
+    def take_options(self, command: JobCommand, values: Mapping[str, Any]) -> dict[str, Any]:
         """The options that name files, with the paths on the cluster."""
-        found = {}
+        found: dict[str, Any] = {}
         rule = command.job.rule
         if rule is not None and not Path(rule.path).is_absolute():  # a run's record has its text
             self.texts[Path("rule-of-the-record", rule.path)] = rule.source
@@ -190,6 +199,8 @@ class SentFiles:
         elif rule is not None:
             found["aggregator"] = f"{self._take(Path(rule.path))}:{rule.name}"
         for name, value in values.items():
+            if name == "methods":
+                found[name] = tuple(self._take_method(each) for part in value for each in part.split(","))
             if not isinstance(value, Path) or name in ("output", "data_dir"):
                 continue
             # An absolute path may be on the cluster; a study's space is also read here.
