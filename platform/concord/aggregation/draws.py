@@ -24,9 +24,7 @@ from concord.aggregation.statistic import Statistics
 
 # The constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), as signed
 # numbers: products of int64 wrap around as those of unsigned numbers do.
-_GAMMA, _FIRST, _SECOND = (
-    number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+GAMMA, _FIRST, _SECOND = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def with_draws(rule: Any, sums: Statistics, step: SupportsInt, components: Callable[[], Tensor]) -> Statistics:
@@ -48,13 +46,16 @@ def with_draws(rule: Any, sums: Statistics, step: SupportsInt, components: Calla
 def uniform(components: Tensor, key: str) -> Tensor:
     """Numbers in [0, 1), float32 with 24 random bits: a hash of each component's number (int64) and the key."""
     start = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little", signed=True)
-    mixed = components * _GAMMA + start
-    mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST
-    mixed = (mixed ^ _shifted(mixed, 27)) * _SECOND
-    mixed = mixed ^ _shifted(mixed, 31)
-    return _shifted(mixed, 40).to(torch.float32) * 2**-24
+    return shifted(mixed(components * GAMMA + start), 40).to(torch.float32) * 2**-24
 
 
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
+def mixed(words: Tensor) -> Tensor:
+    """SplitMix64's hash of 64-bit words (int64)."""
+    words = (words ^ shifted(words, 30)) * _FIRST
+    words = (words ^ shifted(words, 27)) * _SECOND
+    return words ^ shifted(words, 31)
+
+
+def shifted(numbers: Tensor, bits: int) -> Tensor:
     """Shift to the right, as of unsigned numbers."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
