@@ -520,6 +520,48 @@ def test_a_process_holds_its_data_once(held_out: float) -> None:
     assert data <= bytes_of_new_tensors() < 1.1 * data
 
 
+STEPS_IN_A_TUNED_PROCESS = """
+import psutil, torch
+from concord.environments import Environments
+from concord.training import Job, ProcessContext, TrainConfig
+from concord.training.loop import _Run, StepsSoFar
+from concord.training.process import tune_process
+from concord.training.worker_data import prepare
+from torch import nn
+
+tune_process(1)
+
+def convolution(of, to, stride=1):
+    return nn.Sequential(nn.Conv2d(of, to, 3, stride, 1), nn.ReLU(), nn.GroupNorm(8, to))
+
+def model(_):
+    layers = convolution(1, 64), convolution(64, 32, 2), convolution(32, 32)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2))
+
+def load(name):
+    return torch.randn(1920, 1, 20, 20), torch.arange(1920) % 2
+
+job = Job(lambda _: Environments(load, ["a", "b", "c"]), model, nn.functional.cross_entropy)
+config = TrainConfig().with_options(batch_size=32, held_out=0.0, aggregator="mean", precision="bfloat16").resolve()
+run = _Run(job, config, ProcessContext(), prepare(job, config, ProcessContext()), StepsSoFar())
+step, process, sizes = run.optimization.step, psutil.Process(), []
+
+def stepped(number):
+    sizes.append(process.memory_info().rss)
+    step(number)
+
+run.optimization.step = stepped
+run.epoch(0)
+print((max(sizes) - sizes[10]) / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_does_not_grow_with_the_steps_of_an_epoch(tmp_path: Path) -> None:
+    """By 100 MiB in 60 steps, before the numbers of all steps were in one block."""
+    assert float(run_program(STEPS_IN_A_TUNED_PROCESS, tmp_path)) < 20
+
+
 def bytes_of_new_tensors() -> int:
     """Memory of all tensors since ``gc.freeze()``, each part of it counted once."""
     gc.collect()

@@ -14,7 +14,6 @@ from concord.cli.parsing import asks_for_help, job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.job_files import JobText, job_texts
-from concord.options import flag_of
 from concord.redaction import redact
 from concord.storage import display_path, is_remote
 
@@ -51,9 +50,7 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, config = command.job, command.options
     if command.print_config:
         return print_options(job.name, config.resolve(), as_json)
-    if idle := sorted(map(flag_of, command.given & config.resolve().unused())):
-        info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option would use it")
-    report = run(job, config, info)
+    report = run(job, config, info, given=command.given)
     if not as_json:
         _print_report(report)
     return report.as_json()

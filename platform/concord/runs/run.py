@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError, TrainingFailedError
-from concord.options import option_values
+from concord.options import flag_of, option_values
 from concord.record import Events
 from concord.runs.champion import required, shortfall
 from concord.runs.checkpoints import CHECKPOINTS, last_checkpoint, remove_older, remove_unlisted
@@ -96,10 +96,13 @@ class RunResult:
         }
 
 
-def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None) -> RunResult:
+def run(
+    job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None, given: Collection[str] = ()
+) -> RunResult:
     """Train a job, or resume it, and keep everything. After a failure ``--resume`` continues from the last checkpoint.
 
-    Invalid input leaves nothing of the run. ``lineage`` is the origin of a configuration that a study chose.
+    Invalid input leaves nothing of the run. ``lineage`` is the origin of a configuration that a study chose; ``given``
+    has the names of the options that the user gave, of which those without an effect are named.
     """
     started = time.perf_counter()
     config.check()
@@ -131,6 +134,8 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
         with full_disk_in_one_line(reserved.folder.path), open_run(reserved, description, info) as begun:
             for line in _opening(job, config, begun, checked):
                 info(line)
+            if idle := sorted(map(flag_of, config.unused() & {*given})):
+                info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option uses it")
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
             progress.training(job.epochs(config), "starting workers" if needs_ray_train(config) else "loading data")

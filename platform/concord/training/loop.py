@@ -21,7 +21,7 @@ from concord.environments import BatchStream, Environment
 from concord.environments.batches import names_of_batches
 from concord.environments.tree import difference
 from concord.errors import InputError, picklable
-from concord.gradients import AggregationHook, EnvironmentStep, HookedGradients, StackedGradients
+from concord.gradients import AggregationHook, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.risk import take
 from concord.gradients.stacked import Vectorize
@@ -228,6 +228,29 @@ class _EpochSteps:
     weight: float
 
 
+class _Rows:
+    """A small tensor of each step, kept in one block.
+
+    If each lived for the epoch alone, it would divide the memory that a step frees on a CPU, which the next step could
+    not use whole: with a convolutional network a process grew by 20 MB a step.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._rows: Tensor = torch.empty(steps, 0)
+        self._count = 0
+
+    def append(self, row: Tensor) -> None:
+        """Take the tensor of a step, of the first one's shape."""
+        if self._count == 0:
+            self._rows = row.new_empty(len(self._rows), *row.shape)
+        self._rows[self._count] = row.detach()
+        self._count += 1
+
+    def stacked(self) -> Tensor:
+        """The tensors of all steps, ``(steps, ...)``."""
+        return self._rows[: self._count]
+
+
 class _Run:
     """The parts of a run in one process."""
 
@@ -366,10 +389,12 @@ class _Run:
         """The steps of one epoch, or at most this number of them."""
         for module in self._modules:
             module.train()
-        losses, kept, rates, skipped = [], [], [], 0
+        steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)[:most]
+        losses, kept, weights, shares = (_Rows(len(steps)) for _ in range(4))
+        rates, skipped = [], 0
         so_far, clock = self.so_far, self.so_far.clock
         started = time.perf_counter()
-        for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)[:most]:
+        for step in steps:
             clock.switch("gradients")
             _seed_step(self.config.run.seed, self.process.rank, step)
             if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.process.world_size == 1:
@@ -380,19 +405,22 @@ class _Run:
             self.optimization.step(step)
             if self.average is not None:
                 self.average.after_step(self.model)
-            losses.append(result)
+            losses.append(result.losses)
             kept.append(result.kept_fraction)
+            weights.append(result.weights)
+            if result.environment_weights is not None:
+                shares.append(result.environment_weights)
             skipped += len(result.skipped)
             so_far.steps, so_far.epoch, so_far.latest = so_far.steps + 1, (step + 1) / self.steps_per_epoch, result
             clock.switch(None)
         seconds = time.perf_counter() - started
-        means, worst = self._losses(losses)
+        means, worst = self._losses(losses.stacked(), weights.stacked())
         each = [
             {"step/loss": mean, "step/worst_loss": most, "step/lr": rate}
             for mean, most, rate in zip(means, worst, rates, strict=True)
         ]
-        metrics = {"steps_per_second": len(each) / seconds} | self._weights(losses)
-        fractions = torch.stack(kept).float().cpu()
+        metrics = {"steps_per_second": len(each) / seconds} | self._weights(shares.stacked())
+        fractions = kept.stacked().float().cpu()
         if fractions.numel() > 0:  # of a rule that drops components
             overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
             for of_step, fraction in zip(each, overall, strict=True):
@@ -401,14 +429,13 @@ class _Run:
             for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
                 metrics[layer_metric("kept_fraction", name)] = fraction
         metrics |= {f"objective/{name}": value for name, value in self.objective.metrics().items()}
-        return _EpochSteps(metrics, each, skipped, self._weight(losses) if self.counts_evaluations else 0.0)
+        return _EpochSteps(metrics, each, skipped, self._weight(weights.stacked()) if self.counts_evaluations else 0.0)
 
-    def _weights(self, results: Sequence[EnvironmentStep]) -> dict[str, float]:
+    def _weights(self, shares: Tensor) -> dict[str, float]:
         """The weight of each environment in a weighting, summed over its batches: the mean over steps."""
-        found = [each.environment_weights for each in results if each.environment_weights is not None]
-        if not found or self.config.data.environments_per_step:  # which differ at every step
+        if shares.numel() == 0 or self.config.data.environments_per_step:  # which differ at every step
             return {}
-        means = torch.stack(found).mean(0).unflatten(0, (-1, self.config.aggregation.steps_per_update)).sum(1).tolist()
+        means = shares.mean(0).unflatten(0, (-1, self.config.aggregation.steps_per_update)).sum(1).tolist()
         names = self.environments.train
         return {layer_metric("weight", name): weight for name, weight in zip(names, means, strict=True)}
 
@@ -417,23 +444,22 @@ class _Run:
         """Whether the weight of a batch is the number of the model's evaluations."""
         return bool(getattr(self.objective.risk, "counts_evaluations", False))
 
-    def _weight(self, results: Sequence[EnvironmentStep]) -> float:
+    def _weight(self, weights: Tensor) -> float:
         """The total weight of the batches of these steps, over all processes."""
-        weight = torch.stack([result.weights for result in results]).double().sum()
+        weight = weights.double().sum()
         if self.process.world_size > 1:
             dist.all_reduce(weight)
         return float(weight)
 
-    def _losses(self, results: Sequence[EnvironmentStep]) -> tuple[list[float], list[float]]:
+    def _losses(self, losses: Tensor, weights: Tensor) -> tuple[list[float], list[float]]:
         """The mean loss over environments at each step, unweighted, and the worst loss."""
-        losses = torch.stack([result.losses for result in results]).float()
+        losses, weights = losses.float(), weights.float()
         batches_each = self.config.aggregation.steps_per_update
         if batches_each > 1:  # the loss of an environment is over all its batches
-            weights = torch.stack([result.weights for result in results]).float().unflatten(1, (-1, batches_each))
+            weights = weights.unflatten(1, (-1, batches_each))
             losses = (losses.view_as(weights) * weights).sum(2) / weights.sum(2)
         if self.config.aggregation.per_example and self.process.world_size > 1:
             # Every process has a part of each environment's batch, and its weight.
-            weights = torch.stack([result.weights for result in results]).float()
             both = torch.stack([losses * weights, weights])
             dist.all_reduce(both)
             losses = both[0] / both[1]
