@@ -398,7 +398,7 @@ def test_a_space_is_read_from_a_file(tmp_path: Path) -> None:
         (b"s = {one-of = {a = {x = {fix = 1}}}}", "--space {path}: s=a/x: expected one of uniform"),
         (b"lr = [{uniform = [0, 1]}]", "--space {path}: lr: expected plain values, or one-of with branches"),
         (b"lr = {fixed = {a = 1}}", "--space {path}: lr: fixed {{'a': 1}}: give a plain value"),
-        (b"lr = {uniform = [1, 0]}", "space: lr: from 1.0 to 0.0: must be finite, the first smaller"),
+        (b"lr = {uniform = [1, 0]}", "--space {path}: lr: from 1.0 to 0.0: must be finite, the first smaller"),
     ],
 )
 def test_a_file_without_a_space_is_refused(tmp_path: Path, text: bytes, message: str) -> None:

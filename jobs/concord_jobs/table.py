@@ -55,7 +55,8 @@ class TableOptions(OptionGroup):
             raise ArgumentError("data", None, needed)
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
-        self.require("environment_bins", (self.environment_bins or 2) >= 2, "must be at least 2")
+        enough = self.environment_bins is None or self.environment_bins >= 2
+        self.require("environment_bins", enough, "must be at least 2")
         for given in self.columns:
             kind = given.rpartition("=")[2]
             right = "=" in given and kind in KINDS

@@ -160,9 +160,9 @@ class Space:
         return _as_json(self.entries)
 
     @staticmethod
-    def from_json(entries: Mapping[str, Any], source: str = "space") -> "Space":
-        """A space from its form as JSON or TOML; ``source`` names its origin in errors."""
-        return Space({name: _entry(name, value, source) for name, value in entries.items()})
+    def from_json(entries: Mapping[str, Any]) -> "Space":
+        """A space from its form as JSON or TOML."""
+        return Space({name: _entry(name, value) for name, value in entries.items()})
 
     @staticmethod
     def read(path: Path) -> "Space":
@@ -171,7 +171,10 @@ class Space:
             entries = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(f"--space {path}: cannot be read as TOML ({first_line(error)})") from error
-        return Space.from_json(entries, f"--space {path}")
+        try:
+            return Space.from_json(entries)
+        except InputError as error:
+            raise InputError(f"--space {path}: {str(error).removeprefix('space: ')}") from error
 
 
 def contains(domain: Domain, value: Value) -> bool:
@@ -203,16 +206,23 @@ def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
 
     ``words`` are values that stay text, such as ``none`` if that is a choice of the option.
     """
+    try:
+        entry = _parsed(name, text, words)
+        Space({name: entry})
+    except InputError as error:
+        raise InputError(f"--vary {name}={text}: {str(error).removeprefix(f'space: {name}: ')}") from error
+    return entry
+
+
+def _parsed(name: str, text: str, words: Sequence[Value]) -> Entry:
     kind, *bounds = text.split(":")
     if bounds:
         kinds = {"uniform": "uniform", "log": "log-uniform", "log-uniform": "log-uniform", "int": "integers"}
         if kind not in kinds or len(bounds) != 2:
-            raise InputError(
-                f"--vary {name}={text}: give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH"
-            )
-        return _entry(name, {kinds[kind]: [literal(bound) for bound in bounds]}, "--vary")
+            raise InputError("give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH")
+        return _entry(name, {kinds[kind]: [literal(bound) for bound in bounds]})
     values = [literal(word.strip(), words) for word in text.split(",")]
-    return _entry(name, values if len(values) > 1 else values[0], "--vary")
+    return _entry(name, values if len(values) > 1 else values[0])
 
 
 def literal(text: str, words: Sequence[Value] = ()) -> Value:
@@ -239,38 +249,38 @@ def _has_mapping(value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_mapping, value)))
 
 
-def _entry(name: str, value: Any, source: str) -> Entry:
+def _entry(name: str, value: Any) -> Entry:
     """One entry from its form as JSON."""
     if isinstance(value, list):
         if _has_mapping(value):
-            raise InputError(f"{source}: {name}: expected plain values, or one-of with branches; found {value}")
+            raise InputError(f"space: {name}: expected plain values, or one-of with branches; found {value}")
         return Choice(*value)
     if not isinstance(value, Mapping):
         return frozen(value)
     kinds = (*_BOUNDED, "one-of", "fixed")
     if len(value) != 1 or next(iter(value)) not in kinds:
-        raise InputError(f"{source}: {name}: expected one of {', '.join(kinds)}, found {', '.join(map(str, value))}")
+        raise InputError(f"space: {name}: expected one of {', '.join(kinds)}, found {', '.join(map(str, value))}")
     kind, given = next(iter(value.items()))
     if kind == "fixed":
         if _has_mapping(given):
-            raise InputError(f"{source}: {name}: fixed {given}: give a plain value")
+            raise InputError(f"space: {name}: fixed {given}: give a plain value")
         return frozen(given)
     if kind == "one-of":
         if not isinstance(given, Mapping) or not all(isinstance(branch, Mapping) for branch in given.values()):
-            raise InputError(f"{source}: {name}: one-of maps the names of branches to their entries")
+            raise InputError(f"space: {name}: one-of maps the names of branches to their entries")
         return OneOf(
             {
-                branch: {inner: _entry(f"{name}={branch}/{inner}", entry, source) for inner, entry in entries.items()}
+                branch: {inner: _entry(f"{name}={branch}/{inner}", entry) for inner, entry in entries.items()}
                 for branch, entries in given.items()
             }
         )
     numbers = isinstance(given, list) and len(given) == 2
     if not numbers or any(isinstance(bound, bool) or not isinstance(bound, (int, float)) for bound in given):
-        raise InputError(f"{source}: {name}: {kind} {given}: give the two numbers LOW and HIGH")
+        raise InputError(f"space: {name}: {kind} {given}: give the two numbers LOW and HIGH")
     low, high = given
     if kind == "integers":
         if not (math.isfinite(low) and math.isfinite(high)) or low != int(low) or high != int(high):
-            raise InputError(f"{source}: {name}: integers {low} {high}: give whole numbers")
+            raise InputError(f"space: {name}: integers {low} {high}: give whole numbers")
         return Integers(int(low), int(high))
     return Uniform(float(low), float(high)) if kind == "uniform" else LogUniform(float(low), float(high))
 
