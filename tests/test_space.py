@@ -341,11 +341,11 @@ def test_words_of_the_option_stay_words() -> None:
         ("uniform:0", "--vary x=uniform:0: give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH"),
         ("uniform:0:1:2", "--vary x=uniform:0:1:2: give values as"),
         ("normal:0:1", "--vary x=normal:0:1: give values as"),
-        ("uniform:a:1", "--vary: x: uniform ['a', 1]: give the two numbers LOW and HIGH"),
-        ("uniform:false:true", "--vary: x: uniform [False, True]: give the two numbers LOW and HIGH"),
-        ("int:1.5:3", "--vary: x: integers 1.5 3: give whole numbers"),
-        ("int:1:inf", "--vary: x: integers 1 inf: give whole numbers"),
-        ("int:nan:2", "--vary: x: integers nan 2: give whole numbers"),
+        ("uniform:a:1", "--vary x=uniform:a:1: uniform ['a', 1]: give the two numbers LOW and HIGH"),
+        ("uniform:false:true", "--vary x=uniform:false:true: uniform [False, True]: give the two numbers LOW and HIGH"),
+        ("int:1.5:3", "--vary x=int:1.5:3: integers 1.5 3: give whole numbers"),
+        ("int:1:inf", "--vary x=int:1:inf: integers 1 inf: give whole numbers"),
+        ("int:nan:2", "--vary x=int:nan:2: integers nan 2: give whole numbers"),
     ],
 )
 def test_a_text_that_is_no_entry_is_refused(text: str, message: str) -> None:
