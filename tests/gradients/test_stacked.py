@@ -22,7 +22,7 @@ from concord.models.mlp import MLP
 ENVIRONMENTS, BATCH, CLASSES = 5, 4, 3
 
 pytestmark = [
-    pytest.mark.filterwarnings("error:environments are done one after the other"),
+    pytest.mark.filterwarnings("error:environments are computed one by one"),
     pytest.mark.usefixtures("seeded"),
 ]
 
@@ -386,7 +386,7 @@ def test_control_flow_on_values_falls_back_with_one_warning_and_is_exact() -> No
     inputs = inputs.abs() * torch.tensor([1.0, -1, 1, 1, -1])[:, None, None]
     expected, _, losses = looped(model, AndMask(0.6), inputs, targets)
     gradients = StackedGradients(model, cross_entropy, AndMask(0.6))
-    with pytest.warns(UserWarning, match="one after the other") as caught:
+    with pytest.warns(UserWarning, match="one by one") as caught:
         gradients(inputs, targets)
     assert [warning.filename for warning in caught] == [__file__]
     gradients(inputs, targets)  # a second warning would be an error in this file
@@ -400,7 +400,7 @@ def test_batch_norm_without_vmap_falls_back_to_the_same_statistics() -> None:
     model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, CLASSES))
     inputs = numbers(6)
     each = torch.stack([model[0](batch).mean(0) for batch in inputs]).detach()
-    with pytest.warns(UserWarning, match="one after the other"):
+    with pytest.warns(UserWarning, match="one by one"):
         StackedGradients(model, cross_entropy, Mean())(inputs, labels())
     assert_close(model[1].running_mean, each.mean(0))
     assert model[1].num_batches_tracked.item() == 1
@@ -609,7 +609,7 @@ def test_pooled_is_chosen_where_exact_else_vmap_else_one_by_one() -> None:
         chosen = StackedGradients(model, cross_entropy, AndMask(0.6))
         assert chosen.vectorize is None
         torch.manual_seed(3)
-        with contextlib.nullcontext() if expected else pytest.warns(UserWarning, match="one after the other"):
+        with contextlib.nullcontext() if expected else pytest.warns(UserWarning, match="one by one"):
             losses = chosen(numbers(6), labels()).losses
         assert chosen.vectorize == expected
         first = found(model)

@@ -46,7 +46,7 @@ def opening_lines(
     ]
 
 
-def method_line(config: TrainConfig, on_ray: bool, objective: str | None) -> str:
+def method_line(config: TrainConfig, on_ray: bool, objective: str | None = None) -> str:
     """The method of a run, with the job's own objective, its number of workers, and whether they are Ray Train's."""
     method = config.method
     if objective is not None:
