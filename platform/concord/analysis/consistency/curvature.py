@@ -36,7 +36,7 @@ _SMALLEST_ENTRY = 1e-4  # of the mean of a layer's curvatures, the least that a 
 class Ratio:
     """The largest ratio of two curvatures, μ, and its direction of norm 1, ``(n,)``.
 
-    If it has not converged, μ may be larger. If the two largest ratios differ by a few per cent, this may be the
+    If it has not converged, μ may be larger. If the two largest ratios differ by less than a tenth, this may be the
     second.
     """
 
