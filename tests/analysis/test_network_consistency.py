@@ -170,8 +170,8 @@ def test_the_ratio_is_the_largest_generalized_eigenvalue(seed: int, epsilon: flo
     second, expected = scipy.linalg.eigh(other, own + 2 * epsilon * np.eye(of.size), eigvals_only=True)[-2:]
     assert found.converged
     assert found.value <= expected * (1 + 1e-6)
-    # Of two that are nearly equal it may find the second, as with seed 591 and ε 0.1.
-    assert found.value == pytest.approx(expected, rel=1e-3 if second < 0.9 * expected else 0.1)
+    # Of two that are nearly equal it may find the second.
+    assert found.value == pytest.approx(expected, rel=1e-3 if second < 0.95 * expected else 0.05)
     assert float(found.direction.norm()) == pytest.approx(1)
 
 

@@ -558,7 +558,7 @@ print((max(sizes) - sizes[10]) / 2**20)
 
 @pytest.mark.slow
 def test_a_process_does_not_grow_with_the_steps_of_an_epoch(tmp_path: Path) -> None:
-    """By 100 MiB in 60 steps, before the numbers of all steps were in one block."""
+    """It grew while the numbers of each step were tensors of their own."""
     assert float(run_program(STEPS_IN_A_TUNED_PROCESS, tmp_path)) < 20
 
 
