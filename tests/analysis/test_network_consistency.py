@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -162,16 +162,17 @@ def test_pseudo_environments_are_the_same_examples_dealt_out_by_the_seed() -> No
 
 
 @given(st.integers(0, 1000), st.sampled_from([1e-3, 0.1, 10.0]))
+@example(591, 0.1)  # the two largest are 9 % apart
+@example(900, 1e-3)  # 17 % apart
 @settings(max_examples=5, deadline=None)
 def test_the_ratio_is_the_largest_generalized_eigenvalue(seed: int, epsilon: float) -> None:
     of = losses(2, seed)
     found = pair_ratio(of, *of.names, epsilon, 1.0)
     own, other = (dense(of, name) for name in of.names)
-    second, expected = scipy.linalg.eigh(other, own + 2 * epsilon * np.eye(of.size), eigvals_only=True)[-2:]
+    expected = scipy.linalg.eigh(other, own + 2 * epsilon * np.eye(of.size), eigvals_only=True)[-1]
     assert found.converged
     assert found.value <= expected * (1 + 1e-6)
-    # Of two that are nearly equal it may find the second.
-    assert found.value == pytest.approx(expected, rel=1e-3 if second < 0.95 * expected else 0.05)
+    assert found.value == pytest.approx(expected, rel=1e-3)
     assert float(found.direction.norm()) == pytest.approx(1)
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from forked import Command, start_server
 from ports import free_port
 from test_run import JOB_FILE, OPTIONS, command, start
+from torch import nn
 from tracked import tracked_runs
 from waiting import wait_for
 from web_server import serving
@@ -30,7 +33,7 @@ from concord.record import EVENTS, RECORD
 from concord.runs import lifecycle
 from concord.runs.cluster_address import check_cluster, require_cluster
 from concord.runs.lifecycle import Opened, open_run, reserved_run, run_description
-from concord.runs.termination import sigterm_as_interrupt
+from concord.runs.termination import end_at_sigterm, sigterm_as_interrupt
 from concord.storage import LOCK
 from concord.tracking import Store
 from concord.tracking.store import Run
@@ -243,6 +246,18 @@ def test_in_other_threads_sigterm_is_left_alone() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(handler).result() is signal.getsignal(signal.SIGTERM)
+
+
+def test_a_ray_worker_ends_at_sigterm_in_a_weak_references_callback(ray_cluster: None) -> None:
+    class Worker:
+        def end(self) -> None:
+            end_at_sigterm()
+            model = nn.Linear(1, 1)
+            weakref.finalize(model, os.kill, os.getpid(), signal.SIGTERM)
+            del model
+
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(ray.remote(num_cpus=0)(Worker).remote().end.remote(), timeout=60)
 
 
 # --- what is refused before anything is touched

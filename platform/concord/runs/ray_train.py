@@ -19,6 +19,7 @@ from concord.process_environment import environment_variables
 from concord.runs.channel import FAILED, Channel, Message
 from concord.runs.failures import is_outage
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
+from concord.runs.termination import end_at_sigterm
 from concord.runs.worker import RunSpec, Sink, evaluations_here, failure
 from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
 from concord.training.context import ProcessContext
@@ -176,6 +177,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
 
     spec: RunSpec = loop_config["spec"]
     channel = loop_config["channel"]
+    end_at_sigterm()
     apply_credentials(spec.storage_credentials)
     context = ray.train.get_context()
     tune_process(threads=max(1, own_cores() // context.get_local_world_size()))

@@ -1,7 +1,9 @@
-"""Temporary signal handlers: SIGTERM, which Slurm, Ray Jobs and container engines send, acts as Ctrl-C."""
+"""SIGTERM, which Slurm, Ray Jobs and container engines send: as Ctrl-C in this process, and the end of a Ray worker."""
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,3 +57,18 @@ def sigterm_as_interrupt() -> Iterator[Termination]:
 
     with signal_handler(signal.SIGTERM, end):
         yield termination
+
+
+def end_at_sigterm() -> None:
+    """Let this Ray worker end at SIGTERM wherever the signal arrives.
+
+    Ray's handler raises SystemExit. In the callback of a weak reference or in ``__del__`` Python would print it with a
+    traceback and go on.
+    """
+
+    def end(ignored: Any) -> None:
+        if isinstance(ignored.exc_value, SystemExit):
+            os._exit(1)  # Ray's exit status
+        sys.__unraisablehook__(ignored)
+
+    sys.unraisablehook = end

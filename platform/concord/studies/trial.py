@@ -19,6 +19,7 @@ from concord import logs
 from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
 from concord.redaction import redact
 from concord.runs.execute import execute
+from concord.runs.termination import end_at_sigterm
 from concord.runs.worker import RunSpec, ignore
 from concord.source_file import reason
 from concord.storage import apply_credentials
@@ -74,6 +75,7 @@ class TrialProcess(Trainable):
     def setup(self, config: dict[str, Any], pool: PoolSpec) -> None:  # type: ignore[override]
         """Prepare the process, once."""
         self._pool = pool
+        end_at_sigterm()
         apply_credentials(pool.run.storage_credentials)
         self._prepared: WorkerData | None = None
         tune_process(pool.threads)

@@ -11,11 +11,9 @@ never exceeds μ. SciPy's LOBPCG keeps the iterate of the least residual, which 
 grow before they fall.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import scipy.linalg
 import torch
 from torch import Tensor
@@ -29,6 +27,7 @@ Product = Callable[[Tensor], Tensor]
 _MOST = 100  # iterations of LOBPCG
 _INNER, _INNER_TOLERANCE = 8, 1e-2  # iterations of conjugate gradients in each of them, and when they end
 _TOLERANCE = 0.003  # of the residual, in the norm of (G_e + γI)⁻¹, over μ; μ's own error is of its square
+_SPAN = 1e-12  # of the largest eigenvalue of (G_e + γI) in a span, the least of an own direction in it
 _SMALLEST_ENTRY = 1e-4  # of the mean of a layer's curvatures, the least that a logarithm is taken of
 
 
@@ -36,8 +35,7 @@ _SMALLEST_ENTRY = 1e-4  # of the mean of a layer's curvatures, the least that a 
 class Ratio:
     """The largest ratio of two curvatures, μ, and its direction of norm 1, ``(n,)``.
 
-    If it has not converged, μ may be larger. If the two largest ratios differ by less than a tenth, this may be the
-    second.
+    If it has not converged, μ may be larger.
     """
 
     value: float
@@ -48,47 +46,63 @@ class Ratio:
 def largest_ratio(own: Product, other: Product, damping: float, start: Tensor) -> Ratio:
     """λ_max((G + γI)⁻¹ G') from products with G (own) and G' (other), beginning with the vector ``start``, ``(n,)``.
 
-    γ, the damping, is above 0, or 0 where G is positive definite.
+    γ, the damping, is above 0, or 0 where G is positive definite. The iteration is of two vectors: one alone may stay
+    at the second of two close ratios, while the other would still rise above it.
     """
 
     def damped(vector: Tensor) -> Tensor:
         return own(vector) + damping * vector
 
-    x = start.double() / start.double().norm()
-    ax, bx = other(x), damped(x)
-    basis = [(x, ax, bx)]  # the last point, and from the second iteration on the last step, each with its products
-    value, error = 0.0, math.inf
+    def with_products(vector: Tensor) -> _WithProducts:
+        vector = vector / vector.norm()
+        return vector, other(vector), damped(vector)
+
+    second = torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points, moves = _ritz([with_products(start.double()), with_products(second.to(start.device))], [])
+    value, converged = 0.0, False
     for _ in range(_MOST):
-        x, ax, bx = basis[0]
-        value = float(x @ ax) / float(x @ bx)
-        residual = ax - value * bx
-        step = _solved(damped, residual)
-        error = (max(float(residual @ step), 0.0) / float(x @ bx)) ** 0.5
-        if error <= _TOLERANCE * value or not float(step.norm()) > 0:
+        residuals = [_residual(point, damped) for point in points]
+        value, error, _ = residuals[0]
+        # An eigenvalue is at most the error away from each value, and the first value is to be the largest.
+        converged = error <= _TOLERANCE * value and all(v + e <= value * (1 + _TOLERANCE) for v, e, _ in residuals)
+        steps = [with_products(step) for _, _, step in residuals if float(step.norm()) > 0]
+        if converged or not steps:
             break
-        step = step / step.norm()
-        basis = _ritz([basis[0], (step, other(step), damped(step)), *basis[1:]])
-    direction = (basis[0][0] / basis[0][0].norm()).to(start.dtype)
-    return Ratio(value, direction, error <= _TOLERANCE * value or value == 0)
+        points, moves = _ritz(points, [*steps, *moves])
+    direction = (points[0][0] / points[0][0].norm()).to(start.dtype)
+    return Ratio(value, direction, converged or value == 0)
 
 
 _WithProducts = tuple[Tensor, Tensor, Tensor]
 """A vector x, and with it G'x and (G + γI)x."""
 
 
-def _ritz(basis: Sequence[_WithProducts]) -> list[_WithProducts]:
-    """The vector with the largest ratio in the span of a point, a direction and the last step; and its step."""
-    scaled = [tuple(part / each[0].norm() for part in each) for each in basis]
-    vectors, of_other, of_own = (torch.stack(parts) for parts in zip(*scaled, strict=True))
+def _residual(point: _WithProducts, damped: Product) -> tuple[float, float, Tensor]:
+    """A point's ratio, the norm of its residual, and the step that would remove the residual."""
+    x, ax, bx = point
+    value = float(x @ ax) / float(x @ bx)
+    residual = ax - value * bx
+    step = _solved(damped, residual)
+    return value, (max(float(residual @ step), 0.0) / float(x @ bx)) ** 0.5, step
+
+
+def _ritz(
+    points: Sequence[_WithProducts], directions: Sequence[_WithProducts]
+) -> tuple[list[_WithProducts], list[_WithProducts]]:
+    """The two vectors with the largest ratios in the span of points and directions; and their parts of directions."""
+    parts = [torch.stack(each) for each in zip(*points, *directions, strict=True)]
+    lengths = parts[0].norm(dim=1, keepdim=True)
+    vectors, of_other, of_own = (each / lengths for each in parts)
     a, b = ((vectors @ products.T).cpu().numpy() for products in (of_other, of_own))
-    try:
-        weights = scipy.linalg.eigh((a + a.T) / 2, (b + b.T) / 2)[1][:, -1]
-    except np.linalg.LinAlgError:  # the last step lies in the span of the others
-        return _ritz(basis[:2]) if len(basis) > 2 else list(basis[:1])
-    by = torch.as_tensor(weights, device=vectors.device)
-    best = tuple(by @ parts for parts in (vectors, of_other, of_own))
-    moved = tuple(by[1:] @ parts[1:] for parts in (vectors, of_other, of_own))
-    return [best, moved]  # type: ignore[list-item]
+    sizes, axes = scipy.linalg.eigh((b + b.T) / 2)
+    kept = sizes > _SPAN * sizes[-1]  # a direction may lie in the span of the others
+    axes = axes[:, kept] / sizes[kept] ** 0.5
+    weights = axes @ scipy.linalg.eigh(axes.T @ ((a + a.T) / 2) @ axes)[1][:, :-3:-1]
+    by = torch.as_tensor(weights.T.copy(), device=vectors.device)
+    n = len(points)
+    best = [tuple(w @ each for each in (vectors, of_other, of_own)) for w in by]
+    moved = [tuple(w[n:] @ each[n:] for each in (vectors, of_other, of_own)) for w in by] if directions else []
+    return best, moved  # type: ignore[return-value]
 
 
 def _solved(product: Product, right: Tensor) -> Tensor:
