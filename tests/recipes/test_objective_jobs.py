@@ -54,6 +54,16 @@ def test_the_table_of_example_1_stands_beside_the_tutorials(
     assert Path(result["figures"]["data"]).stat().st_size > 10_000
 
 
+def test_the_studies_of_colored_mnist_see_no_test() -> None:
+    file = load_job("colored-mnist")
+    for method, study in file.job.studies.items():
+        assert (study.selection, study.metric, file.job.criterion) == ("held-out", None, "held_out_spread")
+        config = file.job.config.with_options(**study.space.fixed({}))
+        config.check()
+        assert config.objective.objective == method
+        assert config.schedule.stop_spread == 0  # a model that stops at a spread would be judged by the same spread
+
+
 @pytest.mark.parametrize("objective", ["irm", "meta-irm"])
 def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path) -> None:
     job = load_job("colored-mnist").job
