@@ -119,7 +119,6 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
 # The studies look for the least spread of held-out losses; nothing in them sees a test environment.
 _SCHEDULE: dict[str, Entry] = {
     "epochs": 60,
-    "evaluations": 6,
     "lr": LogUniform(5e-4, 3e-3),
     "regularization": "coupled",
 }
