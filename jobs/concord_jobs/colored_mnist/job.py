@@ -5,8 +5,8 @@ tables and figures over seeds.
 
 The champion is the version with the least spread of held-out losses between the training environments, the paper's
 criterion (its section 3.3). The loss itself cannot distinguish a model of shapes from a model of colours, since colours
-also lower the loss. An untrained network has no spread, so a champion must also classify: its advantage over chance in
-the worst environment is at least half of the largest that label noise permits without colours.
+also lower the loss. A network that is sure of nothing has no spread, so a champion must also classify: its advantage
+over chance in the worst environment is at least four fifths of the largest that label noise permits without colours.
 """
 
 import functools
@@ -75,8 +75,8 @@ def model(config: ColoredMNISTConfig) -> nn.Module:
 
 
 def required(config: ColoredMNISTConfig) -> Mapping[str, float]:
-    """The mean of chance and the best accuracy without colours (62.5 % with two classes)."""
-    return {"worst_held_out_accuracy": (1 - config.colours.noise + 1 / config.colours.classes) / 2}
+    """Four fifths of the way from chance to the best accuracy without colours (70 % with two classes)."""
+    return {"worst_held_out_accuracy": 0.8 * (1 - config.colours.noise) + 0.2 / config.colours.classes}
 
 
 def figures(
@@ -118,7 +118,7 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
 
 # The studies look for the least spread of held-out losses; nothing in them sees a test environment.
 _SCHEDULE: dict[str, Entry] = {
-    "epochs": 60,
+    "epochs": 80,
     "lr": LogUniform(5e-4, 3e-3),
     "regularization": "coupled",
 }
@@ -141,7 +141,7 @@ STUDIES = {
                 **_SCHEDULE,
                 **_NETWORK,
                 "objective": "meta-irm",
-                "penalty_weight": LogUniform(0.01, 10.0),
+                "penalty_weight": LogUniform(0.01, 100.0),
                 "penalty_warmup": 0.0,
                 "inner_lr": LogUniform(0.05, 2.0),
                 "drop_grad": Choice(0.0, 0.1, 0.2, 0.4),
