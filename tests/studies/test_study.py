@@ -212,6 +212,15 @@ def test_the_best_is_rerun_over_seeds_and_the_shortlist_with_left_out(calm: Stud
     assert {each.selection for each in calm.by_selection()} == {"held-out", "leave-one-out", "o.o.d. test (oracle)"}
 
 
+def test_the_shortlist_leaves_none_out_where_too_few_environments_remain(ray_cluster: None, output: Path) -> None:
+    lines: list[str] = []
+    result = study(output, lines.append, trials=1, shortlist=1, environments_per_step=3)
+    assert (len(result.finished), result.left_out, result.failed) == (1, {}, [])
+    assert "the best trials are not repeated with environments left out: --environments-per-step 3: must divide" in str(
+        lines
+    )
+
+
 def left_out_metrics(config: Any) -> dict[str, float]:
     """Mean and worst over trainings that leave each environment out, in this process."""
     folds = [trained_here(config, left_out) for left_out in ("a", "b", "c")]

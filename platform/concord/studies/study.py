@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from concord import logs
-from concord.errors import RunFailedError, StoppedError
+from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import RECORD
 from concord.runs.lifecycle import Lineage
 from concord.runs.run import Info, run
@@ -21,6 +21,8 @@ from concord.studies.proposals import EndedRun, GroupRuns, ProposalList, RunProp
 from concord.studies.results import StudyResult, judged, write_results
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
+from concord.training.options import TrainConfig
+from concord.training.worker_data import check_environments
 
 
 def run_study(plan: StudyPlan, info: Info) -> StudyResult:
@@ -99,18 +101,32 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     ranked = plan.criterion.ranked(finished)
     if not ranked:
         raise RunFailedError(f"none of {len(finished)} trials has a value: {plan.criterion.missing}")
-    # Environments are left out in turn for the best trials, so that all selections can be compared.
-    shortlist = ranked[: plan.options.shortlist] if plan.shortlist_folds and not plan.folds else []
-    folds = plan.shortlist_folds
     best, from_here = ranked[0].run, run_origin(plan.job.path, plan.checked.environments.version)
     wanted = [
-        *(plan.proposal("left-out", each.run.trial, each.run.point, left_out=folds) for each in shortlist),
+        *_left_out(plan, [each.run for each in ranked[: plan.options.shortlist]], info),
         *(plan.proposal("seed", best.trial, best.point, seed, plan.folds, from_here) for seed in plan.new_seeds),
     ]
     _train(pool, wanted, judge, info)
     if plan.base.run.register:
         pool.group.describe(**_register(plan, best, pool.group.run_id, info))
     return write_results(judged(pool.group.record, runs, pool.group.kept), info, pool.group)
+
+
+def _left_out(plan: StudyPlan, shortlist: Sequence[RunProposal], info: Info) -> list[RunProposal]:
+    """The best trials with environments left out in turn, so that all selections can be compared."""
+    folds = plan.shortlist_folds
+    if plan.folds or not folds:
+        return []
+    fewer = plan.checked.environments.only_names().leaving_out(folds[0])
+    try:
+        for each in shortlist:
+            config = config_at(plan.base, plan.space, each.point)
+            assert isinstance(config, TrainConfig)  # only the training loop has environments
+            check_environments(config, fewer)
+    except InputError as error:
+        info(f"the best trials are not repeated with environments left out: {error}")
+        return []
+    return [plan.proposal("left-out", each.trial, each.point, left_out=folds) for each in shortlist]
 
 
 def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:

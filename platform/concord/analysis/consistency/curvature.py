@@ -102,7 +102,7 @@ def _ritz(
     n = len(points)
     best = [tuple(w @ each for each in (vectors, of_other, of_own)) for w in by]
     moved = [tuple(w[n:] @ each[n:] for each in (vectors, of_other, of_own)) for w in by] if directions else []
-    return best, moved  # type: ignore[return-value]
+    return best, moved
 
 
 def _solved(product: Product, right: Tensor) -> Tensor:
