@@ -2,8 +2,9 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,7 +19,36 @@ Options = TypeVar("Options", bound=OptionGroup)
 
 # Options of one run, which other runs do not share.
 _OF_ONE_RUN = frozenset({"name", "resume"})
-_READERS = {".json": json.loads, ".toml": tomllib.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
+
+
+class _Yaml(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping without repeated names, of which PyYAML would take the last."""
+        _once([(name.value, value) for name, value in node.value])
+        values: dict[Any, Any] = super().construct_mapping(node, deep)
+        return values
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping of these names, none of them twice (ValueError)."""
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"{name} is given twice")
+        values[name] = value
+    return values
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Yaml)
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    ".json": partial(json.loads, object_pairs_hook=_once),
+    ".toml": tomllib.loads,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +87,10 @@ class FileOptions:
         if {"job", "config"} <= values.keys() and isinstance(values["config"], dict):  # a run's record
             values, sources = values["config"], values.get("sources", {})
         left_out = _OF_ONE_RUN if path.suffix == ".json" else frozenset()
-        named = {str(name).replace("-", "_"): value for name, value in values.items() if name not in left_out}
+        try:
+            named = _once([(str(name).replace("-", "_"), values[name]) for name in values if name not in left_out])
+        except ValueError as error:
+            raise InputError(f"--config {path}: {error}") from None
         values = {name: value for name, value in named.items() if not is_hidden(value)}
         rule = values.pop("aggregator") if RuleFile.is_reference(str(values.get("aggregator"))) else None
         return FileOptions(path, values, rule, sources)
