@@ -56,15 +56,20 @@ def test_the_table_of_example_1_stands_beside_the_tutorials(
     assert Path(result["figures"]["data"]).stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("method", ["irm", "meta-irm"])
-def test_the_studies_of_colored_mnist_see_no_test(method: str, data: Path, output: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "metric", "more"),
+    [("irm", "held_out_spread", {}), ("meta-irm", "worst_held_out_accuracy", {"spread_reached": 1.0})],
+)
+def test_the_studies_of_colored_mnist_see_no_test(
+    method: str, metric: str, more: dict[str, float], data: Path, output: Path
+) -> None:
     job = load_job("colored-mnist")
     options = options_for(job.job.config).with_options(method=method, data_dir=data, examples=50, output=output)
     plan = plan_study(job, options, {"method", "data_dir", "examples", "output"})
-    assert str(plan.criterion.metric) == "held_out_spread"
-    assert plan.criterion.required == {"worst_held_out_accuracy": pytest.approx(0.7)}
+    assert plan.criterion.metric == metric
+    # Models that are sure of nothing are equal in all environments, and models of colours are the most accurate.
+    assert plan.criterion.required == {"worst_held_out_accuracy": 0.625} | more
     assert plan.space.fixed({})["objective"] == method
-    assert plan.base.schedule.stop_spread == 0  # a model that stops at a spread would be judged by the same spread
 
 
 @pytest.mark.parametrize("objective", ["irm", "meta-irm"])
@@ -188,7 +193,7 @@ def test_a_run_that_never_becomes_alike_says_so(data: Path, output: Path, capsys
     assert result["metrics"]["spread_reached"] == 0.0
     kept = int(result["metrics"]["kept_epoch"])
     assert f"--stop-spread 1e-12: never reached; the model of epoch {kept} is kept" in printed.err
-    assert result["champion"] == (result["metrics"]["worst_held_out_accuracy"] >= 0.7)  # however small its spread
+    assert result["champion"] == (result["metrics"]["worst_held_out_accuracy"] >= 0.625)  # however small its spread
 
 
 def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Path) -> None:
@@ -201,7 +206,7 @@ def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Pa
     assert preflight(file, config).criterion == ("held_out_spread", "min")
     short = shortfall(job, config, metrics)
     assert short is not None
-    assert short.endswith("is below 0.7, which the job requires of a champion")
+    assert short.endswith("is below 0.625, which the job requires of a champion")
     invariant = {"held_out_spread": 1.0, "worst_held_out_accuracy": 0.67}  # what meta-IRM reaches
     assert shortfall(job, config, invariant) is None
     assert shortfall(job, config.with_options(classes=10), invariant) is None

@@ -281,8 +281,9 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     asked_mode = asked.mode or (job.job.mode if measure == of_job else None)
     mode = mode_of[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, mode_of)
     criterion = Criterion.of(asked.selection, measure, mode)
-    if criterion.metric == job.job.criterion and isinstance(base, TrainConfig):
-        criterion = dataclasses.replace(criterion, required=required(job.job, base))
+    if asked.selection in ("held-out", "validation") and isinstance(base, TrainConfig):
+        least = required(job.job, base.with_options(**space.fixed({})))
+        criterion = dataclasses.replace(criterion, required=least)
     train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
     check_metric(criterion, _reported(checked, criterion, mode_of, leave_out))
     environments = len(train) - leave_out
