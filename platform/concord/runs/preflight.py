@@ -108,6 +108,8 @@ def preflight(job: JobFile, config: Any) -> Checked:
     reported = reported_metrics(environments, measures, config.data.held_out > 0)
     if not config.aggregation.compares:
         reported["kept_fraction"] = None
+    if config.schedule.stop_spread > 0:
+        reported["spread_reached"] = None
     _check_criterion(job, reported)
     if config.schedule.keep == "best":
         best_by(job.job, reported, own)
