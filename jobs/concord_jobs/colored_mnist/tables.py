@@ -11,8 +11,8 @@ SHARED: dict[str, Any] = {"epochs": 80, "batch_size": 5000, "lr": 2e-3, "milesto
 PENALIZED = {**SHARED, "penalty_warmup": 0.4}
 ERM = {**SHARED, "objective": "erm", "aggregator": "mean", "epochs": 60}
 META = {"objective": "meta-irm", "penalty_warmup": 0.0, "decay": 0.4, "milestones": (0.7, 0.85), "evaluations": 40}
-# The five best trials of a study without the test, ``concord tune colored-mnist --method meta-irm --trials 32 --evaluations
-# 40 --seed 100``; training ends when the held-out losses of the environments are nearly equal.
+# The five best trials of the study that docs/objectives.md describes, which sees no test. Training ends when the
+# environments' held-out losses are nearly equal.
 EQUAL = {"stop_spread": 0.005, "stop_from": 0.5, "regularization": "coupled"}
 TRIALS: dict[str, dict[str, Any]] = {
     f"trial {number}": {
