@@ -32,7 +32,7 @@ TRIALS: dict[str, dict[str, Any]] = {
         (11, 0.0022581183, 2, 0.0016022387, 5.1474211, 0.1401215, 0.1),
     )
 }
-STUDIED = TRIALS["trial 17"]
+STUDIED = TRIALS["trial 12"]  # with other seeds ("choice") it reaches the spread each time, and is the most accurate
 # Chosen on the test (oracle), for more classes and the patch.
 BY_HAND = {"penalty_weight": 0.1, "lr": 1e-3, "stop_spread": 0.001, "stop_from": 0.5}
 METHODS: dict[str, dict[str, Any]] = {
