@@ -36,7 +36,8 @@ VERDICTS = (OUT, SMALLER, PARTLY, NOT, TESTED, NOT_KEPT, "not run", "definition"
 HEADER = ["item", "what it shows", "ours", "the paper's", "seeds", "size against the paper's", "verdict", "command"]
 _SIDE = r"(?:max )?\[[^\]]+\]|-?[\d.]+"
 _STATEMENT = re.compile(rf"({_SIDE}) ([<>=]) ({_SIDE})(?: ± ([\d.]+))?")
-_REDUCED = re.compile(r"concord compare .*?(--(?!seeds )[a-z].*)")  # the options of a comparison but its seeds
+_WHICH = re.compile(r" --(?:seeds|only)(?: (?:'[^']*'|(?!--)\S+))+")  # which runs, not how large they are
+_REDUCED = re.compile(r"concord compare .*?(--.*)")  # the options of a comparison
 
 
 class Side(NamedTuple):
@@ -141,7 +142,7 @@ class Item:
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
         shown = f"{method_name(row)}: {with_spread(values, comparison.digits)}"
         commands = {line.origin["command"] for line in table.lines if line.configuration == row}
-        options = ", ".join(found[1] for each in sorted(commands) if (found := _REDUCED.search(each)))
+        options = ", ".join(found[1] for each in sorted(commands) if (found := _REDUCED.search(_WHICH.sub("", each))))
         value = max(values) if text.startswith("max") else statistics.fmean(values)
         return Side(value, error, heading, shown, len(values), options)
 
