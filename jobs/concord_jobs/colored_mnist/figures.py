@@ -25,6 +25,7 @@ _COLOURS = {
     "vrex": GREEN,
     "meta-irm": RED,
     "erm, grey": ORANGE,
+    "meta-irm, by hand (oracle)": "black",
 }
 
 
