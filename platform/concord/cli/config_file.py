@@ -24,7 +24,7 @@ _OF_ONE_RUN = frozenset({"name", "resume"})
 class _Yaml(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping without repeated names, of which PyYAML would take the last."""
-        _once([(name.value, value) for name, value in node.value])
+        _once([(str(name.value), value) for name, value in node.value])
         values: dict[Any, Any] = super().construct_mapping(node, deep)
         return values
 
