@@ -281,7 +281,8 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     asked_mode = asked.mode or (job.job.mode if measure == of_job else None)
     mode = mode_of[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, mode_of)
     criterion = Criterion.of(asked.selection, measure, mode)
-    if asked.selection in ("held-out", "validation") and isinstance(base, TrainConfig):
+    of_the_job = asked.metric is None and asked.selection in ("held-out", "validation")
+    if isinstance(base, TrainConfig) and (of_the_job or criterion.metric == job.job.criterion):
         least = required(job.job, base.with_options(**space.fixed({})))
         criterion = dataclasses.replace(criterion, required=least)
     train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
