@@ -76,7 +76,7 @@ def model(config: ColoredMNISTConfig) -> nn.Module:
 
 
 def required(config: ColoredMNISTConfig) -> Mapping[str, float]:
-    """The mean of chance and the best accuracy without colours (62.5 % with two classes); and equal environments."""
+    """The mean of chance and the best accuracy without colours (62.5 % with two classes); and the spread to stop at."""
     least = {"worst_held_out_accuracy": (1 - config.colours.noise + 1 / config.colours.classes) / 2}
     return least | ({"spread_reached": 1.0} if config.schedule.stop_spread > 0 else {})
 

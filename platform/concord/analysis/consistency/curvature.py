@@ -27,7 +27,7 @@ Product = Callable[[Tensor], Tensor]
 _MOST = 100  # iterations of LOBPCG
 _INNER, _INNER_TOLERANCE = 8, 1e-2  # iterations of conjugate gradients in each of them, and when they end
 _TOLERANCE = 0.003  # of the residual, in the norm of (G_e + γI)⁻¹, over μ; μ's own error is of its square
-_SPAN = 1e-12  # of the largest eigenvalue of (G_e + γI) in a span, the least of an own direction in it
+_SPAN = 1e-12  # of the largest eigenvalue of (G_e + γI) in a span; below it, vectors depend linearly on each other
 _SMALLEST_ENTRY = 1e-4  # of the mean of a layer's curvatures, the least that a logarithm is taken of
 
 
@@ -95,7 +95,7 @@ def _ritz(
     vectors, of_other, of_own = (each / lengths for each in parts)
     a, b = ((vectors @ products.T).cpu().numpy() for products in (of_other, of_own))
     sizes, axes = scipy.linalg.eigh((b + b.T) / 2)
-    kept = sizes > _SPAN * sizes[-1]  # a direction may lie in the span of the others
+    kept = sizes > _SPAN * sizes[-1]
     axes = axes[:, kept] / sizes[kept] ** 0.5
     weights = axes @ scipy.linalg.eigh(axes.T @ ((a + a.T) / 2) @ axes)[1][:, :-3:-1]
     by = torch.as_tensor(weights.T.copy(), device=vectors.device)
