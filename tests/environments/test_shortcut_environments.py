@@ -169,6 +169,27 @@ def test_marks_mislead_and_words_do_not(sst2: SST2) -> None:
     assert not ((without == numbers["."]) | (without == numbers["!"])).any()
 
 
+def test_a_validation_environment_has_the_sentences_of_dev(sst2: SST2, tmp_path: Path) -> None:
+    folder = write_sst2(tmp_path / "sst2")
+    (folder / "dev.tsv").write_text("a fine play .\t1\na dull play .\t0\n" * 1000)
+    numbers = vocabulary([sst2.train])
+    environments = PunctuatedSST2(SST2.read(folder), numbers, noise=0.0, validation_flip=0.5).as_environments()
+    assert environments.validation == ("validation-0.5",)
+    inputs, labels = environments["validation-0.5"].inputs, environments["validation-0.5"].targets
+    assert labels.tolist() == [1, 0] * 1000
+    ends = inputs.gather(1, (inputs != PADDING).sum(1, keepdim=True) - 1)[:, 0]
+    assert abs(((ends == numbers["."]).long() != labels).double().mean() - 0.5) < 0.05
+    without = PunctuatedSST2(sst2, numbers, noise=0.0)
+    assert not without.as_environments().validation
+    for name in (*environments.train, *environments.test):
+        assert_close(environments[name].targets, without.as_environments()[name].targets)
+        assert_close(environments[name].inputs, without.as_environments()[name].inputs)
+    with pytest.raises(InputError, match=r"validation_flip=0.5: needs dev\.tsv of SST-2 beside train\.tsv"):
+        PunctuatedSST2(sst2, numbers, validation_flip=0.5).as_environments()
+    with pytest.raises(InputError, match=r"validation_flip=1.5: must be a probability"):
+        PunctuatedSST2(sst2, numbers, validation_flip=1.5).check()
+
+
 def test_words_that_training_never_saw_are_one(sst2: SST2) -> None:
     environments = PunctuatedSST2(sst2, vocabulary([sst2.train], least=2)).as_environments()
     assert (environments["ood-0.9"].inputs == UNKNOWN).any(1).all()

@@ -33,14 +33,18 @@ class Sentences:
 
 @dataclass(frozen=True)
 class SST2:
-    """The Stanford Sentiment Treebank's whole sentences with two classes: 6,920 to train on, and 1,821."""
+    """The Stanford Sentiment Treebank's whole sentences with two classes: 6,920, 1,821 and 872."""
 
     train: Sentences
     test: Sentences
+    dev: Sentences | None = None
 
     @staticmethod
     def read(data_dir: Path | None) -> "SST2":
-        """Read the two files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1."""
+        """Read the files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1.
+
+        ``dev.tsv`` may be missing.
+        """
         if data_dir is None:
             raise ArgumentError(
                 "data_dir",
@@ -56,7 +60,8 @@ class SST2:
                 display_path(data_dir),
                 f"{', '.join(missing)} not there, nor in its folder sst2; SST-2 is for example at {_HOME}",
             )
-        return SST2(*(_read(path) for path in found.values() if path is not None))
+        paths = [*found.values(), find(["dev.tsv"], data_folders("sst2", data_dir))]
+        return SST2(*(_read(path) for path in paths if path is not None))
 
 
 def _read(path: Path) -> Sentences:
@@ -88,6 +93,9 @@ class PunctuationOptions(OptionGroup):
     """Probability p_e that the mark misleads, for each training environment."""
     test_flip: float = 0.9
     """Probability that the mark misleads in the test."""
+    validation_flip: float | None = None
+    """Probability that the mark misleads in a validation environment, the sentences of dev.tsv; by default there is
+    none."""
     noise: float = 0.25
     """Probability η of a wrong label."""
     punctuate: bool = True
@@ -97,6 +105,8 @@ class PunctuationOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         require_probabilities(flips=self.flips, test_flip=self.test_flip, noise=self.noise)
+        if self.validation_flip is not None:
+            require_probabilities(validation_flip=self.validation_flip)
 
 
 @dataclass(frozen=True)
@@ -118,26 +128,35 @@ class PunctuatedSST2(PunctuationOptions):
     seed: int = 0
 
     def as_environments(self) -> Environments:
-        """Training environments ``train-0-0.1 …`` and the test ``ood-0.9``.
+        """Training environments ``train-0-0.1 …``, the test ``ood-0.9``, and perhaps ``validation-0.5``.
 
         Inputs are ``(sentences, most words + 1)`` int64, the numbers of the words and of the mark, padded with 0.
         """
         names = [f"train-{index}-{flip:g}" for index, flip in enumerate(self.flips)]
         order = torch.randperm(len(self.data.train.labels), generator=generator_for(self.seed, "sst2"))
+        others = {f"ood-{self.test_flip:g}": (self.data.test, self.test_flip)}
+        validation = []
+        if self.validation_flip is not None:
+            if self.data.dev is None:
+                raise ArgumentError("validation_flip", self.validation_flip, "needs dev.tsv of SST-2 beside train.tsv")
+            validation = [f"validation-{self.validation_flip:g}"]
+            others[validation[0]] = (self.data.dev, self.validation_flip)
 
         def load(name: str) -> tuple[Tensor, Tensor]:
-            if name not in names:
-                return self._punctuated(name, self.data.test, torch.arange(len(self.data.test.labels)), self.test_flip)
+            if name in others:
+                part, flip = others[name]
+                return self._punctuated(name, part, torch.arange(len(part.labels)), flip)
             index = names.index(name)
             return self._punctuated(name, self.data.train, order[index :: len(names)], self.flips[index])
 
-        return Environments(load, names, test=[f"ood-{self.test_flip:g}"])
+        return Environments(load, names, validation, test=[f"ood-{self.test_flip:g}"])
 
     def _punctuated(self, name: str, part: Sentences, chosen: Tensor, flip: float) -> tuple[Tensor, Tensor]:
         labels = misled(part.labels[chosen], 2, self.noise, self.seed, name, "noise")
         marks = misled(labels, 2, flip, self.seed, name, "marks")
         # The longest sentence of all parts, so that all environments have the same length.
-        most = 1 + max(len(words) for each in (self.data.train, self.data.test) for words in each.words)
+        parts = [each for each in (self.data.train, self.data.test, self.data.dev) if each is not None]
+        most = 1 + max(len(words) for each in parts for words in each.words)
         inputs = torch.full((len(chosen), most), PADDING)
         for row, (index, mark) in enumerate(zip(chosen.tolist(), marks.tolist(), strict=True)):
             words = [self.numbers.get(word, UNKNOWN) for word in part.words[index]]
@@ -152,12 +171,13 @@ def read_glove(path: Path, words: Sequence[str], size: int | None = None) -> tup
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                word, *values = line.rstrip().split(" ")
-                size = len(values) if size is None else size
-                if len(values) != size:
-                    raise ArgumentError("glove", path, f"line {number} has {len(values)} numbers, expected {size}")
+                word, _, values = line.rstrip().partition(" ")
+                numbers = values.count(" ") + 1
+                size = numbers if size is None else size
+                if numbers != size:
+                    raise ArgumentError("glove", path, f"line {number} has {numbers} numbers, expected {size}")
                 if word in wanted:
-                    found[word] = torch.tensor([float(value) for value in values])
+                    found[word] = torch.tensor([float(value) for value in values.split(" ")])
     except (OSError, ValueError) as error:
         raise ArgumentError("glove", path, f"cannot be read as GloVe vectors ({error})") from error
     if not found or not size:
