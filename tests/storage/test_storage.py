@@ -23,6 +23,7 @@ from mlflow_server import Server
 from recorded import without_time
 from s3_server import BUCKET
 from test_images import write_mnist
+from test_study_parts import half_a_run, proposal
 from tracked import points_of, tracked_runs
 
 from concord.cli import main
@@ -30,7 +31,7 @@ from concord.environments import from_folder
 from concord.environments.images import image_dataset
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
-from concord.record import EVENTS, RECORD, Events, read_history
+from concord.record import EVENTS, RECORD, Events, RunHistory, read_history
 from concord.runs.run import RunResult, run
 from concord.storage import (
     Folder,
@@ -43,6 +44,7 @@ from concord.storage import (
 )
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
+from concord.studies.unfinished import UNFINISHED, UnfinishedRuns
 from concord.tracking import Store
 from concord.training import ProcessContext, Silent, load_job, train
 from concord_jobs.punctuated_sst2.data import SST2
@@ -597,3 +599,18 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path: Pat
         assert child.is_alive()
     ours.send(None)
     child.join()
+
+
+def test_a_checkpoint_that_is_newer_than_the_kept_events_is_not_used(
+    storage: s3_server.Server, elsewhere: Callable[[], None]
+) -> None:
+    folder, run = ADDRESS / "study" / UNFINISHED, proposal(3)
+    steps = half_a_run(Folder(folder / "trial-3"), 0.0)
+    elsewhere()
+    unfinished = UnfinishedRuns(Folder(folder), lambda _: None)
+    history = RunHistory({**run.as_event(), "at": 0})
+    history.evaluations |= {(number, step): {} for number, step in enumerate(steps[:5])}
+    assert (unfinished.checkpoint(run, history) or [""])[0] == f"checkpoint_{steps[4]:012d}"
+    history.evaluations.popitem()
+    assert unfinished.checkpoint(run, history) is None
+    assert not storage.keys(f"study/{UNFINISHED}")

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import os
 import shlex
+import signal
 import statistics
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from test_study import comparable
 from waiting import wait_for
 
 from concord.cli import main
-from concord.errors import InputError
+from concord.errors import InputError, StoppedError
 from concord.options import option_values
 from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
@@ -277,6 +280,36 @@ def test_a_killed_comparison_resumes_and_trains_nothing_twice(
     assert len(witness.read_text().splitlines()) <= models + 1 + (4 - len(before)) + 1
     undisturbed = {name: [comparable(run.metrics) for run in runs] for name, runs in whole.runs["rates"].items()}
     assert {n: [comparable(run.metrics) for run in runs] for n, runs in resumed.runs["rates"].items()} == undisturbed
+
+
+def test_a_stopped_run_continues_from_its_checkpoint(
+    ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concord.studies.pool._CHECKPOINT_SECONDS", 0.0)
+    run = {"epochs": 40, "evaluations": 20, "checkpoints": 10}
+    asked = {**run, "only": "average", "seeds": 1, "pause": 0.03}
+    folder = output / "comparisons" / NAME
+    written = folder / "unfinished" / "run-0" / "checkpoints"
+
+    def stop() -> None:
+        wait_for(lambda: len(list(written.glob("checkpoint_*[0-9]"))) == 2, 120)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor() as threads:
+        stopped = threads.submit(stop)
+        with pytest.raises(StoppedError):
+            compared(output, "masks", **asked)
+        stopped.result()
+    checkpoint = max(written.iterdir()).name
+    ended_run = ended(compared(output, "masks", **asked))["run 0"]
+    began = [event for event in run_events(folder) if event["event"] == "began"]
+    assert [event.get("resumed", False) for event in began] == [False, True]
+    again = [event for event in run_events(folder) if event["at"] >= began[1]["at"] and event["event"] == "evaluated"]
+    assert again[0]["step"] > int(checkpoint.removeprefix("checkpoint_")) > 0
+    assert [each.epoch for each in ended_run.history] == list(range(2, 41, 2))
+    assert comparable(ended_run.metrics) == comparable(trained_here(0, aggregator="mean", lr=0.1, **run))
+    assert ended_run.seconds > began[1]["seconds_before"] > 0
+    assert not (folder / "unfinished").exists()
 
 
 @pytest.mark.parametrize(

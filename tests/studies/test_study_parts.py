@@ -1,5 +1,6 @@
 """The parts of a study: its record survives failures; trials are stopped, ranked and explained."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -25,14 +26,18 @@ from hypothesis import strategies as st
 from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
 from concord.environments import Environments
 from concord.errors import InputError, RunFailedError
-from concord.options import OptionGroup
-from concord.record import EVENTS, Events, read_history
+from concord.options import OptionGroup, option_values
+from concord.record import EVENTS, Events, RunHistory, read_history
+from concord.runs.checkpoints import unlisted_checkpoints
+from concord.runs.execute import execute
+from concord.runs.worker import RunSpec
 from concord.storage import Folder
 from concord.studies.criterion import SCORED_ON, Criterion, check_metric, chosen_mode, measure_of, worst_environments
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
-from concord.training import Evaluation, Job, TrainConfig
+from concord.studies.unfinished import UNFINISHED, KeepTheLast, UnfinishedRuns
+from concord.training import Evaluation, Job, TrainConfig, load_job
 from concord.training.evaluation import Mode
 
 claim = settings(max_examples=20, deadline=None)
@@ -190,6 +195,52 @@ def test_results_come_in_order_of_ends_and_abandoned_trials_have_none(tmp_path: 
         assert (runs.ended("trial")[2].failure, runs.ended("trial")[2].metrics) == ("no number", {})
         assert runs.unfinished("trial") == [proposal(1)]
         assert runs.unfinished("seed") == [again[1]]
+
+
+def half_a_run(folder: Folder, seconds: float) -> list[int]:
+    """Train six of eight epochs of a run that keeps checkpoints alone; returns the steps of its evaluations."""
+    file = load_job(str(Path(__file__).parents[1] / "jobs" / "tiny_study.py"))
+    options: dict[str, Any] = {"epochs": 8, "evaluations": 8, "checkpoints": 8}
+    config = file.job.config.with_options(**options)
+    spec = RunSpec(file.path, file.source, None, option_values(config), folder, checkpoint_seconds=seconds)
+    evaluations = execute(spec, file, config, KeepTheLast(folder), None)
+    with contextlib.closing(evaluations):
+        return [each.step for each in itertools.islice(evaluations, 7)]
+
+
+def test_an_unfinished_run_has_its_last_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    unfinished = UnfinishedRuns(Folder(tmp_path / UNFINISHED), said.append)
+    run, own = proposal(3), Folder(tmp_path / UNFINISHED / "trial-3")
+    at = time.time() - 5
+    began = RunHistory({**json.loads(json.dumps(run.as_event())), "at": 1000 * at, "seconds_before": 60.0})
+    assert unfinished.checkpoint(run, began) is None
+    half_a_run(own, 300.0)  # too short for a checkpoint
+    assert not own.exists()
+    steps = half_a_run(own, 0.0)
+    kept = unlisted_checkpoints(own)
+    assert own.names() == ["checkpoints"]
+    assert kept == [f"checkpoint_{step:012d}" for step in steps[4:6]]
+    (own.path / "checkpoints" / "checkpoint_000000009999.new").mkdir()  # a process died as it wrote it
+    name, seconds = unfinished.checkpoint(run, began) or ("", 0.0)
+    assert name == kept[-1]
+    assert 65 < seconds < 60 + time.time() - at
+    weights = own.path / "checkpoints" / kept[-1] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert (unfinished.checkpoint(run, began) or [""])[0] == kept[0]
+    assert "is damaged" in said[-2]
+
+
+@pytest.mark.parametrize(
+    "other", [{"point": {"lr": 0.5}}, {"origin": {"commit": "another"}}, {"seed": 7}, {"left_out": ("a",)}]
+)
+def test_a_checkpoint_of_another_run_or_commit_is_removed(other: dict[str, Any], tmp_path: Path) -> None:
+    unfinished = UnfinishedRuns(Folder(tmp_path / UNFINISHED), lambda _: None)
+    run = proposal(3)
+    half_a_run(Folder(tmp_path / UNFINISHED / "trial-3"), 0.0)
+    began = RunHistory({**dataclasses.replace(run, **other).as_event(), "at": 0})
+    assert unfinished.checkpoint(run, began) is None
+    assert not (tmp_path / UNFINISHED).exists()
 
 
 # When a trial ends early

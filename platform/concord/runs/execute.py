@@ -46,9 +46,9 @@ def execute(
 ) -> Generator[Evaluation, None, None]:
     """Train a run, and yield each evaluation. Closing the iterator ends the training.
 
-    After an outage, training continues from the last checkpoint; without checkpoints it starts again, and only new
-    evaluations are yielded. ``start`` names the checkpoint to resume from; None starts a new run. ``load`` returns data
-    that this process has already.
+    After an outage, training continues from the last checkpoint, or starts again without one. A run that keeps no files
+    yields only new evaluations then. ``start`` names the checkpoint to resume from; None starts a new run. ``load``
+    returns data that this process has already.
     """
     if spec.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray
@@ -59,7 +59,7 @@ def execute(
     latest = (-1, -1)
     with contextlib.closing(evaluations):
         for evaluation in evaluations:
-            if spec.folder is not None or (evaluation.epoch, evaluation.step) > latest:
+            if spec.files is not None or (evaluation.epoch, evaluation.step) > latest:
                 latest = (evaluation.epoch, evaluation.step)
                 yield evaluation
 

@@ -4,6 +4,7 @@ The other events of the run's record (metrics of steps, checkpoints, artifacts) 
 """
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ class RunSpec:
         folder: for checkpoints and files; None keeps none.
         on_ray_train: whether Ray Train's workers train; otherwise the executing process does.
         scratch: the folder for Ray Train's own files, which every node reaches; by default inside ``folder``.
+        checkpoint_seconds: the least time between two checkpoints of a run that keeps nothing else, in one process;
+            None: the run keeps its files, and the checkpoints that its options ask for.
     """
 
     path: str
@@ -56,8 +59,14 @@ class RunSpec:
     folder: Folder | None = None
     on_ray_train: bool = False
     scratch: Folder | None = None
+    checkpoint_seconds: float | None = None
     log_context: logs.Context = field(default_factory=logs.context)
     storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
+
+    @property
+    def files(self) -> Folder | None:
+        """The folder for all that the run keeps; None if it keeps nothing but checkpoints."""
+        return self.folder if self.checkpoint_seconds is None else None
 
     def job(self) -> JobFile:
         """The job, made from its source."""
@@ -90,7 +99,7 @@ def evaluations_here(
     so_far: StepsSoFar | None = None,
 ) -> Iterator[Evaluation]:
     """Train in this process, which may be one of several in the default process group."""
-    recorder = Recorder(spec.folder, process, sink, start)
+    recorder = Recorder(spec, process, sink, start)
     if job.loop is not None:
         yield from job.loop.run(config, recorder)
         return
@@ -98,7 +107,7 @@ def evaluations_here(
 
     def load_data() -> WorkerData:
         prepared = prepare(job, config, process)
-        if spec.folder is not None:
+        if recorder.data is not None:
             recorder.data = prepared.summaries()
         return prepared
 
@@ -110,16 +119,18 @@ def evaluations_here(
 class Recorder:
     """Records a loop's metrics, checkpoints and files, see :class:`concord.training.context.RunContext`.
 
-    Without a folder it keeps nothing. The sink is called in the first process only. ``start`` names the checkpoint to
-    resume from.
+    What it keeps depends on the specification. The sink is called in the first process only. ``start`` names the
+    checkpoint to resume from.
     """
 
-    def __init__(self, folder: Folder | None, process: ProcessContext, sink: Sink, start: str | None) -> None:
-        self._folder = folder
+    def __init__(self, spec: RunSpec, process: ProcessContext, sink: Sink, start: str | None) -> None:
+        self._folder = folder = spec.folder
+        self._seconds, self._files = spec.checkpoint_seconds, spec.files
         self.process = process
         self._sink = sink
-        self.data: list[DataSummary] | None = [] if folder is not None else None
+        self.data: list[DataSummary] | None = [] if self._files is not None else None
         self.start = None if start is None or folder is None else folder.fetch(f"{CHECKPOINTS}/{start}")
+        self._written = time.monotonic()
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Record metrics; in the first process only."""
@@ -127,11 +138,11 @@ class Recorder:
 
     def keep(self, path: str, write: Callable[[Path], None]) -> None:
         """Keep a file in the run's folder, by its path there, and show it in MLflow; ``write`` makes it."""
-        if self._folder is not None and self.process.rank == 0:
-            file = self._folder.path / path
+        if self._files is not None and self.process.rank == 0:
+            file = self._files.path / path
             file.parent.mkdir(parents=True, exist_ok=True)
             write(file)
-            self._folder.keep(path)
+            self._files.keep(path)
             self._sink("artifact", path=path)
 
     def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
@@ -140,6 +151,8 @@ class Recorder:
         A full disk is an error in every process, since the others would wait for the first one.
         """
         if self._folder is None:
+            return
+        if self._seconds is not None and time.monotonic() < self._written + self._seconds:
             return
         problem = None
         if self.process.rank == 0:
@@ -168,6 +181,7 @@ class Recorder:
             shutil.rmtree(path, ignore_errors=True)
             new.replace(path)
             folder.keep(f"{CHECKPOINTS}/{name}")
+        self._written = time.monotonic()
         self._sink("checkpoint", name=name, step=step)
 
     def report_data(self) -> None:

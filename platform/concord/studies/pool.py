@@ -40,11 +40,13 @@ from concord.studies.shared_data import SharedData, share_data
 from concord.studies.stopping import SCHEDULER, scheduler
 from concord.studies.trial import PoolSpec, TrialProcess, TrialReport
 from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
+from concord.studies.unfinished import UNFINISHED, UnfinishedRuns, folder_name
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
 _DIED = "its process died (killed, or out of memory), and so did its replacements"
 _SCRATCH = "distributed"  # the files of runs with several workers
+_CHECKPOINT_SECONDS = 300.0  # also between uploads of the record while no run ends
 
 # A group is not restored from Ray Tune's files, so they are written as rarely as possible.
 _RAY_TUNE = {
@@ -76,7 +78,7 @@ def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterato
                     group.kept.remove(name)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
-            yield Pool(plan, group, resources)
+            yield Pool(plan, group, resources, info)
 
 
 class Interruption:
@@ -115,8 +117,8 @@ class Pool:
         group: its record, open.
     """
 
-    def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources) -> None:
-        self.plan, self.group, self.resources = plan, group, resources
+    def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources, info: Info) -> None:
+        self.plan, self.group, self.resources, self._info = plan, group, resources, info
 
     @property
     def runs(self) -> GroupRuns:
@@ -142,12 +144,21 @@ class Pool:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         interruption = Interruption() if interruption is None else interruption
         kept, resources, max_failures = self.group.kept, self.resources, parallel_of(self.plan.base).max_failures
-        searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures)
+        unfinished = UnfinishedRuns(kept / UNFINISHED, self._info)
+        searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures, unfinished)
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
         # Ray Tune needs a resource; a process that only waits must take no CPU from its workers.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
         job = self.plan.job
-        run = RunSpec(job.path, job.source, job.rule, option_values(self.plan.base), scratch=kept / _SCRATCH)
+        run = RunSpec(
+            job.path,
+            job.source,
+            job.rule,
+            option_values(self.plan.base),
+            folder=unfinished.folder,
+            scratch=kept / _SCRATCH,
+            checkpoint_seconds=_CHECKPOINT_SECONDS,
+        )
         spec = PoolSpec(run, judge, self._shared_data, resources.threads)
         trainable = tune.with_resources(tune.with_parameters(TrialProcess, pool=spec), bundles)
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
@@ -209,6 +220,8 @@ class Pool:
 class _Running:
     run: RunProposal
     deaths: int = 0
+    start: str | None = None
+    seconds_before: float = 0.0
     began: float = field(default_factory=time.time)
     last: TrialReport | None = None
 
@@ -217,13 +230,20 @@ class _Runs(Searcher):
     """Gives proposals to Ray Tune. A run whose process died starts again, ``max_failures`` times."""
 
     def __init__(
-        self, proposer: Proposer, group: Events, progress: GroupProgress, interruption: Interruption, max_failures: int
+        self,
+        proposer: Proposer,
+        group: Events,
+        progress: GroupProgress,
+        interruption: Interruption,
+        max_failures: int,
+        unfinished: UnfinishedRuns,
     ) -> None:
         super().__init__()
-        self._proposer, self._group, self._progress = proposer, group, progress
+        self._proposer, self._group, self._progress, self._unfinished = proposer, group, progress, unfinished
         self._interruption, self._max_failures = interruption, max_failures
         self._running: dict[str, _Running] = {}
         self._again: list[_Running] = []
+        self._synced = time.monotonic()
 
     def suggest(self, trial_id: str) -> Any:
         running: _Running | None = None
@@ -235,7 +255,8 @@ class _Runs(Searcher):
             return None if self._running and not self._interruption else Searcher.FINISHED
         self._running[trial_id] = running
         run = running.run
-        return {"options": dict(run.options), "whole": run.whole, "left_out": list(run.left_out)}
+        place = {"folder": folder_name(run), "start": running.start}
+        return {"options": dict(run.options), "whole": run.whole, "left_out": list(run.left_out), **place}
 
     def _next(self) -> _Running | None:
         if self._again:
@@ -246,8 +267,16 @@ class _Runs(Searcher):
         else:
             return None
         run, earlier = running.run, self._group.history.get(running.run.key)
-        failed = earlier is not None and (earlier.ended or {}).get("status") == "FAILED"
-        self._group.append("began", run=run.key, **run.as_event(), **({"anew": True} if failed else {}))
+        how: dict[str, Any] = {}
+        if earlier is not None and earlier.began is not None:
+            failed = (earlier.ended or {}).get("status") == "FAILED"
+            found = None if failed else self._unfinished.checkpoint(run, earlier)
+            if found is not None:
+                running.start, running.seconds_before = found
+                how = {"resumed": True, "seconds_before": running.seconds_before}
+            elif failed:
+                how = {"anew": True}
+        self._group.append("began", run=run.key, **run.as_event(), **how)
         self._progress.evaluated(run, 0.0)
         return running
 
@@ -261,6 +290,8 @@ class _Runs(Searcher):
             at = {"epoch": report.epoch, "step": report.step, "metrics": report.metrics}
             with self._noticing():
                 self._group.append("evaluated", run=running.run.key, **at)
+                if time.monotonic() > self._synced + _CHECKPOINT_SECONDS:
+                    self._sync()
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if result and not error:
@@ -284,14 +315,20 @@ class _Runs(Searcher):
             why = {} if stopped is None else {"stopped": stopped}
         with self._noticing():
             self._end(running, "FAILED" if "failure" in why else "FINISHED", **why)
-            self._group.sync()
+            self._sync()
+            self._unfinished.remove(running.run)
             ended = GroupRuns(self._group.history).find(running.run.key)
             assert ended is not None
             self._proposer.ended(ended)
             self._progress.ended(ended)
 
+    def _sync(self) -> None:
+        self._group.sync()
+        self._synced = time.monotonic()
+
     def _end(self, running: _Running, status: str, **why: str) -> None:
-        self._group.append("ended", run=running.run.key, status=status, seconds=time.time() - running.began, **why)
+        seconds = running.seconds_before + time.time() - running.began
+        self._group.append("ended", run=running.run.key, status=status, seconds=seconds, **why)
 
     def count_deaths(self) -> None:
         """Count a death for every running run: Ray Tune does not say whose process was ended, and ends the others."""

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from concord.storage import apply_credentials
 from concord.studies.criterion import Judge, left_out_metrics
 from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
+from concord.studies.unfinished import KeepTheLast
 from concord.training import Evaluation
 from concord.training.job import JobFile
 from concord.training.metric_names import split_metric
@@ -41,7 +42,7 @@ class PoolSpec:
     """The common part of the runs of a pool.
 
     Attributes:
-        run: the specification with the base options.
+        run: the specification with the base options; its folder has one for the checkpoints of each run.
         shared: the shared data; None if each run loads its own.
     """
 
@@ -126,11 +127,13 @@ class TrialProcess(Trainable):
         config = asked.resolve()
         epochs = self._job.epochs(config)
         parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
+        alone = parallel_of(config).workers == 1
         metrics: dict[str, float] = {}
         folds: list[dict[str, float]] = []
         epoch = step = 0
         for number, left_out in enumerate(parts):
-            evaluations = self._evaluations(spec, config, left_out)
+            folder = spec.folder / task["folder"] if alone and left_out is None and spec.folder is not None else None
+            evaluations = self._evaluations(dataclasses.replace(spec, folder=folder), config, left_out, task["start"])
             evaluation = None
             for evaluation in evaluations:
                 epoch, step = evaluation.epoch, evaluation.step
@@ -139,11 +142,13 @@ class TrialProcess(Trainable):
                 metrics = judge.metrics(evaluation)
                 stopped = str(judge.stop_rule) if judge.stop_rule.holds(metrics) else None
                 at_end = evaluation.ended_early or epoch == epochs
-                if at_end and stopped is None:
+                if at_end and alone:
+                    evaluations.close()  # before its last checkpoint, which nothing would read
+                elif at_end and stopped is None:
                     for _ in evaluations:  # to the end, where its workers exit on their own
                         pass
-                    if evaluation.ended_early:
-                        stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
+                if at_end and stopped is None and evaluation.ended_early:
+                    stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
                 last = (stopped is not None) or (at_end and len(parts) == 1)
                 yield TrialReport(epoch, step, 100 * epoch / epochs / len(parts), metrics, last, stopped)
                 if last:
@@ -159,7 +164,9 @@ class TrialProcess(Trainable):
             if left_out is not None or last:  # ``last``: a loop ended before its last epoch
                 yield TrialReport(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
 
-    def _evaluations(self, spec: RunSpec, config: Any, left_out: str | None) -> Iterator[Evaluation]:
+    def _evaluations(
+        self, spec: RunSpec, config: Any, left_out: str | None, start: str | None
+    ) -> Generator[Evaluation, None, None]:
         shared = self._pool.shared
         shares = shared is not None and shared.fits(config, left_out)
         if left_out is not None:
@@ -171,7 +178,9 @@ class TrialProcess(Trainable):
             scratch = spec.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
             spec = dataclasses.replace(spec, on_ray_train=True, scratch=scratch)
         load = functools.partial(self._shared, left_out) if shares else None
-        return execute(spec, self._job, config, ignore, None, load)
+        if spec.folder is None:
+            return execute(spec, self._job, config, ignore, None, load)
+        return execute(spec, self._job, config, KeepTheLast(spec.folder), start, load)
 
     def _shared(self, left_out: str | None) -> WorkerData:
         shared = self._pool.shared
