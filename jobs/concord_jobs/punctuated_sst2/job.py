@@ -77,8 +77,9 @@ def model(config: PunctuatedSST2Config) -> nn.Module:
 _VARIED: dict[str, Entry] = {
     "validation_flip": 0.5,
     "batch_size": 1000,
-    "epochs": Choice(60, 180),
+    "epochs": Choice(60, 240),
     "lr": LogUniform(1e-3, 3e-2),
+    "milestones": (),
     "l2": LogUniform(1e-6, 1e-2),
     "regularization": "coupled",
 }
