@@ -23,7 +23,7 @@ from mlflow_server import Server
 from recorded import without_time
 from s3_server import BUCKET
 from test_images import write_mnist
-from test_study_parts import half_a_run, proposal
+from test_study_parts import part_of_a_run
 from tracked import points_of, tracked_runs
 
 from concord.cli import main
@@ -31,7 +31,7 @@ from concord.environments import from_folder
 from concord.environments.images import image_dataset
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
-from concord.record import EVENTS, RECORD, Events, RunHistory, read_history
+from concord.record import EVENTS, RECORD, Events, read_history
 from concord.runs.run import RunResult, run
 from concord.storage import (
     Folder,
@@ -44,7 +44,7 @@ from concord.storage import (
 )
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
-from concord.studies.unfinished import UNFINISHED, UnfinishedRuns
+from concord.studies.unfinished import UnfinishedRun
 from concord.tracking import Store
 from concord.training import ProcessContext, Silent, load_job, train
 from concord_jobs.punctuated_sst2.data import SST2
@@ -601,16 +601,12 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path: Pat
     child.join()
 
 
-def test_a_checkpoint_that_is_newer_than_the_kept_events_is_not_used(
-    storage: s3_server.Server, elsewhere: Callable[[], None]
-) -> None:
-    folder, run = ADDRESS / "study" / UNFINISHED, proposal(3)
-    steps = half_a_run(Folder(folder / "trial-3"), 0.0)
+@pytest.mark.usefixtures("storage")
+def test_an_unfinished_trial_continues_on_another_machine(elsewhere: Callable[[], None]) -> None:
+    folder = Folder(ADDRESS / "study" / "unfinished" / "trial-3")
+    begun = part_of_a_run(UnfinishedRun.read(folder), 0.0, 6)
     elsewhere()
-    unfinished = UnfinishedRuns(Folder(folder), lambda _: None)
-    history = RunHistory({**run.as_event(), "at": 0})
-    history.evaluations |= {(number, step): {} for number, step in enumerate(steps[:5])}
-    assert (unfinished.checkpoint(run, history) or [""])[0] == f"checkpoint_{steps[4]:012d}"
-    history.evaluations.popitem()
-    assert unfinished.checkpoint(run, history) is None
-    assert not storage.keys(f"study/{UNFINISHED}")
+    again = UnfinishedRun.read(folder)
+    assert again.start == f"checkpoint_{begun[4].step:012d}"
+    assert [each.epoch for each in part_of_a_run(again, 0.0, None)] == [6, 7, 8]
+    assert len(folder.names("checkpoints")) == 2 * 2  # the last two, each with its reports

@@ -22,13 +22,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_study import comparable
 
 from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
 from concord.environments import Environments
 from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup, option_values
-from concord.record import EVENTS, Events, RunHistory, read_history
-from concord.runs.checkpoints import unlisted_checkpoints
+from concord.record import EVENTS, Events, read_history
 from concord.runs.execute import execute
 from concord.runs.worker import RunSpec
 from concord.storage import Folder
@@ -36,7 +36,7 @@ from concord.studies.criterion import SCORED_ON, Criterion, check_metric, chosen
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
-from concord.studies.unfinished import UNFINISHED, KeepTheLast, UnfinishedRuns
+from concord.studies.unfinished import UnfinishedRun, UnfinishedRuns
 from concord.training import Evaluation, Job, TrainConfig, load_job
 from concord.training.evaluation import Mode
 
@@ -197,50 +197,73 @@ def test_results_come_in_order_of_ends_and_abandoned_trials_have_none(tmp_path: 
         assert runs.unfinished("seed") == [again[1]]
 
 
-def half_a_run(folder: Folder, seconds: float) -> list[int]:
-    """Train six of eight epochs of a run that keeps checkpoints alone; returns the steps of its evaluations."""
+def part_of_a_run(run: UnfinishedRun, seconds: float, evaluations: int | None) -> list[Evaluation]:
+    """Some evaluations of a run of eight epochs that keeps checkpoints alone, from its last one on."""
     file = load_job(str(Path(__file__).parents[1] / "jobs" / "tiny_study.py"))
     options: dict[str, Any] = {"epochs": 8, "evaluations": 8, "checkpoints": 8}
     config = file.job.config.with_options(**options)
-    spec = RunSpec(file.path, file.source, None, option_values(config), folder, checkpoint_seconds=seconds)
-    evaluations = execute(spec, file, config, KeepTheLast(folder), None)
-    with contextlib.closing(evaluations):
-        return [each.step for each in itertools.islice(evaluations, 7)]
+    spec = RunSpec(file.path, file.source, None, option_values(config), run.folder, checkpoint_seconds=seconds)
+    found = []
+    with contextlib.closing(execute(spec, file, config, run, run.start)) as training:
+        for evaluation in itertools.islice(training, evaluations):
+            found.append(evaluation)
+            run.reports.append({"step": evaluation.step})
+    return found
 
 
-def test_an_unfinished_run_has_its_last_checkpoints_and_nothing_else(tmp_path: Path) -> None:
-    said: list[str] = []
-    unfinished = UnfinishedRuns(Folder(tmp_path / UNFINISHED), said.append)
-    run, own = proposal(3), Folder(tmp_path / UNFINISHED / "trial-3")
-    at = time.time() - 5
-    began = RunHistory({**json.loads(json.dumps(run.as_event())), "at": 1000 * at, "seconds_before": 60.0})
-    assert unfinished.checkpoint(run, began) is None
-    half_a_run(own, 300.0)  # too short for a checkpoint
-    assert not own.exists()
-    steps = half_a_run(own, 0.0)
-    kept = unlisted_checkpoints(own)
-    assert own.names() == ["checkpoints"]
-    assert kept == [f"checkpoint_{step:012d}" for step in steps[4:6]]
-    (own.path / "checkpoints" / "checkpoint_000000009999.new").mkdir()  # a process died as it wrote it
-    name, seconds = unfinished.checkpoint(run, began) or ("", 0.0)
-    assert name == kept[-1]
-    assert 65 < seconds < 60 + time.time() - at
-    weights = own.path / "checkpoints" / kept[-1] / "model.safetensors"
+def test_an_unfinished_run_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
+    folder, other = Folder(tmp_path / "unfinished" / "trial-3"), Folder(tmp_path / "undisturbed")
+    undisturbed = part_of_a_run(UnfinishedRun.read(other), math.inf, None)
+    assert not other.exists()  # too short for a checkpoint
+    part_of_a_run(UnfinishedRun.read(folder), 0.0, 6)
+    assert folder.names() == ["checkpoints"]
+    kept = [f"checkpoint_{each.step:012d}" for each in undisturbed[3:5]]  # the sixth epoch's is written after it
+    assert folder.names("checkpoints") == sorted([*kept, *(f"{name}.json" for name in kept)])
+    (folder.path / "checkpoints" / "checkpoint_000000009999").mkdir()  # a process died as it wrote it
+    again = UnfinishedRun.read(folder)
+    assert (again.start, again.reports) == (kept[1], [{"step": each.step} for each in undisturbed[:5]])
+    assert 0 < again.seconds_before < 60
+    rest = part_of_a_run(again, 0.0, None)
+    assert [(each.step, comparable(each.metrics)) for each in rest] == [
+        (each.step, comparable(each.metrics)) for each in undisturbed[5:]
+    ]
+
+
+def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "trial-3")
+    part_of_a_run(UnfinishedRun.read(folder), 0.0, 4)
+    first, second = [name for name in folder.names("checkpoints") if not name.endswith(".json")]
+    weights = folder.path / "checkpoints" / second / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert (unfinished.checkpoint(run, began) or [""])[0] == kept[0]
-    assert "is damaged" in said[-2]
+    assert UnfinishedRun.read(folder).start == first
+    (folder.path / "checkpoints" / f"{first}.json").write_text("{")
+    again = UnfinishedRun.read(folder)
+    assert (again.start, again.reports) == (None, [])
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "trial-3").mkdir()
+    folder = Folder(tmp_path / "trial-3" / ("n" * 300))  # too long a name for a folder
+    assert len(part_of_a_run(UnfinishedRun(folder), 0.0, None)) == 8
+    assert "a checkpoint is missing" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "other", [{"point": {"lr": 0.5}}, {"origin": {"commit": "another"}}, {"seed": 7}, {"left_out": ("a",)}]
+    "other",
+    [{"point": {"lr": 0.5}}, {"origin": {"data": "v2"}}, {"seed": 7}, {"left_out": ("a",)}, {"resolved": {"a": 1}}],
 )
-def test_a_checkpoint_of_another_run_or_commit_is_removed(other: dict[str, Any], tmp_path: Path) -> None:
-    unfinished = UnfinishedRuns(Folder(tmp_path / UNFINISHED), lambda _: None)
-    run = proposal(3)
-    half_a_run(Folder(tmp_path / UNFINISHED / "trial-3"), 0.0)
-    began = RunHistory({**dataclasses.replace(run, **other).as_event(), "at": 0})
-    assert unfinished.checkpoint(run, began) is None
-    assert not (tmp_path / UNFINISHED).exists()
+def test_a_checkpoint_of_another_run_or_other_code_is_not_found(other: dict[str, Any], tmp_path: Path) -> None:
+    runs, changed = (UnfinishedRuns(Folder(tmp_path / "unfinished"), code) for code in ("old", "new"))
+    run = proposal(3, origin={"commit": "a", "machine": "b", "data": "v1"})
+    own = runs.name(run)
+    assert own == runs.name(dataclasses.replace(run, name="table 2", origin={"machine": "c", "data": "v1"}))
+    assert own not in {changed.name(run), runs.name(dataclasses.replace(run, **other))}
+    for name in (own, changed.name(run), runs.name(proposal(33))):
+        (tmp_path / "unfinished" / name).mkdir(parents=True)
+    runs.clear(["trial 3", "trial 4"])
+    assert runs.folder.names() == [runs.name(proposal(33))]
+    runs.clear(["trial 33"])
+    assert not runs.folder.exists()
 
 
 # When a trial ends early

@@ -1,12 +1,10 @@
 """The checkpoints of a run: those that its record lists. Others in the folder are incomplete."""
 
-import json
-import re
 from collections.abc import Callable, Sequence
 
 from concord.errors import CheckpointError, RunFailedError
 from concord.storage import Folder
-from concord.training.checkpoint import PROGRESS, verify_checkpoint
+from concord.training.checkpoint import verify_checkpoint
 
 CHECKPOINTS = "checkpoints"  # in the run's folder
 KEPT = 2  # the last ones
@@ -26,17 +24,6 @@ def last_checkpoint(folder: Folder, listed: Sequence[str], info: Callable[[str],
     if problem is not None:
         raise RunFailedError(f"{problem}; no checkpoint of the run can be read")
     return None
-
-
-def unlisted_checkpoints(folder: Folder) -> list[str]:
-    """The names of the whole checkpoints in a folder without a record, oldest first."""
-    return [each for each in folder.names(CHECKPOINTS) if re.fullmatch(r"checkpoint_\d+", each)]
-
-
-def written_at(folder: Folder, name: str) -> float:
-    """When a verified checkpoint was written, in seconds since 1970; 0 if a loop of the job's own does not say."""
-    progress = folder.path / CHECKPOINTS / name / PROGRESS
-    return float(json.loads(progress.read_text()).get("written", 0.0)) if progress.exists() else 0.0
 
 
 def remove_older(folder: Folder, listed: Sequence[str]) -> None:

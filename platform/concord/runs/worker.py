@@ -3,6 +3,7 @@
 The other events of the run's record (metrics of steps, checkpoints, artifacts) go to a *sink*, in order.
 """
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from concord.training.outcome import Evaluation
 from concord.training.rule_file import RuleFile
 from concord.training.steps_so_far import StepsSoFar
 from concord.training.worker_data import WorkerData, prepare
+
+_logger = logging.getLogger("concord.runs")
 
 
 class Sink(Protocol):
@@ -152,7 +155,14 @@ class Recorder:
         """
         if self._folder is None:
             return
-        if self._seconds is not None and time.monotonic() < self._written + self._seconds:
+        if self._seconds is not None:
+            if time.monotonic() < self._written + self._seconds:
+                return
+            self._written = time.monotonic()
+            try:
+                self._write_checkpoint(self._folder, write, step)
+            except (OSError, RunFailedError) as error:  # the run does not need it
+                _logger.warning("a checkpoint is missing: %s", error)
             return
         problem = None
         if self.process.rank == 0:
@@ -181,7 +191,6 @@ class Recorder:
             shutil.rmtree(path, ignore_errors=True)
             new.replace(path)
             folder.keep(f"{CHECKPOINTS}/{name}")
-        self._written = time.monotonic()
         self._sink("checkpoint", name=name, step=step)
 
     def report_data(self) -> None:

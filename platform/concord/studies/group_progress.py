@@ -58,6 +58,10 @@ class GroupProgress:
             self._reasons.add(run.failure)
             self._info(f"{run.run.name or run.run.key} failed: {run.failure.splitlines()[0]}")
 
+    def continues(self, run: RunProposal, seconds: float) -> None:
+        """A run continues from a checkpoint after this time of training."""
+        self._info(f"{run.name or run.key} continues from its checkpoint, after {duration(seconds)} of training")
+
     def __enter__(self) -> "GroupProgress":
         self._shower = threading.Thread(target=self._bar if on_terminal() else self._lines, daemon=True)
         self._shower.start()

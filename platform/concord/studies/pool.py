@@ -30,6 +30,7 @@ from concord.runs.lifecycle import Description, Opened, open_run, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.run import Info
 from concord.runs.session import ray_session
+from concord.runs.tags import run_origin
 from concord.runs.termination import signal_handler
 from concord.runs.worker import RunSpec
 from concord.studies.criterion import Judge
@@ -40,13 +41,13 @@ from concord.studies.shared_data import SharedData, share_data
 from concord.studies.stopping import SCHEDULER, scheduler
 from concord.studies.trial import PoolSpec, TrialProcess, TrialReport
 from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
-from concord.studies.unfinished import UNFINISHED, UnfinishedRuns, folder_name
+from concord.studies.unfinished import UNFINISHED, UnfinishedRuns
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
 _DIED = "its process died (killed, or out of memory), and so did its replacements"
 _SCRATCH = "distributed"  # the files of runs with several workers
-_CHECKPOINT_SECONDS = 300.0  # also between uploads of the record while no run ends
+_CHECKPOINT_SECONDS = 300.0
 
 # A group is not restored from Ray Tune's files, so they are written as rarely as possible.
 _RAY_TUNE = {
@@ -78,7 +79,7 @@ def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterato
                     group.kept.remove(name)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
-            yield Pool(plan, group, resources, info)
+            yield Pool(plan, group, resources)
 
 
 class Interruption:
@@ -117,8 +118,8 @@ class Pool:
         group: its record, open.
     """
 
-    def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources, info: Info) -> None:
-        self.plan, self.group, self.resources, self._info = plan, group, resources, info
+    def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources) -> None:
+        self.plan, self.group, self.resources = plan, group, resources
 
     @property
     def runs(self) -> GroupRuns:
@@ -143,13 +144,14 @@ class Pool:
         for name in ("ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         interruption = Interruption() if interruption is None else interruption
-        kept, resources, max_failures = self.group.kept, self.resources, parallel_of(self.plan.base).max_failures
-        unfinished = UnfinishedRuns(kept / UNFINISHED, self._info)
+        kept, resources, job = self.group.kept, self.resources, self.plan.job
+        code = [run_origin(job.path)["commit"], job.source, job.rule and job.rule.source, judge.detail]
+        unfinished = UnfinishedRuns(kept / UNFINISHED, json.dumps(code))
+        max_failures = parallel_of(self.plan.base).max_failures
         searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures, unfinished)
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
         # Ray Tune needs a resource; a process that only waits must take no CPU from its workers.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
-        job = self.plan.job
         run = RunSpec(
             job.path,
             job.source,
@@ -170,6 +172,7 @@ class Pool:
             searcher.give_up()
         if interruption.problem is not None:
             raise interruption.problem
+        unfinished.clear([key for key in self.group.events.history if key and self.runs.find(key) is not None])
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
 
@@ -220,14 +223,12 @@ class Pool:
 class _Running:
     run: RunProposal
     deaths: int = 0
-    start: str | None = None
-    seconds_before: float = 0.0
     began: float = field(default_factory=time.time)
     last: TrialReport | None = None
 
 
 class _Runs(Searcher):
-    """Gives proposals to Ray Tune. A run whose process died starts again, ``max_failures`` times."""
+    """Gives proposals to Ray Tune. A run whose process died is repeated, ``max_failures`` times."""
 
     def __init__(
         self,
@@ -243,7 +244,6 @@ class _Runs(Searcher):
         self._interruption, self._max_failures = interruption, max_failures
         self._running: dict[str, _Running] = {}
         self._again: list[_Running] = []
-        self._synced = time.monotonic()
 
     def suggest(self, trial_id: str) -> Any:
         running: _Running | None = None
@@ -255,8 +255,8 @@ class _Runs(Searcher):
             return None if self._running and not self._interruption else Searcher.FINISHED
         self._running[trial_id] = running
         run = running.run
-        place = {"folder": folder_name(run), "start": running.start}
-        return {"options": dict(run.options), "whole": run.whole, "left_out": list(run.left_out), **place}
+        parts = {"whole": run.whole, "left_out": list(run.left_out)}
+        return {"options": dict(run.options), "folder": self._unfinished.name(run), **parts}
 
     def _next(self) -> _Running | None:
         if self._again:
@@ -267,16 +267,8 @@ class _Runs(Searcher):
         else:
             return None
         run, earlier = running.run, self._group.history.get(running.run.key)
-        how: dict[str, Any] = {}
-        if earlier is not None and earlier.began is not None:
-            failed = (earlier.ended or {}).get("status") == "FAILED"
-            found = None if failed else self._unfinished.checkpoint(run, earlier)
-            if found is not None:
-                running.start, running.seconds_before = found
-                how = {"resumed": True, "seconds_before": running.seconds_before}
-            elif failed:
-                how = {"anew": True}
-        self._group.append("began", run=run.key, **run.as_event(), **how)
+        failed = earlier is not None and (earlier.ended or {}).get("status") == "FAILED"
+        self._group.append("began", run=run.key, **run.as_event(), **({"anew": True} if failed else {}))
         self._progress.evaluated(run, 0.0)
         return running
 
@@ -284,14 +276,15 @@ class _Runs(Searcher):
         running = self._running.get(trial_id)
         if running is None or "report" not in result:
             return
-        running.last = report = TrialReport(**json.loads(result["report"]))
+        report = TrialReport(**json.loads(result["report"]))
+        if report.seconds_before > 0 and running.last is None:
+            self._progress.continues(running.run, report.seconds_before)
+        running.last = report
         if report.failure is None:
             self._progress.evaluated(running.run, report.percent)
             at = {"epoch": report.epoch, "step": report.step, "metrics": report.metrics}
             with self._noticing():
                 self._group.append("evaluated", run=running.run.key, **at)
-                if time.monotonic() > self._synced + _CHECKPOINT_SECONDS:
-                    self._sync()
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if result and not error:
@@ -315,19 +308,17 @@ class _Runs(Searcher):
             why = {} if stopped is None else {"stopped": stopped}
         with self._noticing():
             self._end(running, "FAILED" if "failure" in why else "FINISHED", **why)
-            self._sync()
-            self._unfinished.remove(running.run)
+            self._group.sync()
             ended = GroupRuns(self._group.history).find(running.run.key)
             assert ended is not None
             self._proposer.ended(ended)
             self._progress.ended(ended)
-
-    def _sync(self) -> None:
-        self._group.sync()
-        self._synced = time.monotonic()
+            if ended.failure is not None or ended.seconds > _CHECKPOINT_SECONDS:  # else it has written no checkpoint
+                self._unfinished.remove(running.run)
 
     def _end(self, running: _Running, status: str, **why: str) -> None:
-        seconds = running.seconds_before + time.time() - running.began
+        before = 0.0 if running.last is None else running.last.seconds_before
+        seconds = before + time.time() - running.began
         self._group.append("ended", run=running.run.key, status=status, seconds=seconds, **why)
 
     def count_deaths(self) -> None:

@@ -78,7 +78,7 @@ class StudyOptions(OptionGroup):
     scheduler: Literal["none", "asha", "median"] = "none"
     """Stop trials that are worse than others: by asynchronous successive halving, or the median rule."""
     max_minutes: float = 0.0
-    """Minutes after which the search ends; running trials run again when the study continues; 0 sets no limit."""
+    """Minutes after which the search ends; running trials continue with the study; 0 sets no limit."""
 
     reruns: int = 5
     """Number of runs of the best configuration with new seeds."""

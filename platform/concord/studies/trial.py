@@ -26,7 +26,7 @@ from concord.storage import apply_credentials
 from concord.studies.criterion import Judge, left_out_metrics
 from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
-from concord.studies.unfinished import KeepTheLast
+from concord.studies.unfinished import UnfinishedRun
 from concord.training import Evaluation
 from concord.training.job import JobFile
 from concord.training.metric_names import split_metric
@@ -59,6 +59,7 @@ class TrialReport:
     Attributes:
         metrics: without those of single environments and layers.
         stopped: the reason for an early end.
+        seconds_before: of training before the checkpoint from which the run continues.
     """
 
     epoch: int
@@ -68,6 +69,7 @@ class TrialReport:
     last: bool = False
     stopped: str | None = None
     failure: str | None = None
+    seconds_before: float = 0.0
 
 
 class TrialProcess(Trainable):
@@ -128,12 +130,21 @@ class TrialProcess(Trainable):
         epochs = self._job.epochs(config)
         parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
         alone = parallel_of(config).workers == 1
+        assert spec.folder is not None
+        kept = UnfinishedRun.read(spec.folder / task["folder"]) if alone and task["whole"] else None
+        spec = dataclasses.replace(spec, folder=None)
         metrics: dict[str, float] = {}
         folds: list[dict[str, float]] = []
+        before = 0.0 if kept is None else kept.seconds_before
         epoch = step = 0
         for number, left_out in enumerate(parts):
-            folder = spec.folder / task["folder"] if alone and left_out is None and spec.folder is not None else None
-            evaluations = self._evaluations(dataclasses.replace(spec, folder=folder), config, left_out, task["start"])
+            resumed = left_out is None and kept is not None and kept.start is not None
+            if resumed and kept is not None:
+                for fields in tuple(kept.reports):
+                    earlier = dataclasses.replace(TrialReport(**fields), seconds_before=kept.seconds_before)
+                    epoch, step, metrics = earlier.epoch, earlier.step, earlier.metrics
+                    yield earlier
+            evaluations = self._evaluations(spec, config, left_out, kept if left_out is None else None)
             evaluation = None
             for evaluation in evaluations:
                 epoch, step = evaluation.epoch, evaluation.step
@@ -142,30 +153,35 @@ class TrialProcess(Trainable):
                 metrics = judge.metrics(evaluation)
                 stopped = str(judge.stop_rule) if judge.stop_rule.holds(metrics) else None
                 at_end = evaluation.ended_early or epoch == epochs
-                if at_end and alone:
-                    evaluations.close()  # before its last checkpoint, which nothing would read
-                elif at_end and stopped is None:
+                if at_end and stopped is None:
+                    if alone:
+                        evaluations.close()  # before its last checkpoint, which nothing would read
                     for _ in evaluations:  # to the end, where its workers exit on their own
                         pass
-                if at_end and stopped is None and evaluation.ended_early:
-                    stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
+                    if evaluation.ended_early:
+                        stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
                 last = (stopped is not None) or (at_end and len(parts) == 1)
-                yield TrialReport(epoch, step, 100 * epoch / epochs / len(parts), metrics, last, stopped)
+                percent = 100 * epoch / epochs / len(parts)
+                report = TrialReport(epoch, step, percent, metrics, last, stopped, seconds_before=before)
+                if kept is not None:
+                    kept.reports.append(vars(report))
+                yield report
                 if last:
                     return
-            if evaluation is None:
+            if evaluation is None and not resumed:
                 raise TrainingFailedError(f"the loop of job {self._job.name} gave no evaluation")
-            if left_out is not None:
+            if left_out is not None and evaluation is not None:
                 latest = evaluation.metrics
                 folds.append({name: value for name, value in latest.items() if name.startswith(_LEFT_OUT)})
             last = number == len(parts) - 1
             if last and folds:
                 metrics = metrics | left_out_metrics(folds, judge.modes)
             if left_out is not None or last:  # ``last``: a loop ended before its last epoch
-                yield TrialReport(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
+                percent = 100 * (number + 1) / len(parts)
+                yield TrialReport(epoch, step, percent, metrics, last, seconds_before=before)
 
     def _evaluations(
-        self, spec: RunSpec, config: Any, left_out: str | None, start: str | None
+        self, spec: RunSpec, config: Any, left_out: str | None, kept: UnfinishedRun | None
     ) -> Generator[Evaluation, None, None]:
         shared = self._pool.shared
         shares = shared is not None and shared.fits(config, left_out)
@@ -178,9 +194,9 @@ class TrialProcess(Trainable):
             scratch = spec.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
             spec = dataclasses.replace(spec, on_ray_train=True, scratch=scratch)
         load = functools.partial(self._shared, left_out) if shares else None
-        if spec.folder is None:
+        if kept is None:
             return execute(spec, self._job, config, ignore, None, load)
-        return execute(spec, self._job, config, KeepTheLast(spec.folder), start, load)
+        return execute(dataclasses.replace(spec, folder=kept.folder), self._job, config, kept, kept.start, load)
 
     def _shared(self, left_out: str | None) -> WorkerData:
         shared = self._pool.shared

@@ -1,70 +1,103 @@
-"""The checkpoints of a group's runs that have not ended, from which a continued group resumes them.
+"""The checkpoints of a group's runs that have not ended, from which they continue.
 
-A run in one process writes them, seldom. Runs with several workers, and the parts of a run that leave environments out,
-have none and begin anew.
+Each has the run's reports so far, so the reports of a run that continues are those of an undisturbed one. A run in one
+process writes them, seldom. Runs with several workers, and repetitions with environments left out, begin anew.
 """
 
 import contextlib
-from dataclasses import dataclass
+import hashlib
+import json
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from concord.errors import RunFailedError
-from concord.record import RunHistory
-from concord.runs.checkpoints import last_checkpoint, remove_older, unlisted_checkpoints, written_at
-from concord.runs.run import Info
-from concord.storage import Folder
+from concord.runs.checkpoints import CHECKPOINTS, KEPT, last_checkpoint
+from concord.storage import Folder, full_disk_in_one_line
 from concord.studies.proposals import RunProposal
 
 UNFINISHED = "unfinished"  # in the group's folder, with a folder for each run
+_REPORTS = ".json"  # after the checkpoint's name
 
 
-def folder_name(run: RunProposal) -> str:
-    """The name of the run's folder."""
-    return run.key.replace(" ", "-")
+@dataclass
+class UnfinishedRun:
+    """The checkpoints of a run, in the process that trains it; a sink of its events.
 
-
-@dataclass(frozen=True)
-class KeepTheLast:
-    """A sink that removes a run's older checkpoints, and drops all other events."""
+    Attributes:
+        start: the name of the checkpoint from which it continues; None if it begins.
+        reports: its reports up to now, as JSON.
+        seconds_before: of training up to that checkpoint.
+    """
 
     folder: Folder
+    start: str | None = None
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    seconds_before: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
 
-    def __call__(self, name: str, /, **_: Any) -> None:
-        """An event of the run."""
-        if name == "checkpoint":
-            remove_older(self.folder, unlisted_checkpoints(self.folder))
+    @staticmethod
+    def read(folder: Folder) -> "UnfinishedRun":
+        """The run with its last readable checkpoint in this folder; it begins anew if none can be read."""
+        with contextlib.suppress(RunFailedError, OSError, ValueError):
+            start = last_checkpoint(folder, _listed(folder), lambda _: None)
+            if start is not None:
+                kept = json.loads(folder.fetch(f"{CHECKPOINTS}/{start}{_REPORTS}").read_text())
+                return UnfinishedRun(folder, start, kept["reports"], kept["seconds"])
+        return UnfinishedRun(folder)
+
+    def __call__(self, name: str, /, **fields: Any) -> None:
+        """Keep the reports with a checkpoint that was written, and remove older ones."""
+        if name != "checkpoint":
+            return
+        kept = {"reports": self.reports, "seconds": self.seconds_before + time.monotonic() - self._began}
+        file = f"{CHECKPOINTS}/{fields['name']}{_REPORTS}"
+        with full_disk_in_one_line(self.folder.path):
+            new = self.folder.path / f"{file}.new"
+            new.write_text(json.dumps(kept))
+            new.replace(self.folder.path / file)
+        self.folder.keep(file)
+        for older in _listed(self.folder)[:-KEPT]:
+            for each in (f"{older}{_REPORTS}", older):
+                self.folder.remove(f"{CHECKPOINTS}/{each}")
+
+
+def _listed(folder: Folder) -> list[str]:
+    """The names of the checkpoints with reports, which are written last; the oldest first."""
+    return [name.removesuffix(_REPORTS) for name in folder.names(CHECKPOINTS) if name.endswith(_REPORTS)]
 
 
 @dataclass(frozen=True)
 class UnfinishedRuns:
-    """The checkpoints, as the group's process uses them."""
+    """The folders of all runs, in the group's process.
+
+    Attributes:
+        code: the code that trains them; a checkpoint of other code is not used.
+    """
 
     folder: Folder
-    info: Info
+    code: str
 
-    def checkpoint(self, run: RunProposal, earlier: RunHistory) -> tuple[str, float] | None:
-        """The checkpoint from which to resume a run with this history, and the seconds of training before it.
-
-        None if there is none, or if it is damaged or of other options, other data or another commit; such a one is
-        removed. At an address the checkpoint may be newer than the kept events; it is not used then.
-        """
-        own, began = self.folder / folder_name(run), earlier.began or {}
-        if RunProposal.read(began) == run:
-            there = unlisted_checkpoints(own)
-            if self.folder.remote:
-                last = max((step for _, step in earlier.evaluations), default=-1)
-                there = [name for name in there if int(name.removeprefix("checkpoint_")) <= last]
-            with contextlib.suppress(RunFailedError):
-                start = last_checkpoint(own, there, self.info)
-                if start is not None:
-                    self.info(f"{run.name or run.key} continues from {start}")
-                    before = began.get("seconds_before", 0.0) + written_at(own, start) - began["at"] / 1000
-                    return start, max(before, 0.0)
-        self.remove(run)
-        return None
+    def name(self, run: RunProposal) -> str:
+        """The name of the run's folder, which depends on all that its result depends on."""
+        of_run = [run.point, run.resolved, run.seed, run.left_out, run.whole, run.origin.get("data")]
+        text = json.dumps([*of_run, self.code], sort_keys=True, default=str)
+        return f"{_key(run.key)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def remove(self, run: RunProposal) -> None:
-        """Remove the checkpoints of a run, and the folder with the last ones."""
-        self.folder.remove(folder_name(run))
-        if not self.folder.names():
+        """Remove the checkpoints of a run that ended."""
+        self.folder.remove(self.name(run))
+
+    def clear(self, ended: Collection[str]) -> None:
+        """While no run trains: remove what is left of runs with these keys, and the folder if that is all."""
+        over = {_key(key) for key in ended}
+        left = {name for name in self.folder.names() if name.rpartition("-")[0] not in over}
+        if not left:
             self.folder.delete()
+        for name in set(self.folder.names()) - left:
+            self.folder.remove(name)
+
+
+def _key(key: str) -> str:
+    return key.replace(" ", "-")
