@@ -123,3 +123,22 @@ def test_a_loop_that_gives_no_evaluation_fails_each_trial(ray_cluster: None, out
     assert main([*words, "--concurrent", "1", "--name", "s"]) == 1
     failed = GroupRuns(read_history(group_folder("study", output, "s"))).ended("trial")
     assert [each.failure for each in failed] == ["the loop of job empty gave no evaluation"] * 2
+
+
+def test_a_run_whose_process_died_goes_on_from_its_checkpoint(
+    ray_cluster: None, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concord.studies.pool._CHECKPOINT_SECONDS", 0.0)
+    path, witness = tmp_path / "mortal.py", tmp_path / "witness"
+    loop = "for epoch in epochs[done:]:"
+    dies = [
+        "import os, pathlib, signal",
+        f"pathlib.Path({str(witness)!r}).open('a').write(f'{{epoch}} ')",
+        "if epoch == 3 and done < 2: os.kill(os.getpid(), signal.SIGKILL)",
+    ]
+    path.write_text(Path(FILE.path).read_text().replace(loop, "\n        ".join([loop, *dies])))
+    words = ["tune", str(path), "--vary", "lr=0.1,0.2", "--search", "grid", "--output", str(output), "--name", "s"]
+    assert main([*words, "--concurrent", "1", "--reruns", "0", "--no-register"]) == 0
+    for ended in GroupRuns(read_history(group_folder("study", output, "s"))).finished("trial"):
+        assert list(ended.history) == evaluations(JOB.config.with_options(lr=ended.run.point["lr"]))
+    assert witness.read_text().split()[:10] == 2 * ["1", "2", "3", "3", "4"]  # then the winner trains
