@@ -125,20 +125,26 @@ def test_a_loop_that_gives_no_evaluation_fails_each_trial(ray_cluster: None, out
     assert [each.failure for each in failed] == ["the loop of job empty gave no evaluation"] * 2
 
 
-def test_a_run_whose_process_died_goes_on_from_its_checkpoint(
-    ray_cluster: None, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("loads", "trained"), [(True, "1 2 3 3 4"), (False, "1 2 3 1 2 3 4")])
+def test_a_run_whose_process_died_goes_on_from_its_checkpoint_if_that_loads(
+    ray_cluster: None, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: bool, trained: str
 ) -> None:
     monkeypatch.setattr("concord.studies.pool._CHECKPOINT_SECONDS", 0.0)
     path, witness = tmp_path / "mortal.py", tmp_path / "witness"
-    loop = "for epoch in epochs[done:]:"
+    loop, read = "for epoch in epochs[done:]:", "done, place = json"
     dies = [
-        "import os, pathlib, signal",
-        f"pathlib.Path({str(witness)!r}).open('a').write(f'{{epoch}} ')",
-        "if epoch == 3 and done < 2: os.kill(os.getpid(), signal.SIGKILL)",
+        "import os, signal",
+        f"lines = open({str(witness)!r}, 'a+', buffering=1)",
+        "lines.write(f'{epoch} ')",
+        "lines.seek(0)",
+        "if lines.read().count('3') == 1 and epoch == 3: os.kill(os.getpid(), signal.SIGKILL)",
     ]
-    path.write_text(Path(FILE.path).read_text().replace(loop, "\n        ".join([loop, *dies])))
+    source = Path(FILE.path).read_text().replace(loop, "\n        ".join([loop, *dies]))
+    path.write_text(source if loads else source.replace(read, f"raise InputError('of another time'); {read}"))
     words = ["tune", str(path), "--vary", "lr=0.1,0.2", "--search", "grid", "--output", str(output), "--name", "s"]
     assert main([*words, "--concurrent", "1", "--reruns", "0", "--no-register"]) == 0
-    for ended in GroupRuns(read_history(group_folder("study", output, "s"))).finished("trial"):
+    ends = GroupRuns(read_history(group_folder("study", output, "s"))).finished("trial")
+    assert len(ends) == 2
+    for ended in ends:
         assert list(ended.history) == evaluations(JOB.config.with_options(lr=ended.run.point["lr"]))
-    assert witness.read_text().split()[:10] == 2 * ["1", "2", "3", "3", "4"]  # then the winner trains
+    assert witness.read_text().startswith(f"{trained} 1 2 3 4 ")  # then the winner trains

@@ -158,11 +158,11 @@ class Recorder:
         if self._seconds is not None:
             if time.monotonic() < self._written + self._seconds:
                 return
-            self._written = time.monotonic()
             try:
                 self._write_checkpoint(self._folder, write, step)
-            except (OSError, RunFailedError) as error:  # the run does not need it
-                _logger.warning("a checkpoint is missing: %s", error)
+            except Exception as error:  # the run does not need it
+                _logger.warning("a checkpoint is missing: %s", first_line(error))
+            self._written = time.monotonic()
             return
         problem = None
         if self.process.rank == 0:

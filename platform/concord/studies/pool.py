@@ -22,6 +22,7 @@ from ray.exceptions import OutOfMemoryError
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, Trainable, TuneConfig
 from ray.tune.search import Searcher
 
+import concord
 from concord.errors import RunFailedError
 from concord.options import option_values
 from concord.record import Events
@@ -145,7 +146,13 @@ class Pool:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         interruption = Interruption() if interruption is None else interruption
         kept, resources, job = self.group.kept, self.resources, self.plan.job
-        code = [run_origin(job.path)["commit"], job.source, job.rule and job.rule.source, judge.detail]
+        code = [
+            concord.__version__,
+            run_origin(job.path)["commit"],
+            job.source,
+            job.rule and job.rule.source,
+            judge.detail,
+        ]
         unfinished = UnfinishedRuns(kept / UNFINISHED, json.dumps(code))
         max_failures = parallel_of(self.plan.base).max_failures
         searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures, unfinished)
@@ -223,6 +230,7 @@ class Pool:
 class _Running:
     run: RunProposal
     deaths: int = 0
+    seconds_before: float = 0.0
     began: float = field(default_factory=time.time)
     last: TrialReport | None = None
 
@@ -277,7 +285,8 @@ class _Runs(Searcher):
         if running is None or "report" not in result:
             return
         report = TrialReport(**json.loads(result["report"]))
-        if report.seconds_before > 0 and running.last is None:
+        if report.seconds_before > running.seconds_before:
+            running.seconds_before = report.seconds_before
             self._progress.continues(running.run, report.seconds_before)
         running.last = report
         if report.failure is None:
@@ -317,8 +326,7 @@ class _Runs(Searcher):
                 self._unfinished.remove(running.run)
 
     def _end(self, running: _Running, status: str, **why: str) -> None:
-        before = 0.0 if running.last is None else running.last.seconds_before
-        seconds = before + time.time() - running.began
+        seconds = running.seconds_before + time.time() - running.began
         self._group.append("ended", run=running.run.key, status=status, seconds=seconds, **why)
 
     def count_deaths(self) -> None:

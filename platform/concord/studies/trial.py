@@ -4,11 +4,13 @@ The process lives as long as the pool. It imports, reads the job and maps the sh
 little more than its training.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,7 @@ from concord.training.options import parallel_of
 from concord.training.process import tune_process
 from concord.training.worker_data import WorkerData
 
+_logger = logging.getLogger("concord.studies")
 _LEFT_OUT = split_metric("validation", "")  # a left-out environment is the only validation environment
 
 
@@ -168,7 +171,7 @@ class TrialProcess(Trainable):
                 yield report
                 if last:
                     return
-            if evaluation is None and not resumed:
+            if evaluation is None and not (resumed and metrics):
                 raise TrainingFailedError(f"the loop of job {self._job.name} gave no evaluation")
             if left_out is not None and evaluation is not None:
                 latest = evaluation.metrics
@@ -196,7 +199,27 @@ class TrialProcess(Trainable):
         load = functools.partial(self._shared, left_out) if shares else None
         if kept is None:
             return execute(spec, self._job, config, ignore, None, load)
-        return execute(dataclasses.replace(spec, folder=kept.folder), self._job, config, kept, kept.start, load)
+        return self._kept_evaluations(dataclasses.replace(spec, folder=kept.folder), config, kept, load)
+
+    def _kept_evaluations(
+        self, spec: RunSpec, config: Any, kept: UnfinishedRun, load: Callable[[], WorkerData] | None
+    ) -> Generator[Evaluation, None, None]:
+        """From the last checkpoint; from the beginning if there is none, or none that these sources can load."""
+        if kept.start is not None:
+            loaded = False
+            try:
+                with contextlib.closing(execute(spec, self._job, config, kept, kept.start, load)) as evaluations:
+                    for evaluation in evaluations:
+                        loaded = True
+                        yield evaluation
+                return
+            except (InputError, RunFailedError, TrainingFailedError) as error:
+                if loaded:
+                    raise
+                _logger.warning("the run begins again: %s", format_for_cli(error))
+        repeated = max((each["step"] for each in kept.reports), default=-1)
+        with contextlib.closing(execute(spec, self._job, config, kept, None, load)) as evaluations:
+            yield from (each for each in evaluations if each.step > repeated)
 
     def _shared(self, left_out: str | None) -> WorkerData:
         shared = self._pool.shared

@@ -48,18 +48,22 @@ class UnfinishedRun:
         return UnfinishedRun(folder)
 
     def __call__(self, name: str, /, **fields: Any) -> None:
-        """Keep the reports with a checkpoint that was written, and remove older ones."""
+        """Keep the reports with a checkpoint that was written, and remove those before its predecessor."""
         if name != "checkpoint":
             return
-        kept = {"reports": self.reports, "seconds": self.seconds_before + time.monotonic() - self._began}
-        file = f"{CHECKPOINTS}/{fields['name']}{_REPORTS}"
+        own, step = fields["name"], fields["step"]
+        reports = [each for each in self.reports if each["step"] <= step]  # after an outage training steps back
+        kept = {"reports": reports, "seconds": self.seconds_before + time.monotonic() - self._began}
+        file = f"{CHECKPOINTS}/{own}{_REPORTS}"
         with full_disk_in_one_line(self.folder.path):
             new = self.folder.path / f"{file}.new"
             new.write_text(json.dumps(kept))
             new.replace(self.folder.path / file)
         self.folder.keep(file)
-        for older in _listed(self.folder)[:-KEPT]:
-            for each in (f"{older}{_REPORTS}", older):
+        listed = _listed(self.folder)
+        kept_names = [name for name in listed if name <= own][-KEPT:]
+        for other in (name for name in listed if name not in kept_names):
+            for each in (f"{other}{_REPORTS}", other):
                 self.folder.remove(f"{CHECKPOINTS}/{each}")
 
 

@@ -49,7 +49,9 @@ class RunContext(Protocol):
         """Record metrics beside those of evaluations; called in the first process only."""
 
     def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
-        """Keep a checkpoint; called in every process. ``write`` fills an empty folder, in the first process."""
+        """Keep a checkpoint; called in every process, after the evaluation of its step was yielded. ``write`` fills an
+        empty folder, in the first process.
+        """
 
     def keep(self, path: str, write: Callable[[Path], None]) -> None:
         """Keep a file with the run, by its path in the run's folder; ``write`` makes it, in the first process."""
