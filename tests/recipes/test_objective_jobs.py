@@ -12,6 +12,7 @@ from test_images import write_mnist
 from test_shortcut_environments import write_sst2
 
 from concord.cli import main
+from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.runs.champion import shortfall
 from concord.runs.preflight import preflight
@@ -72,6 +73,19 @@ def test_the_studies_of_colored_mnist_see_no_test(
     assert plan.space.fixed({})["objective"] == method
 
 
+@pytest.mark.parametrize("method", ["irm", "meta-irm"])
+def test_the_studies_of_punctuated_sst2_are_judged_by_sentences_of_dev(method: str, data: Path, tmp_path: Path) -> None:
+    job, given = load_job("punctuated-sst2"), {"method", "data_dir", "output"}
+    options = options_for(job.job.config).with_options(method=method, data_dir=data, output=tmp_path / "runs")
+    with pytest.raises(InputError, match=r"validation_flip=0\.5: needs dev\.tsv of SST-2 beside train\.tsv"):
+        plan_study(job, options, given)
+    whole = write_sst2(tmp_path / "whole", 200)
+    (whole / "dev.tsv").write_text((whole / "test.tsv").read_text())
+    plan = plan_study(job, options.with_options(data_dir=whole), given)
+    assert plan.criterion.metric == "validation_accuracy"
+    assert plan.space.fixed({}).items() >= {"objective": method, "validation_flip": 0.5}.items()
+
+
 @pytest.mark.parametrize("objective", ["irm", "meta-irm"])
 def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path) -> None:
     job = load_job("colored-mnist").job
@@ -119,7 +133,7 @@ def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_pat
 def test_the_table_of_punctuated_sst2_has_the_papers_rows(
     ray_cluster: None, output: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["compare", "punctuated-sst2", "--seeds", "1", "--epochs", "1", "--data-dir", str(data)]
+    words = ["compare", "punctuated-sst2", "table-6", "--seeds", "1", "--epochs", "1", "--data-dir", str(data)]
     status, result = outcome(capsys, *words, "--output", str(output))
     assert (status, result["runs"]) == (0, 8)
     papers = {row["name"]: row["metrics"]["ood_accuracy"]["paper"] for row in result["rows"]}

@@ -269,7 +269,7 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
     base = base.with_options(name=None)
     space = study_space(study.space, asked, given & options_of(type(base)).keys(), base)
-    checked = preflight(job, base)
+    checked = preflight(job, config_at(base, space, {}))
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
     usual = next(iter(checked.measures)) if own_loop else "accuracy" if "accuracy" in checked.measures else "loss"
