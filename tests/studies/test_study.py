@@ -716,10 +716,10 @@ def test_failed_trials_are_kept_with_the_reason_and_the_others_go_on(ray_cluster
 def test_a_study_of_which_every_trial_fails_says_so_once(
     ray_cluster: None, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--vary", "broken=raises", "--trials", "3", "--concurrent", "1", "--name", "s", "--output", str(output)]
+    options = ["--vary", "misshapen=b", "--trials", "3", "--concurrent", "1", "--name", "s", "--output", str(output)]
     assert main(["tune", JOB_FILE, *options]) == 1
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("concord: "))
-    assert said.startswith("concord: every trial failed (3): ArithmeticError: this model cannot be made, line ")
+    assert said.startswith("concord: every trial failed (3): environment b: ")
     folder = folder_of(output)
     parent, children = mlflow(read_study(folder))
     assert parent.info.status == "FAILED"
@@ -727,6 +727,15 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
 
 
 # --- what a study refuses
+
+
+def test_what_the_space_fixes_is_tried_before_anything_is_written(
+    output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", JOB_FILE, "--vary", "broken=raises", "lr=0.1,0.2", "--trials", "3", "--output", str(output)]
+    assert main(words) == 2
+    assert "its model cannot be made (ArithmeticError: this model cannot be made" in capsys.readouterr().err
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(
