@@ -260,9 +260,9 @@ def test_a_checkpoint_of_another_run_or_other_code_is_not_found(other: dict[str,
     assert own not in {changed.name(run), runs.name(dataclasses.replace(run, **other))}
     for name in (own, changed.name(run), runs.name(proposal(33))):
         (tmp_path / "unfinished" / name).mkdir(parents=True)
-    runs.clear(["trial 3", "trial 4"])
+    runs.remove(["trial 3", "trial 4"])
     assert runs.folder.names() == [runs.name(proposal(33))]
-    runs.clear(["trial 33"])
+    runs.close(["trial 33"])
     assert not runs.folder.exists()
 
 

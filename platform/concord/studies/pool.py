@@ -179,7 +179,7 @@ class Pool:
             searcher.give_up()
         if interruption.problem is not None:
             raise interruption.problem
-        unfinished.clear([key for key in self.group.events.history if key and self.runs.find(key) is not None])
+        unfinished.close([key for key in self.group.events.history if key and self.runs.find(key) is not None])
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
 
@@ -323,7 +323,7 @@ class _Runs(Searcher):
             self._proposer.ended(ended)
             self._progress.ended(ended)
             if ended.failure is not None or ended.seconds > _CHECKPOINT_SECONDS:  # else it has written no checkpoint
-                self._unfinished.remove(running.run)
+                self._unfinished.remove([running.run.key])
 
     def _end(self, running: _Running, status: str, **why: str) -> None:
         seconds = running.seconds_before + time.time() - running.began

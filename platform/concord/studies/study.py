@@ -132,7 +132,7 @@ def _left_out(plan: StudyPlan, shortlist: Sequence[RunProposal], info: Info) -> 
 def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
     proposer, earlier = _Search(plan, pool.runs), pool.runs.ended("trial")
     if proposer.again:
-        info(f"{len(proposer.again)} unfinished trials go on")
+        info(f"{len(proposer.again)} unfinished trials are resumed or repeated")
     if proposer.over:
         return
     stopping = scheduler(plan.options.scheduler)

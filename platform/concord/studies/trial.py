@@ -140,13 +140,11 @@ class TrialProcess(Trainable):
         folds: list[dict[str, float]] = []
         before = 0.0 if kept is None else kept.seconds_before
         epoch = step = 0
+        for fields in () if kept is None else tuple(kept.reports):  # of a run that continues
+            earlier = dataclasses.replace(TrialReport(**fields), seconds_before=before)
+            epoch, step, metrics = earlier.epoch, earlier.step, earlier.metrics
+            yield earlier
         for number, left_out in enumerate(parts):
-            resumed = left_out is None and kept is not None and kept.start is not None
-            if resumed and kept is not None:
-                for fields in tuple(kept.reports):
-                    earlier = dataclasses.replace(TrialReport(**fields), seconds_before=kept.seconds_before)
-                    epoch, step, metrics = earlier.epoch, earlier.step, earlier.metrics
-                    yield earlier
             evaluations = self._evaluations(spec, config, left_out, kept if left_out is None else None)
             evaluation = None
             for evaluation in evaluations:
@@ -171,7 +169,7 @@ class TrialProcess(Trainable):
                 yield report
                 if last:
                     return
-            if evaluation is None and not (resumed and metrics):
+            if evaluation is None and (left_out is not None or not metrics):
                 raise TrainingFailedError(f"the loop of job {self._job.name} gave no evaluation")
             if left_out is not None and evaluation is not None:
                 latest = evaluation.metrics

@@ -61,10 +61,10 @@ class UnfinishedRun:
             new.replace(self.folder.path / file)
         self.folder.keep(file)
         listed = _listed(self.folder)
-        kept_names = [name for name in listed if name <= own][-KEPT:]
-        for other in (name for name in listed if name not in kept_names):
-            for each in (f"{other}{_REPORTS}", other):
-                self.folder.remove(f"{CHECKPOINTS}/{each}")
+        last = [each for each in listed if each <= own][-KEPT:]
+        for other in (each for each in listed if each not in last):
+            for part in (f"{other}{_REPORTS}", other):
+                self.folder.remove(f"{CHECKPOINTS}/{part}")
 
 
 def _listed(folder: Folder) -> list[str]:
@@ -89,18 +89,18 @@ class UnfinishedRuns:
         text = json.dumps([*of_run, self.code], sort_keys=True, default=str)
         return f"{_key(run.key)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
-    def remove(self, run: RunProposal) -> None:
-        """Remove the checkpoints of a run that ended."""
-        self.folder.remove(self.name(run))
-
-    def clear(self, ended: Collection[str]) -> None:
-        """While no run trains: remove what is left of runs with these keys, and the folder if that is all."""
+    def remove(self, ended: Collection[str]) -> None:
+        """Remove the checkpoints of the runs with these keys, of any code."""
         over = {_key(key) for key in ended}
-        left = {name for name in self.folder.names() if name.rpartition("-")[0] not in over}
-        if not left:
+        for name in self.folder.names():
+            if name.rpartition("-")[0] in over:
+                self.folder.remove(name)
+
+    def close(self, ended: Collection[str]) -> None:
+        """While no run trains: remove what these runs have left, and the folder if it is empty."""
+        self.remove(ended)
+        if not self.folder.names():
             self.folder.delete()
-        for name in set(self.folder.names()) - left:
-            self.folder.remove(name)
 
 
 def _key(key: str) -> str:
