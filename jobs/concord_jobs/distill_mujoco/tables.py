@@ -79,6 +79,7 @@ def table(simulators: list[str], seeds: int, title: str, **options: Any) -> Comp
 
 comparisons = {
     "reduced": table(list(PUBLISHED), 2, "all simulators, 40 epochs, two seeds"),
+    "hopper": table(["Hopper"], 2, "Hopper, 120 epochs, two seeds", epochs=120, evaluations=60),
     "fig-4.9": Comparison(
         {
             row: {"simulator": "Hopper", "epochs": 15, "evaluations": 15, **options}
