@@ -22,7 +22,7 @@ import pytest
 import ray
 from forked import Command, start_server
 from ports import free_port
-from test_run import JOB_FILE, OPTIONS, command, start
+from test_run import JOB_FILE, OPTIONS, command, recorded_checkpoints, start
 from torch import nn
 from tracked import tracked_runs
 from waiting import wait_for
@@ -359,9 +359,8 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
 
     address = ("--address", ray.get_runtime_context().gcs_address) if workers > 1 else ()
     words = command(output, "--name", "a", "--pause", "0.1", "--workers", str(workers), *address)
-    checkpoints = output / "runs" / "a" / "checkpoints"
     with Command(*words) as process:
-        wait_for(lambda: process.poll() is not None or list(checkpoints.glob("*/model.safetensors")), 240)
+        wait_for(lambda: process.poll() is not None or recorded_checkpoints(output / "runs" / "a"), 240)
         os.killpg(process.pid, stop)
         said, errors = process.communicate(timeout=120)
     line = "stopped; continue with --name a --resume"
