@@ -5,14 +5,15 @@ An item of that file has one kind of evidence:
 ``holds``
     Statements about kept rows, such as ``[ROW; COLUMN] > 0.95``, ``[ROW; COLUMN] = 70.4 ± 4`` and
     ``[ROW; COLUMN] < [ROW; COLUMN]``. A cell of another table than ``rows`` ends with ``; JOB TABLE``. A cell is its
-    mean over seeds, ``max [...]`` the largest value. One cell is less than another if their means differ by more than
-    two standard errors.
+    mean over seeds, ``max [...]`` the largest value; ``[Adam *; COLUMN]`` has the runs of all rows with such a name.
+    One cell is less than another if their means differ by more than two standard errors.
 ``test``
     Tests of an exact statement, a rule or a figure; ``without`` names what they lack.
 ``verdict``
     ``rows not kept``, ``not run``, ``definition`` or ``schematic``; with ``holds`` it applies until rows are kept.
 """
 
+import fnmatch
 import math
 import re
 import statistics
@@ -133,15 +134,16 @@ class Item:
         row, heading, *other = text[text.index("[") + 1 : -1].split("; ")
         table = self.table(*(other[0] if other else self.rows).split(" "))
         comparison = table.comparison
-        if row not in comparison.configurations or heading not in comparison.columns:
+        rows = [row] if row in comparison.configurations else fnmatch.filter(comparison.configurations, row)
+        if not rows or heading not in comparison.columns:
             raise InputError(f"{self.item}: {text}: no such row or column")
-        values = table.numbers(row, heading)
+        values = [value for each in rows for value in table.numbers(each, heading)]
         heading = " in ".join([heading, *other])
         if not values:
             return Side(math.nan, heading=heading)
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
         shown = f"{method_name(row)}: {with_spread(values, comparison.digits)}"
-        commands = {line.origin["command"] for line in table.lines if line.configuration == row}
+        commands = {line.origin["command"] for line in table.lines if line.configuration in rows}
         options = ", ".join(found[1] for each in sorted(commands) if (found := _REDUCED.search(_WHICH.sub("", each))))
         value = max(values) if text.startswith("max") else statistics.fmean(values)
         return Side(value, error, heading, shown, len(values), options)

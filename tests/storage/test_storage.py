@@ -44,7 +44,7 @@ from concord.storage import (
 )
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
-from concord.studies.unfinished import UnfinishedRun
+from concord.studies.unfinished import RunCheckpoints
 from concord.tracking import Store
 from concord.training import ProcessContext, Silent, load_job, train
 from concord_jobs.punctuated_sst2.data import SST2
@@ -604,9 +604,9 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path: Pat
 @pytest.mark.usefixtures("storage")
 def test_an_unfinished_trial_continues_on_another_machine(elsewhere: Callable[[], None]) -> None:
     folder = Folder(ADDRESS / "study" / "unfinished" / "trial-3")
-    begun = part_of_a_run(UnfinishedRun.read(folder), 0.0, 6)
+    begun = part_of_a_run(RunCheckpoints.read(folder), 0.0, 6)
     elsewhere()
-    again = UnfinishedRun.read(folder)
+    again = RunCheckpoints.read(folder)
     assert again.start == f"checkpoint_{begun[4].step:012d}"
     assert [each.epoch for each in part_of_a_run(again, 0.0, None)] == [6, 7, 8]
     assert len(folder.names("checkpoints")) == 2 * 2  # the last two, each with its reports

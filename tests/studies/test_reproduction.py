@@ -115,6 +115,8 @@ def test_a_verdict_follows_from_the_rows(tmp_path: Path) -> None:
     assert wide.line()[2] == "o.o.d. · AND-mask: 0.980 ± 0.028; average: 0.950 ± 0.071"
     assert papers_of(tmp_path, *BOTH[2:], holds=["[average; o.o.d.] > 0.9"]).judged == VERDICTS[3]
     assert papers_of(tmp_path, *BOTH[:2], holds=["max [and-mask; o.o.d.] > 0.99"]).judged == OUT
+    together = papers_of(tmp_path, *BOTH, holds=["[a*e*; o.o.d.] = 0.51 ± 0.001", "[a*; o.o.d.] = 0.75 ± 0.001"])
+    assert (together.judged, together.line()[4]) == (OUT, "2 to 4"), "the runs of all rows with such a name"
     assert papers_of(tmp_path, *BOTH[:2], holds=["[and-mask; o.o.d.] = 0.9 ± 0.1"]).judged == OUT
     assert papers_of(tmp_path, *BOTH[:2], holds=["[and-mask; o.o.d.] = 0.9 ± 0.05"]).judged == VERDICTS[3]
 

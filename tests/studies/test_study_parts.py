@@ -36,7 +36,7 @@ from concord.studies.criterion import SCORED_ON, Criterion, check_metric, chosen
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
-from concord.studies.unfinished import UnfinishedRun, UnfinishedRuns
+from concord.studies.unfinished import RunCheckpoints, UnfinishedRuns
 from concord.training import Evaluation, Job, TrainConfig, load_job
 from concord.training.evaluation import Mode
 
@@ -197,7 +197,7 @@ def test_results_come_in_order_of_ends_and_abandoned_trials_have_none(tmp_path: 
         assert runs.unfinished("seed") == [again[1]]
 
 
-def part_of_a_run(run: UnfinishedRun, seconds: float, evaluations: int | None) -> list[Evaluation]:
+def part_of_a_run(run: RunCheckpoints, seconds: float, evaluations: int | None) -> list[Evaluation]:
     """Some evaluations of a run of eight epochs that keeps checkpoints alone, from its last one on."""
     file = load_job(str(Path(__file__).parents[1] / "jobs" / "tiny_study.py"))
     options: dict[str, Any] = {"epochs": 8, "evaluations": 8, "checkpoints": 8}
@@ -213,14 +213,14 @@ def part_of_a_run(run: UnfinishedRun, seconds: float, evaluations: int | None) -
 
 def test_an_unfinished_run_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
     folder, other = Folder(tmp_path / "unfinished" / "trial-3"), Folder(tmp_path / "undisturbed")
-    undisturbed = part_of_a_run(UnfinishedRun.read(other), math.inf, None)
+    undisturbed = part_of_a_run(RunCheckpoints.read(other), math.inf, None)
     assert not other.exists()  # too short for a checkpoint
-    part_of_a_run(UnfinishedRun.read(folder), 0.0, 6)
+    part_of_a_run(RunCheckpoints.read(folder), 0.0, 6)
     assert folder.names() == ["checkpoints"]
     kept = [f"checkpoint_{each.step:012d}" for each in undisturbed[3:5]]  # the sixth epoch's is written after it
     assert folder.names("checkpoints") == sorted([*kept, *(f"{name}.json" for name in kept)])
     (folder.path / "checkpoints" / "checkpoint_000000009999").mkdir()  # a process died as it wrote it
-    again = UnfinishedRun.read(folder)
+    again = RunCheckpoints.read(folder)
     assert (again.start, again.reports) == (kept[1], [{"step": each.step} for each in undisturbed[:5]])
     assert 0 < again.seconds_before < 60
     rest = part_of_a_run(again, 0.0, None)
@@ -231,20 +231,20 @@ def test_an_unfinished_run_continues_from_its_last_checkpoint(tmp_path: Path) ->
 
 def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "trial-3")
-    part_of_a_run(UnfinishedRun.read(folder), 0.0, 4)
+    part_of_a_run(RunCheckpoints.read(folder), 0.0, 4)
     first, second = [name for name in folder.names("checkpoints") if not name.endswith(".json")]
     weights = folder.path / "checkpoints" / second / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert UnfinishedRun.read(folder).start == first
+    assert RunCheckpoints.read(folder).start == first
     (folder.path / "checkpoints" / f"{first}.json").write_text("{")
-    again = UnfinishedRun.read(folder)
+    again = RunCheckpoints.read(folder)
     assert (again.start, again.reports) == (None, [])
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "trial-3").mkdir()
     folder = Folder(tmp_path / "trial-3" / ("n" * 300))  # too long a name for a folder
-    assert len(part_of_a_run(UnfinishedRun(folder), 0.0, None)) == 8
+    assert len(part_of_a_run(RunCheckpoints(folder), 0.0, None)) == 8
     assert "a checkpoint is missing" in caplog.text
 
 

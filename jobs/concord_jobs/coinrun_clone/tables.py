@@ -59,7 +59,7 @@ def curves_figure(runs: Runs) -> Figure:
 
 def settings(title: str, figures: str = "", **options: Any) -> Comparison:
     """Table 3's five best settings of temporal AND-mask Adam, and five of Adam."""
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         **{f"row {place}": dict(zip(OPTIONS, row, strict=False)) for place, row in enumerate(TABLE_3, 1)},
         **{
             f"Adam {place}": {"optimizer": "adam", "lr": lr, "beta1": beta1, "l2": l2}

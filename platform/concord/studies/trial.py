@@ -4,6 +4,7 @@ The process lives as long as the pool. It imports, reads the job and maps the sh
 little more than its training.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -24,11 +25,11 @@ from concord.runs.execute import execute
 from concord.runs.termination import end_at_sigterm
 from concord.runs.worker import RunSpec, ignore
 from concord.source_file import reason
-from concord.storage import apply_credentials
+from concord.storage import Folder, apply_credentials
 from concord.studies.criterion import Judge, left_out_metrics
 from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
-from concord.studies.unfinished import UnfinishedRun
+from concord.studies.unfinished import RunCheckpoints
 from concord.training import Evaluation
 from concord.training.job import JobFile
 from concord.training.metric_names import split_metric
@@ -125,64 +126,76 @@ class TrialProcess(Trainable):
             return _failed(reason(error, self._pool.run.path))
 
     def _training(self, task: dict[str, Any]) -> Generator[TrialReport, None, None]:
-        spec, judge = self._pool.run, self._pool.judge
-        spec = dataclasses.replace(spec, options=spec.options | task["options"])
+        """The reports of a run: with all environments, and then with each of ``left_out`` left out."""
+        judge = self._pool.judge
+        spec = dataclasses.replace(self._pool.run, options=self._pool.run.options | task["options"])
         asked = self._job.job.config.with_options(**spec.options)
         asked.check()
         config = asked.resolve()
-        epochs = self._job.epochs(config)
-        parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
-        alone = parallel_of(config).workers == 1
         assert spec.folder is not None
-        kept = UnfinishedRun.read(spec.folder / task["folder"]) if alone and task["whole"] else None
+        checkpoints = spec.folder / task["folder"]
         spec = dataclasses.replace(spec, folder=None)
+        parts = int(task["whole"]) + len(task["left_out"])
         metrics: dict[str, float] = {}
-        folds: list[dict[str, float]] = []
-        before = 0.0 if kept is None else kept.seconds_before
-        epoch = step = 0
-        for fields in () if kept is None else tuple(kept.reports):  # of a run that continues
-            earlier = dataclasses.replace(TrialReport(**fields), seconds_before=before)
-            epoch, step, metrics = earlier.epoch, earlier.step, earlier.metrics
-            yield earlier
-        for number, left_out in enumerate(parts):
-            evaluations = self._evaluations(spec, config, left_out, kept if left_out is None else None)
-            evaluation = None
-            for evaluation in evaluations:
-                epoch, step = evaluation.epoch, evaluation.step
-                if left_out is not None:
-                    continue
-                metrics = judge.metrics(evaluation)
-                stopped = str(judge.stop_rule) if judge.stop_rule.holds(metrics) else None
-                at_end = evaluation.ended_early or epoch == epochs
-                if at_end and stopped is None:
-                    if alone:
-                        evaluations.close()  # before its last checkpoint, which nothing would read
-                    for _ in evaluations:  # to the end, where its workers exit on their own
-                        pass
-                    if evaluation.ended_early:
-                        stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
-                last = (stopped is not None) or (at_end and len(parts) == 1)
-                percent = 100 * epoch / epochs / len(parts)
-                report = TrialReport(epoch, step, percent, metrics, last, stopped, seconds_before=before)
-                if kept is not None:
-                    kept.reports.append(vars(report))
+        before = 0.0
+        if task["whole"]:
+            report = None
+            for report in self._whole(spec, config, parts, checkpoints):
                 yield report
-                if last:
+                if report.last:
                     return
-            if evaluation is None and (left_out is not None or not metrics):
-                raise TrainingFailedError(f"the loop of job {self._job.name} gave no evaluation")
-            if left_out is not None and evaluation is not None:
-                latest = evaluation.metrics
-                folds.append({name: value for name, value in latest.items() if name.startswith(_LEFT_OUT)})
-            last = number == len(parts) - 1
-            if last and folds:
+            if report is None:
+                raise self._nothing()
+            if parts == 1:  # the loop ended before its last epoch
+                yield dataclasses.replace(report, percent=100.0, last=True)
+                return
+            metrics, before = report.metrics, report.seconds_before
+        folds: list[dict[str, float]] = []
+        for number, left_out in enumerate(task["left_out"], parts - len(task["left_out"]) + 1):
+            ended = collections.deque(self._evaluations(spec, config, left_out, None), maxlen=1)
+            if not ended:
+                raise self._nothing()
+            evaluation = ended.pop()
+            folds.append({name: value for name, value in evaluation.metrics.items() if name.startswith(_LEFT_OUT)})
+            if last := number == parts:
                 metrics = metrics | left_out_metrics(folds, judge.modes)
-            if left_out is not None or last:  # ``last``: a loop ended before its last epoch
-                percent = 100 * (number + 1) / len(parts)
-                yield TrialReport(epoch, step, percent, metrics, last, seconds_before=before)
+            percent = 100 * number / parts
+            yield TrialReport(evaluation.epoch, evaluation.step, percent, metrics, last, seconds_before=before)
+
+    def _whole(self, spec: RunSpec, config: Any, parts: int, checkpoints: Folder) -> Generator[TrialReport, None, None]:
+        """The reports with all environments, the first of ``parts``; a run that continues repeats its own first."""
+        judge, epochs = self._pool.judge, self._job.epochs(config)
+        alone = parallel_of(config).workers == 1
+        kept = RunCheckpoints.read(checkpoints) if alone else None
+        before = 0.0 if kept is None else kept.seconds_before
+        for fields in () if kept is None else tuple(kept.reports):
+            yield dataclasses.replace(TrialReport(**fields), seconds_before=before)
+        evaluations = self._evaluations(spec, config, None, kept)
+        for evaluation in evaluations:
+            metrics = judge.metrics(evaluation)
+            stopped = str(judge.stop_rule) if judge.stop_rule.holds(metrics) else None
+            at_end = evaluation.ended_early or evaluation.epoch == epochs
+            if at_end and stopped is None:
+                if alone:
+                    evaluations.close()  # before its last checkpoint, which nothing would read
+                for _ in evaluations:  # to the end, where its workers exit on their own
+                    pass
+                if evaluation.ended_early and parts == 1:
+                    stopped = f"held_out_spread < {config.schedule.stop_spread:g}"
+            last = stopped is not None or (at_end and parts == 1)
+            percent = 100 * evaluation.epoch / epochs / parts
+            report = TrialReport(
+                evaluation.epoch, evaluation.step, percent, metrics, last, stopped, seconds_before=before
+            )
+            if kept is not None:
+                kept.reports.append(vars(report))
+            yield report
+
+    def _nothing(self) -> TrainingFailedError:
+        return TrainingFailedError(f"the loop of job {self._job.name} gave no evaluation")
 
     def _evaluations(
-        self, spec: RunSpec, config: Any, left_out: str | None, kept: UnfinishedRun | None
+        self, spec: RunSpec, config: Any, left_out: str | None, kept: RunCheckpoints | None
     ) -> Generator[Evaluation, None, None]:
         shared = self._pool.shared
         shares = shared is not None and shared.fits(config, left_out)
@@ -200,7 +213,7 @@ class TrialProcess(Trainable):
         return self._kept_evaluations(dataclasses.replace(spec, folder=kept.folder), config, kept, load)
 
     def _kept_evaluations(
-        self, spec: RunSpec, config: Any, kept: UnfinishedRun, load: Callable[[], WorkerData] | None
+        self, spec: RunSpec, config: Any, kept: RunCheckpoints, load: Callable[[], WorkerData] | None
     ) -> Generator[Evaluation, None, None]:
         """From the last checkpoint; from the beginning if there is none, or none that these sources can load."""
         if kept.start is not None:

@@ -22,7 +22,7 @@ _REPORTS = ".json"  # after the checkpoint's name
 
 
 @dataclass
-class UnfinishedRun:
+class RunCheckpoints:
     """The checkpoints of a run, in the process that trains it; a sink of its events.
 
     Attributes:
@@ -38,14 +38,14 @@ class UnfinishedRun:
     _began: float = field(default_factory=time.monotonic)
 
     @staticmethod
-    def read(folder: Folder) -> "UnfinishedRun":
+    def read(folder: Folder) -> "RunCheckpoints":
         """The run with its last readable checkpoint in this folder; it begins anew if none can be read."""
         with contextlib.suppress(RunFailedError, OSError, ValueError):
             start = last_checkpoint(folder, _listed(folder), lambda _: None)
             if start is not None:
                 kept = json.loads(folder.fetch(f"{CHECKPOINTS}/{start}{_REPORTS}").read_text())
-                return UnfinishedRun(folder, start, kept["reports"], kept["seconds"])
-        return UnfinishedRun(folder)
+                return RunCheckpoints(folder, start, kept["reports"], kept["seconds"])
+        return RunCheckpoints(folder)
 
     def __call__(self, name: str, /, **fields: Any) -> None:
         """Keep the reports with a checkpoint that was written, and remove those before its predecessor."""
