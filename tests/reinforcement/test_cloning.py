@@ -1,12 +1,14 @@
 """Cloning: the kept states of the expert, levels in turn, and the job with its studies, on real CoinRun."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.collections import PathCollection
 
 from concord.analysis.best_runs_figures import bootstrapped_interval
 from concord.cli import main
@@ -14,17 +16,20 @@ from concord.environments import BatchStream, Environment
 from concord.environments.sharded import SPLITS
 from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
+from concord.options import option_values
 from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, make_cloning_data, one_a_level
 from concord.reinforcement.episodes import Step
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
+from concord.studies.comparison_plan import comparisons_of
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
-from concord.training import ProcessContext, TrainConfig, load_job, train
+from concord.training import Evaluation, FinishedRun, ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
 from concord.training.worker_data import check_environments
+from concord_jobs.coinrun_clone.tables import OPTIONS
 
 # Levels of which the expert soon reaches the end.
 SMALL: dict[str, Any] = {"levels": 3, "states": 12, "first_level": 19, "test_states": 2, "validation_states": 2}
@@ -300,6 +305,30 @@ def test_configurations_of_both_methods_differ_in_the_optimizer_alone() -> None:
     assert set(temporal) - set(adam) == {"beta3", "temporal_threshold"}
     assert {name for name in adam if adam[name] != temporal[name]} == {"optimizer"}
     assert {study.selection for study in job.studies.values()} == {"validation"}
+
+
+def test_the_papers_settings_and_those_of_adam_are_drawn_side_by_side() -> None:
+    job = load_job("coinrun-clone")
+    table = comparisons_of(job)["table-3"]
+    options = {name: option_values(job.job.config.with_options(**row)) for name, row in table.configurations.items()}
+    assert Counter(each["optimizer"] for each in options.values()) == {"temporal-and-mask": 5, "adam": 5}
+    assert {each["regularization"] for each in options.values()} == {"decoupled"}  # as in the paper's best
+    defaults = option_values(job.job.config)
+    assert [options["row 1"][name] for name in OPTIONS] == [defaults[name] for name in OPTIONS]
+
+    def run(row: str, lowest: float) -> FinishedRun:
+        losses = ({"train_loss": lowest / 2, "ood_loss": value} for value in (lowest + 0.1, lowest, lowest + 0.2))
+        return FinishedRun(0, options[row], [Evaluation(epoch, epoch, each) for epoch, each in enumerate(losses, 1)])
+
+    runs = {row: [run(row, 0.1 + 0.01 * place)] for place, row in enumerate(options)}
+    best, curves = (draw(runs).axes for draw in table.figures.values())
+    drawn = [
+        points.get_offsets()[:, 1].tolist() for points in best[0].collections if isinstance(points, PathCollection)
+    ]
+    assert drawn == [pytest.approx([0.1 + 0.01 * (place + start) for place in range(5)]) for start in (0, 5)]
+    assert [axes.get_title() for axes in curves] == ["training levels", "unseen levels"]
+    means = [line.get_ydata()[-1] for line in curves[1].lines]
+    assert means == pytest.approx([0.1 + 0.01 * 2 + 0.2, 0.1 + 0.01 * 7 + 0.2])
 
 
 def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data: Path, tmp_path: Path) -> None:
