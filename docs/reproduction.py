@@ -5,15 +5,15 @@ An item of that file has one kind of evidence:
 ``holds``
     Statements about kept rows, such as ``[ROW; COLUMN] > 0.95``, ``[ROW; COLUMN] = 70.4 ± 4`` and
     ``[ROW; COLUMN] < [ROW; COLUMN]``. A cell of another table than ``rows`` ends with ``; JOB TABLE``. A cell is its
-    mean over seeds, ``max [...]`` the largest value; ``[Adam *; COLUMN]`` has the runs of all rows with such a name.
-    One cell is less than another if their means differ by more than two standard errors.
+    mean over seeds, ``max [...]`` and ``min [...]`` its largest and smallest value. ``[Adam *; COLUMN]`` has the runs
+    of all rows whose names begin with ``Adam ``. One mean is less than another if they differ by more than two standard
+    errors, over seeds or over all these runs.
 ``test``
     Tests of an exact statement, a rule or a figure; ``without`` names what they lack.
 ``verdict``
     ``rows not kept``, ``not run``, ``definition`` or ``schematic``; with ``holds`` it applies until rows are kept.
 """
 
-import fnmatch
 import math
 import re
 import statistics
@@ -35,7 +35,7 @@ OUT, SMALLER, PARTLY, NOT = "comes out", "comes out, smaller", "partly", "does n
 TESTED, NOT_KEPT = "tested", "rows not kept"
 VERDICTS = (OUT, SMALLER, PARTLY, NOT, TESTED, NOT_KEPT, "not run", "definition", "schematic")
 HEADER = ["item", "what it shows", "ours", "the paper's", "seeds", "size against the paper's", "verdict", "command"]
-_SIDE = r"(?:max )?\[[^\]]+\]|-?[\d.]+"
+_SIDE = r"(?:(?:max|min) )?\[[^\]]+\]|-?[\d.]+"
 _STATEMENT = re.compile(rf"({_SIDE}) ([<>=]) ({_SIDE})(?: ± ([\d.]+))?")
 _WHICH = re.compile(r" --(?:seeds|only)(?: (?:'[^']*'|(?!--)\S+))+")  # which runs, not how large they are
 _REDUCED = re.compile(r"concord compare .*?(--.*)")  # the options of a comparison
@@ -134,19 +134,24 @@ class Item:
         row, heading, *other = text[text.index("[") + 1 : -1].split("; ")
         table = self.table(*(other[0] if other else self.rows).split(" "))
         comparison = table.comparison
-        rows = [row] if row in comparison.configurations else fnmatch.filter(comparison.configurations, row)
+        rows = [
+            each
+            for each in comparison.configurations
+            if each == row or (row[-2:] == " *" and each.startswith(row[:-1]))
+        ]
         if not rows or heading not in comparison.columns:
             raise InputError(f"{self.item}: {text}: no such row or column")
-        values = [value for each in rows for value in table.numbers(each, heading)]
+        by_row = [table.numbers(each, heading) for each in rows]
+        values = [value for each in by_row for value in each]
         heading = " in ".join([heading, *other])
-        if not values:
+        if not all(by_row):
             return Side(math.nan, heading=heading)
-        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        of = {"max": max, "min": min}.get(text[:3])
+        error = 0.0 if of or len(values) < 2 else statistics.stdev(values) / math.sqrt(len(values))
         shown = f"{method_name(row)}: {with_spread(values, comparison.digits)}"
         commands = {line.origin["command"] for line in table.lines if line.configuration in rows}
         options = ", ".join(found[1] for each in sorted(commands) if (found := _REDUCED.search(_WHICH.sub("", each))))
-        value = max(values) if text.startswith("max") else statistics.fmean(values)
-        return Side(value, error, heading, shown, len(values), options)
+        return Side((of or statistics.fmean)(values), error, heading, shown, min(map(len, by_row)), options)
 
     @property
     def _reduced(self) -> list[str]:

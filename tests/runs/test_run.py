@@ -438,7 +438,7 @@ def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: Run
 
 
 def recorded_checkpoints(run: Path) -> int:
-    """The number of checkpoints in the record; the last event is left out, since the run may be about to take it."""
+    """The number of recorded checkpoints. The last event is left out: the run may not have counted it yet."""
     events = run / EVENTS
     return [event.name for event in read_events(events)][:-1].count("checkpoint") if events.exists() else 0
 

@@ -126,7 +126,7 @@ class TrialProcess(Trainable):
             return _failed(reason(error, self._pool.run.path))
 
     def _training(self, task: dict[str, Any]) -> Generator[TrialReport, None, None]:
-        """The reports of a run: with all environments, and then with each of ``left_out`` left out."""
+        """The reports of a run: with all environments if it is ``whole``, then with each of ``left_out`` left out."""
         judge = self._pool.judge
         spec = dataclasses.replace(self._pool.run, options=self._pool.run.options | task["options"])
         asked = self._job.job.config.with_options(**spec.options)
@@ -135,26 +135,20 @@ class TrialProcess(Trainable):
         assert spec.folder is not None
         checkpoints = spec.folder / task["folder"]
         spec = dataclasses.replace(spec, folder=None)
-        parts = int(task["whole"]) + len(task["left_out"])
+        whole, left_out = int(task["whole"]), task["left_out"]
+        parts = whole + len(left_out)
         metrics: dict[str, float] = {}
         before = 0.0
-        if task["whole"]:
-            report = None
-            for report in self._whole(spec, config, parts, checkpoints):
-                yield report
-                if report.last:
-                    return
-            if report is None:
-                raise self._nothing()
-            if parts == 1:  # the loop ended before its last epoch
-                yield dataclasses.replace(report, percent=100.0, last=True)
+        if whole:
+            report = yield from self._whole(spec, config, parts, checkpoints)
+            if report.last:
                 return
             metrics, before = report.metrics, report.seconds_before
         folds: list[dict[str, float]] = []
-        for number, left_out in enumerate(task["left_out"], parts - len(task["left_out"]) + 1):
-            ended = collections.deque(self._evaluations(spec, config, left_out, None), maxlen=1)
+        for number, environment in enumerate(left_out, whole + 1):
+            ended = collections.deque(self._evaluations(spec, config, environment, None), maxlen=1)
             if not ended:
-                raise self._nothing()
+                raise self._no_evaluation()
             evaluation = ended.pop()
             folds.append({name: value for name, value in evaluation.metrics.items() if name.startswith(_LEFT_OUT)})
             if last := number == parts:
@@ -162,14 +156,21 @@ class TrialProcess(Trainable):
             percent = 100 * number / parts
             yield TrialReport(evaluation.epoch, evaluation.step, percent, metrics, last, seconds_before=before)
 
-    def _whole(self, spec: RunSpec, config: Any, parts: int, checkpoints: Folder) -> Generator[TrialReport, None, None]:
-        """The reports with all environments, the first of ``parts``; a run that continues repeats its own first."""
+    def _whole(
+        self, spec: RunSpec, config: Any, parts: int, checkpoints: Folder
+    ) -> Generator[TrialReport, None, TrialReport]:
+        """Yield the reports with all environments, the first of ``parts``, and return the last one.
+
+        A run that continues first repeats the reports that it gave before.
+        """
         judge, epochs = self._pool.judge, self._job.epochs(config)
         alone = parallel_of(config).workers == 1
         kept = RunCheckpoints.read(checkpoints) if alone else None
         before = 0.0 if kept is None else kept.seconds_before
-        for fields in () if kept is None else tuple(kept.reports):
-            yield dataclasses.replace(TrialReport(**fields), seconds_before=before)
+        report = None
+        for fields in () if kept is None else kept.reports:
+            report = dataclasses.replace(TrialReport(**fields), seconds_before=before)
+            yield report
         evaluations = self._evaluations(spec, config, None, kept)
         for evaluation in evaluations:
             metrics = judge.metrics(evaluation)
@@ -190,8 +191,16 @@ class TrialProcess(Trainable):
             if kept is not None:
                 kept.reports.append(vars(report))
             yield report
+            if last:
+                return report
+        if report is None:
+            raise self._no_evaluation()
+        if parts == 1:  # the loop ended before its last epoch
+            report = dataclasses.replace(report, percent=100.0, last=True)
+            yield report
+        return report
 
-    def _nothing(self) -> TrainingFailedError:
+    def _no_evaluation(self) -> TrainingFailedError:
         return TrainingFailedError(f"the loop of job {self._job.name} gave no evaluation")
 
     def _evaluations(

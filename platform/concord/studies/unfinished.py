@@ -39,7 +39,7 @@ class RunCheckpoints:
 
     @staticmethod
     def read(folder: Folder) -> "RunCheckpoints":
-        """The run with its last readable checkpoint in this folder; it begins anew if none can be read."""
+        """The run's checkpoints, with the last readable one as ``start``; the run begins anew if none can be read."""
         with contextlib.suppress(RunFailedError, OSError, ValueError):
             start = last_checkpoint(folder, _listed(folder), lambda _: None)
             if start is not None:
