@@ -33,6 +33,7 @@ from concord.runs.execute import execute
 from concord.runs.worker import RunSpec
 from concord.storage import Folder
 from concord.studies.criterion import SCORED_ON, Criterion, check_metric, chosen_mode, measure_of, worst_environments
+from concord.studies.group_progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
@@ -227,6 +228,19 @@ def test_an_unfinished_run_continues_from_its_last_checkpoint(tmp_path: Path) ->
     assert [(each.step, comparable(each.metrics)) for each in rest] == [
         (each.step, comparable(each.metrics)) for each in undisturbed[5:]
     ]
+
+
+def test_the_time_left_counts_the_training_before_a_checkpoint() -> None:
+    said: list[str] = []
+    shown = GroupProgress("trials", 6, said.append)
+    for number in (1, 2):  # both trained for 10 minutes before the group was stopped
+        shown.evaluated(proposal(number), 0.0)
+    for number in (1, 2):
+        shown.continues(proposal(number), 600.0)
+    for number in (1, 2):
+        shown.ended(ended(number))
+    assert shown.line() == "2/6 trials, 0 running, 20 min left"
+    assert said == [f"trial {number} continues from its checkpoint, after 10 min of training" for number in (1, 2)]
 
 
 def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:

@@ -59,7 +59,9 @@ class GroupProgress:
             self._info(f"{run.run.name or run.run.key} failed: {run.failure.splitlines()[0]}")
 
     def continues(self, run: RunProposal, seconds: float) -> None:
-        """A run continues from a checkpoint after this time of training."""
+        """A run continues from a checkpoint after this time of training, which the estimate of the time left counts."""
+        with self._lock:
+            self._started -= seconds / max(len(self._running), 1)  # the running ones trained side by side
         self._info(f"{run.name or run.key} continues from its checkpoint, after {duration(seconds)} of training")
 
     def __enter__(self) -> "GroupProgress":
