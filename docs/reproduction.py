@@ -37,7 +37,7 @@ VERDICTS = (OUT, SMALLER, PARTLY, NOT, TESTED, NOT_KEPT, "not run", "definition"
 HEADER = ["item", "what it shows", "ours", "the paper's", "seeds", "size against the paper's", "verdict", "command"]
 _SIDE = r"(?:(?:max|min) )?\[[^\]]+\]|-?[\d.]+"
 _STATEMENT = re.compile(rf"({_SIDE}) ([<>=]) ({_SIDE})(?: ± ([\d.]+))?")
-_WHICH = re.compile(r" --(?:seeds|only)(?: (?:'[^']*'|(?!--)\S+))+")  # which runs, not how large they are
+_WHICH = re.compile(r" --(?:seeds|first-seed|only)(?: (?:'[^']*'|(?!--)\S+))+")  # which runs, not how large they are
 _REDUCED = re.compile(r"concord compare .*?(--.*)")  # the options of a comparison
 
 
@@ -202,9 +202,10 @@ def _sentence(papers: Papers) -> str:
     """The same for all papers together."""
     items = [item for part in papers.values() for item in part]
     out, smaller, partly, no, tested, lost, never, *drawn = _counts(items)
+    kept = f"of {lost} no rows are kept, " if lost else ""
     return (
         f"of the papers' {len(items)} items {out} come out at full size, {smaller} in smaller runs, {partly} partly, "
-        f"{no} do not; {tested} are exact or drawn, and tested; of {lost} no rows are kept, {never} were not run, "
+        f"{no} do not; {tested} are exact or drawn, and tested; {kept}{never} were not run, "
         f"{sum(drawn)} are definitions or schematic"
     )
 
