@@ -150,7 +150,8 @@ class Item:
         error = 0.0 if of or len(values) < 2 else statistics.stdev(values) / math.sqrt(len(values))
         shown = f"{method_name(row)}: {with_spread(values, comparison.digits)}"
         commands = {line.origin["command"] for line in table.lines if line.configuration in rows}
-        options = ", ".join(found[1] for each in sorted(commands) if (found := _REDUCED.search(_WHICH.sub("", each))))
+        reduced = [found[1] for each in sorted(commands) if (found := _REDUCED.search(_WHICH.sub("", each)))]
+        options = ", ".join(dict.fromkeys(reduced))
         return Side((of or statistics.fmean)(values), error, heading, shown, min(map(len, by_row)), options)
 
     @property
