@@ -5,8 +5,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from concord.analysis.best_runs_figures import best_runs_figure, mean_curves_figure
-from concord.training import Comparison, FinishedRun, Runs
-from concord.training.comparison import at_best, at_end, grouped
+from concord.training import Comparison, Runs
+from concord.training.comparison import at_best, at_end, curve, grouped
 
 ADAM: dict[str, Any] = {"beta1": 0.9, "lr": 1e-3, "l2": 0.057, "optimizer": "adam", "evaluations": 1}
 # Steps with the same number of states, from eight levels at once.
@@ -45,13 +45,9 @@ def best_figure(runs: Runs) -> Figure:
 
 def curves_figure(runs: Runs) -> Figure:
     """Fig. 18: the KL on training levels and in the test, the mean over the runs of each method."""
-
-    def curve(run: FinishedRun, metric: str) -> list[tuple[float, float]]:
-        return [(each.epoch / run.history[-1].epoch, each.metrics[metric]) for each in run.history]
-
     methods = grouped(runs, "optimizer")
     panels = {
-        panel: {method: [curve(run, metric) for run in each] for method, each in methods.items()}
+        panel: {method: [curve(run.history, metric) for run in each] for method, each in methods.items()}
         for panel, metric in (("training levels", "train_loss"), ("unseen levels", "ood_loss"))
     }
     return mean_curves_figure(panels, "KL")

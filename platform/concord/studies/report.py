@@ -26,6 +26,7 @@ from concord.studies.results import StudyResult, read_study, write_results
 from concord.studies.study_options import combined
 from concord.studies.tables import Shown, write_lines
 from concord.training import JobFile
+from concord.training.comparison import curve
 
 Keep = Callable[[str, Any], None]  # takes a figure, after its name
 
@@ -169,9 +170,6 @@ def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[
     def top(run: EndedRun) -> float:
         return (max if largest else min)(at.metrics[metrics["ood"]] for at in run.history)
 
-    def curve(run: EndedRun, metric: str) -> list[tuple[float, float]]:
-        return [(at.epoch / run.history[-1].epoch, at.metrics[metric]) for at in run.history]
-
     found: dict[str, list[EndedRun]] = {}
     for result in results:
         if there := [each for each in result.ended if set(metrics.values()) <= each.metrics.keys()]:
@@ -182,7 +180,7 @@ def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[
     values = {method: [top(run) for run in runs] for method, runs in best.items()}
     keep("best-runs", best_runs_figure(values, f"best test {measure}"))
     panels = {
-        title: {method: [curve(run, metrics[split]) for run in runs] for method, runs in best.items()}
+        title: {method: [curve(run.history, metrics[split]) for run in runs] for method, runs in best.items()}
         for title, split in (("training", "train"), ("test", "ood"))
     }
     keep("curves", mean_curves_figure(panels, measure))

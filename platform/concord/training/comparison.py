@@ -107,6 +107,11 @@ def at_end(runs: Sequence[FinishedRun], metric: str) -> list[float]:
     return [run.metrics[metric] for run in runs]
 
 
+def curve(history: Sequence[Evaluation], metric: str) -> list[tuple[float, float]]:
+    """A metric at each evaluation of a run: ``(fraction of the run, value)``."""
+    return [(each.epoch / history[-1].epoch, each.metrics[metric]) for each in history]
+
+
 def at_best(metric: str, of: str, mode: Literal["max", "min"]) -> Callable[[FinishedRun], float]:
     """A column: a metric at the evaluation where the metric ``of`` is best; where both are the same, its best value."""
     best = max if mode == "max" else min
