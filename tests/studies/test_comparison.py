@@ -144,7 +144,7 @@ def test_patterns_choose_rows_by_their_names_or_as_they_are_shown(tmp_path: Path
     def rows(*words: str) -> dict[str, list[str]]:
         plan = planned(load_job(JOB_FILE), [], ["--only", *words, "--output", str(tmp_path)], check=False)
         assert plan.tables.keys() == plan.runs.keys()
-        assert shlex.join(["--only", *words]) in plan.command()
+        assert shlex.join(["--only", *words]) in plan.command
         return {name: [*dict.fromkeys(run.configuration for run in runs)] for name, runs in plan.runs.items()}
 
     assert rows("AND-mask") == {"masks": ["and-mask"]}
@@ -210,7 +210,7 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     recorded = plan_as_recorded(job, "rates", record, tmp_path, None)
     assert [run.identity for run in recorded.runs["rates"]] == [run.identity for run in plan.runs["rates"]]
     assert len(recorded.runs["rates"]) == 3
-    assert recorded.command() == plan.command()
+    assert recorded.command == plan.command
 
 
 def test_a_report_reads_alone_and_names_missing_runs_and_their_command(
@@ -289,7 +289,7 @@ def test_a_stopped_run_continues_from_its_checkpoint(
 ) -> None:
     monkeypatch.setattr("concord.studies.pool._CHECKPOINT_SECONDS", 0.0)
     options = {"epochs": 40, "evaluations": 20, "checkpoints": 10}
-    asked = {**options, "only": "average", "seeds": 1, "pause": 0.03}
+    asked = {**options, "only": "average", "seeds": 1, "pause": 0.03, "results": output / "rows", "concurrent": 1}
     folder = output / "comparisons" / NAME
 
     def stop() -> None:
@@ -298,9 +298,13 @@ def test_a_stopped_run_continues_from_its_checkpoint(
 
     with ThreadPoolExecutor() as threads:
         stopped = threads.submit(stop)
-        with pytest.raises(StoppedError):
+        with pytest.raises(StoppedError) as stopping:
             compared(output, "masks", **asked)
         stopped.result()
+    again = shlex.split(str(stopping.value).partition("continue with ")[2])
+    assert again[:4] == ["concord", "compare", JOB_FILE, "masks"]
+    given = {name.removeprefix("--"): value for name, value in zip(again[4::2], again[5::2], strict=True)}
+    assert given == {name: str(value) for name, value in {**asked, "output": output}.items()}
     (before,) = [event["seconds"] for event in run_events(folder) if event["event"] == "ended"]
     said: list[str] = []
     result = compared(output, "masks", said.append, **asked)

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
+from concord.redaction import redact
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
@@ -37,7 +38,8 @@ from concord.training.job import with_recorded_rule
 from concord.training.options import RUNTIME_OPTIONS
 
 # The options of a comparison's place and workers; a later report does not need them.
-_WHERE = ("output", "name", "results", "tracking_uri", "address", "concurrent", "gpus_per_trial")
+_FOLDER = frozenset({"output", "name"})
+_WHERE = _FOLDER | {"results", "tracking_uri", "address", "concurrent", "gpus_per_trial"}
 METHODS = "methods"  # instead of a table's name: a study of each method
 LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
 FOLDS = "left out"  # in the record of that table; no option has a space in its name
@@ -109,21 +111,21 @@ class ComparisonPlan(GroupPlan):
 
     Attributes:
         given: the options of the command line, as JSON, without those of place and workers.
+        where: the options of the command line of place and workers, without the folder's.
     """
 
     kind = "comparison"
     tables: Mapping[str, Comparison]
     runs: Mapping[str, Sequence[PlannedRun]]
     given: Mapping[str, Any]
+    where: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def place(self) -> list[str]:
-        """The options of its folder, if that is not the default."""
-        return [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
-
-    def command(self, place: Sequence[str] = ()) -> str:
-        """The command that makes or continues the tables."""
-        return shlex.join(["concord", "compare", self.job.reference, *self.tables, *as_words(self.given), *place])
+    def command(self) -> str:
+        """The command that makes or continues the tables, without secrets."""
+        folder = [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
+        options = [*as_words(self.given), *folder, *as_words(self.where)]
+        return shlex.join(["concord", "compare", self.job.reference, *self.tables, *map(redact, options)])
 
     @property
     def detail(self) -> tuple[str, ...]:
@@ -284,7 +286,8 @@ def plan_tables(
             for part in parts:
                 runs[table].append(_planned(job, table, row, config.with_options(seed=seed, **part), versions))
     recorded = without_place(recorded_config(command), given)
-    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded)
+    where = {name: value for name, value in option_values(command).items() if name in (_WHERE - _FOLDER) & {*given}}
+    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where)
 
 
 def without_place(values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
             _train(plan, pool, info)
             result = write_results(read_comparison(plan, pool.runs), info, pool.group)
     except StoppedError:
-        raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command(plan.place)}") from None
+        raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 

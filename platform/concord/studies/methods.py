@@ -202,7 +202,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
     fewer = train - (selection == "leave-one-out")
-    words = without_place(recorded_config(command), {*given} - {"results"})
+    words = without_place(recorded_config(command), given)
     recorded = kept_command(job, METHODS, words, option_values(base))
     return MethodsPlan(job, base, studies, left_out, fewer, recorded, options.results)
 

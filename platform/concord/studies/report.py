@@ -125,7 +125,7 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
                 write_lines(result.tables[0].lines, options.results, job.name, name)
         found[name] = result
         if lost := sum(map(len, result.missing.values())):
-            info(f"{name}: {lost} of {len(plan.runs[name])} runs are missing; {plan.command(plan.place)} makes them")
+            info(f"{name}: {lost} of {len(plan.runs[name])} runs are missing; {plan.command} makes them")
         for run, failure in result.failed.items():
             info(f"{run} failed: {failure.splitlines()[0]}")
     return found
