@@ -576,8 +576,9 @@ def test_an_interrupted_study_says_how_to_resume_and_keeps_its_trials(
     ray_cluster: None, output: Path, by: signal.Signals
 ) -> None:
     options = ["--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0", "--reruns", "0", "--no-register"]
-    options += ["--address", ray.get_runtime_context().gcs_address]
-    done, words = interrupted(command(output, *options), lambda: ended(output) >= 2, by)
+    cluster = ["--address", ray.get_runtime_context().gcs_address]
+    done, words = interrupted(command(output, *options, *cluster), lambda: ended(output) >= 2, by)
+    assert words[-2:] == cluster
     folder = folder_of(output)
     before = (folder.path / EVENTS).read_bytes()
     parent, children = mlflow(read_study(folder))

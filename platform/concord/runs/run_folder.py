@@ -14,6 +14,8 @@ from concord.storage import Folder, display_path, is_remote
 from concord.training.options import RunConfig
 
 Config = TypeVar("Config", bound=OptionGroup)
+# A tracking URI may hold a password, and both are of the machine that asks.
+NOT_RECORDED = frozenset({"tracking_uri", "address"})
 
 
 def run_folder(output: Path, name: str) -> Folder:
@@ -32,8 +34,7 @@ def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[
 
 def recorded_config(config: OptionGroup) -> dict[str, Any]:
     """A configuration as JSON, without secrets and options of this machine."""
-    # A tracking URI may hold a password; the record does not need it.
-    values = {key: value for key, value in option_values(config).items() if key not in {"tracking_uri", "address"}}
+    values = {key: value for key, value in option_values(config).items() if key not in NOT_RECORDED}
     return without_secrets(
         {key: display_path(value) if isinstance(value, Path) else value for key, value in values.items()}
     )

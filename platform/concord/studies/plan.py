@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,16 +14,16 @@ import numpy as np
 from concord.aggregation import threshold_at_chance
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.options import option_values, options_of
+from concord.options import as_words, option_values, options_of
 from concord.record import Kind as GroupKind
 from concord.record import read_record
-from concord.redaction import is_secret, without_secrets
+from concord.redaction import is_secret, redact, without_secrets
 from concord.runs.champion import required
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
-from concord.runs.run_folder import new_names, recorded_config
+from concord.runs.run_folder import NOT_RECORDED, new_names, recorded_config
 from concord.runs.tags import run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
@@ -148,6 +149,13 @@ class StudyPlan(GroupPlan):
         """The parts of the study that use the o.o.d. test, in words; None if none does."""
         looks = ["selection"] * self.criterion.oracle + ["early stopping"] * self.stop_rule.oracle
         return " and ".join(looks) or None
+
+    @property
+    def command(self) -> str:
+        """The command that continues the study, without secrets; its record has the other options."""
+        where = {name: value for name, value in option_values(self.base).items() if name in NOT_RECORDED and value}
+        words = ["--name", self.name, *place_words(self.base.run.output), *map(redact, as_words(where))]
+        return shlex.join(["concord", "tune", self.job.reference, *words])
 
     @property
     def new_seeds(self) -> range:

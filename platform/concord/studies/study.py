@@ -1,7 +1,6 @@
 """A whole study (``concord tune``): search or continue, score, track, repeat the best."""
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +14,7 @@ from concord.runs.tags import run_origin
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, Judge
 from concord.studies.group_progress import GroupProgress
-from concord.studies.plan import StudyPlan, place_words
+from concord.studies.plan import StudyPlan
 from concord.studies.pool import Interruption, Pool, open_group
 from concord.studies.proposals import EndedRun, GroupRuns, ProposalList, RunProposal
 from concord.studies.results import StudyResult, judged, write_results
@@ -39,10 +38,7 @@ def run_study(plan: StudyPlan, info: Info) -> StudyResult:
         if pool is None:
             raise
         done = len(pool.runs.ended("trial"))
-        again = shlex.join([plan.job.reference, "--name", plan.name, *place_words(plan.base.run.output)])
-        raise StoppedError(
-            f"stopped after {done} of {plan.trials} trials; continue with concord tune {again}"
-        ) from None
+        raise StoppedError(f"stopped after {done} of {plan.trials} trials; continue with {plan.command}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
