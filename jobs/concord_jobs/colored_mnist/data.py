@@ -74,7 +74,8 @@ class ColoredMNIST(ColourOptions):
     (for two: the other one). The colour is that of the noisy label, but with probability p_e that of the next label.
     Each colour is a channel of the image. Arjovsky et al., Invariant Risk Minimization, 2019, section 5.2 (k = 2); Choe
     et al., An Empirical Study of Invariant Risk Minimization, 2020 (k > 2), and Bae et al., Meta-Learned Invariant Risk
-    Minimization, 2021, sections 4.1 to 4.4. For k > 2 the papers do not define how a colour misleads.
+    Minimization, 2021, sections 4.1 to 4.4. For k > 2 the papers do not define how a colour misleads; Choe et al.'s
+    published code takes the next label's.
 
     The patch is 3 × 3 bright pixels in the upper left corner for the noisy label's class 0, 2 × 2 in the lower right
     for class 1. Images with sides of 14 pixels have every second pixel of every second row, as in the code of IRM's
