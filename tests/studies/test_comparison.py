@@ -24,7 +24,7 @@ from concord.errors import InputError, StoppedError
 from concord.options import option_values
 from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
-from concord.studies.comparison_plan import plan_as_recorded
+from concord.studies.comparison_plan import ComparisonPlan, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
@@ -37,11 +37,15 @@ NAME = "tiny-compared"
 ROOT = Path(__file__).parents[2]
 
 
+def plan_of(output: Path, tables: str, **options: Any) -> ComparisonPlan:
+    words = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return planned(load_job(JOB_FILE), tables.split(), [*words, "--output", str(output)])
+
+
 def compared(
     output: Path, tables: str, info: Callable[[str], None] = lambda _: None, **options: Any
 ) -> ComparisonResult:
-    words = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    return run_comparison(planned(load_job(JOB_FILE), tables.split(), [*words, "--output", str(output)]), info)
+    return run_comparison(plan_of(output, tables, **options), info)
 
 
 def ended(result: ComparisonResult | Path) -> Mapping[str, EndedRun]:
@@ -138,6 +142,19 @@ def test_what_is_there_is_not_trained_again_and_more_seeds_are_added(whole: Comp
     assert {key: after[key] for key in before} == before
     assert len(after) == len(before) + 1  # seed 2 of the row that the other table does not have
     assert [row["seeds"] for row in again.as_json()["rows"]] == [3, 3]
+
+
+def test_a_plan_is_made_again_by_its_command_which_hides_secrets(tmp_path: Path) -> None:
+    words = ["masks", "--only", "average", "and-mask", "--seeds", "2", "--output", str(tmp_path), "--name", "n"]
+    words += ["--results", str(tmp_path / "a folder"), "--concurrent", "1", "--gpus-per-trial", "0.5", "--no-register"]
+    words += ["--address", "ray://head:10001", "--tracking-uri", "https://me:pass@host/"]
+    job = load_job(JOB_FILE)
+    plan = planned(job, [], words, check=False)
+    command = shlex.split(plan.command)
+    assert command[:3] == ["concord", "compare", JOB_FILE]
+    assert "https://me:***@host/" in command
+    again = planned(job, [], [word.replace("***", "pass") for word in command[3:]], check=False)
+    assert again == plan
 
 
 def test_patterns_choose_rows_by_their_names_or_as_they_are_shown(tmp_path: Path) -> None:
@@ -289,7 +306,7 @@ def test_a_stopped_run_continues_from_its_checkpoint(
 ) -> None:
     monkeypatch.setattr("concord.studies.pool._CHECKPOINT_SECONDS", 0.0)
     options = {"epochs": 40, "evaluations": 20, "checkpoints": 10}
-    asked = {**options, "only": "average", "seeds": 1, "pause": 0.03, "results": output / "rows", "concurrent": 1}
+    asked = {**options, "only": "average", "seeds": 1, "pause": 0.03}
     folder = output / "comparisons" / NAME
 
     def stop() -> None:
@@ -301,10 +318,7 @@ def test_a_stopped_run_continues_from_its_checkpoint(
         with pytest.raises(StoppedError) as stopping:
             compared(output, "masks", **asked)
         stopped.result()
-    again = shlex.split(str(stopping.value).partition("continue with ")[2])
-    assert again[:4] == ["concord", "compare", JOB_FILE, "masks"]
-    given = {name.removeprefix("--"): value for name, value in zip(again[4::2], again[5::2], strict=True)}
-    assert given == {name: str(value) for name, value in {**asked, "output": output}.items()}
+    assert str(stopping.value).endswith(f"continue with {plan_of(output, 'masks', **asked).command}")
     (before,) = [event["seconds"] for event in run_events(folder) if event["event"] == "ended"]
     said: list[str] = []
     result = compared(output, "masks", said.append, **asked)

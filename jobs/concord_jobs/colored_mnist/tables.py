@@ -48,8 +48,9 @@ METHODS: dict[str, dict[str, Any]] = {
 TWO_CLASSES = {**SHARED, **BY_HAND, "inner_lr": 0.55}
 # The inner step at which the model ignores colours is larger with more classes, and smaller with a second shortcut.
 SHORTER = {**SHARED, **BY_HAND, "epochs": 60, "evaluations": 12}
-# The settings of Choe et al. for more classes, whose numbers the paper has: 5,001 steps for ERM, 501 or 1,001 for IRMv1
-# with its full weight from step 100 on, here with batches of 5,000 in place of whole environments.
+# The settings in the published code of Choe et al. for more classes, whose numbers the paper has: 5,000 steps for ERM,
+# 500 or 1,000 for IRMv1, which has its full weight after 100. Two things differ: batches of 5,000 stand in for whole
+# environments, and IRMv1 has one scale for all outputs, where theirs has one for each class.
 CHOE: dict[str, Any] = {
     "hidden_layers": 2,
     "lr": 1e-3,

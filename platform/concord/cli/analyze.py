@@ -9,7 +9,7 @@ from concord.analysis.consistency.measurement import Measurement, method_as_json
 from concord.cli.output import format_value, info, table
 from concord.cli.parsing import given_options, job_and_words, parse
 from concord.options import as_words, option_values
-from concord.redaction import redact
+from concord.redaction import redact_words
 from concord.runs.analyzed_model import AnalyzeOptions
 from concord.storage import resolve
 
@@ -64,7 +64,7 @@ def _command(job: str, words: Sequence[str], options: AnalyzeOptions) -> str:
     """The recorded command: without the options of folders and cluster."""
     given = given_options(AnalyzeOptions, words) - _WHERE
     values = {name: value for name, value in option_values(options).items() if name in given}
-    return shlex.join(["concord", "analyze", *map(redact, [job, *as_words(values)])])
+    return shlex.join(["concord", "analyze", *redact_words([job, *as_words(values)])])
 
 
 def _print_report(report: Mapping[str, Any]) -> None:

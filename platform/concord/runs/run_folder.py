@@ -14,7 +14,7 @@ from concord.storage import Folder, display_path, is_remote
 from concord.training.options import RunConfig
 
 Config = TypeVar("Config", bound=OptionGroup)
-# A tracking URI may hold a password, and both are of the machine that asks.
+# They belong to the machine that gives the command, and a tracking URI may hold a password.
 NOT_RECORDED = frozenset({"tracking_uri", "address"})
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.redaction import redact
+from concord.redaction import redact_words
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
@@ -30,6 +30,7 @@ from concord.runs.run_folder import recorded_config, restored_config
 from concord.runs.tags import run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
+from concord.storage import display_path
 from concord.studies.plan import GroupPlan, check_group, place_words
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
@@ -37,8 +38,8 @@ from concord.training import Comparison, JobFile, RunConfig, TrainConfig
 from concord.training.job import with_recorded_rule
 from concord.training.options import RUNTIME_OPTIONS
 
-# The options of a comparison's place and workers; a later report does not need them.
 _FOLDER = frozenset({"output", "name"})
+# The options of a comparison's place and workers; a later report does not need them.
 _WHERE = _FOLDER | {"results", "tracking_uri", "address", "concurrent", "gpus_per_trial"}
 METHODS = "methods"  # instead of a table's name: a study of each method
 LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
@@ -118,14 +119,14 @@ class ComparisonPlan(GroupPlan):
     tables: Mapping[str, Comparison]
     runs: Mapping[str, Sequence[PlannedRun]]
     given: Mapping[str, Any]
-    where: Mapping[str, Any] = field(default_factory=dict)
+    where: Mapping[str, Any]
 
     @property
     def command(self) -> str:
         """The command that makes or continues the tables, without secrets."""
         folder = [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
         options = [*as_words(self.given), *folder, *as_words(self.where)]
-        return shlex.join(["concord", "compare", self.job.reference, *self.tables, *map(redact, options)])
+        return shlex.join(["concord", "compare", self.job.reference, *self.tables, *redact_words(options)])
 
     @property
     def detail(self) -> tuple[str, ...]:
@@ -286,7 +287,11 @@ def plan_tables(
             for part in parts:
                 runs[table].append(_planned(job, table, row, config.with_options(seed=seed, **part), versions))
     recorded = without_place(recorded_config(command), given)
-    where = {name: value for name, value in option_values(command).items() if name in (_WHERE - _FOLDER) & {*given}}
+    where = {
+        name: display_path(value) if isinstance(value, Path) else value
+        for name, value in option_values(command).items()
+        if name in (_WHERE - _FOLDER) & {*given}
+    }
     return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where)
 
 

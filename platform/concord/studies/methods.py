@@ -18,7 +18,7 @@ from concord.errors import InputError, RunFailedError, StoppedError, first_line,
 from concord.objectives import ObjectiveName
 from concord.options import OptionGroup, as_words, did_you_mean, group, option_values, options_of
 from concord.record import read_history
-from concord.redaction import is_secret, redact
+from concord.redaction import is_secret, redact_words
 from concord.runs.execute import only_process
 from concord.runs.preflight import preflight
 from concord.runs.progress import duration
@@ -321,7 +321,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                     takes = duration((time.perf_counter() - began) / done * sum(left.values()))
                     info(f"{len(found) + len(failed)} of {len(plan.studies)} methods; the others take about {takes}")
     except (StoppedError, KeyboardInterrupt):
-        again = shlex.join(["concord", "compare", plan.job.reference, METHODS, *map(redact, words)])
+        again = shlex.join(["concord", "compare", plan.job.reference, METHODS, *redact_words(words)])
         raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())

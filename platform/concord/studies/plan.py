@@ -17,7 +17,7 @@ from concord.errors import InputError
 from concord.options import as_words, option_values, options_of
 from concord.record import Kind as GroupKind
 from concord.record import read_record
-from concord.redaction import is_secret, redact, without_secrets
+from concord.redaction import is_secret, redact_words, without_secrets
 from concord.runs.champion import required
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
@@ -152,10 +152,10 @@ class StudyPlan(GroupPlan):
 
     @property
     def command(self) -> str:
-        """The command that continues the study, without secrets; its record has the other options."""
+        """The command that continues the study, without secrets; the record has the options that decide it."""
         where = {name: value for name, value in option_values(self.base).items() if name in NOT_RECORDED and value}
-        words = ["--name", self.name, *place_words(self.base.run.output), *map(redact, as_words(where))]
-        return shlex.join(["concord", "tune", self.job.reference, *words])
+        words = ["--name", self.name, *place_words(self.base.run.output), *as_words(where)]
+        return shlex.join(["concord", "tune", self.job.reference, *redact_words(words)])
 
     @property
     def new_seeds(self) -> range:
