@@ -34,6 +34,7 @@ from kept_results import read_table
 OUT, SMALLER, PARTLY, NOT = "comes out", "comes out, smaller", "partly", "does not come out"
 TESTED, NOT_KEPT = "tested", "rows not kept"
 VERDICTS = (OUT, SMALLER, PARTLY, NOT, TESTED, NOT_KEPT, "not run", "definition", "schematic")
+FAILS, NO_ROWS = "not", "no rows for"  # before a statement
 HEADER = ["item", "what it shows", "ours", "the paper's", "seeds", "size against the paper's", "verdict", "command"]
 _SIDE = r"(?:(?:max|min) )?\[[^\]]+\]|-?[\d.]+"
 _STATEMENT = re.compile(rf"({_SIDE}) ([<>=]) ({_SIDE})(?: ± ([\d.]+))?")
@@ -101,9 +102,9 @@ class Item:
         """The verdict that the evidence allows."""
         if not self.kept:
             return self.verdict or (NOT_KEPT if not self.test else PARTLY if self.without else TESTED)
-        failing = [reason for reason, _ in self.statements.values() if reason]
-        if failing:
-            return PARTLY if len(failing) < len(self.holds) else NOT
+        reasons = {reason for reason, _ in self.statements.values()}
+        if reasons != {""}:
+            return PARTLY if "" in reasons else NOT if FAILS in reasons else NOT_KEPT
         return SMALLER if self.smaller or self._reduced else OUT
 
     def line(self) -> list[str]:
@@ -126,7 +127,7 @@ class Item:
         difference = left.value - right.value
         noise = 2 * math.hypot(left.error, right.error) if left.heading and right.heading else 0.0
         holds = {"<": difference < -noise, ">": difference > noise, "=": abs(difference) <= float(parts[4] or 0)}
-        return "" if holds[parts[2]] else "no rows for" if math.isnan(difference) else "not", (left, right)
+        return "" if holds[parts[2]] else NO_ROWS if math.isnan(difference) else FAILS, (left, right)
 
     def _side(self, text: str) -> Side:
         if "[" not in text:

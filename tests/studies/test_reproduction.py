@@ -108,6 +108,7 @@ def test_a_verdict_follows_from_the_rows(tmp_path: Path) -> None:
     assert papers_of(tmp_path, *BOTH, verdict="not run").judged == OUT, "rows count more than words"
     lost = papers_of(tmp_path, *BOTH[:2])
     assert (lost.judged, lost.line()[6]) == (PARTLY, "partly; no rows for `[average; o.o.d.] < [and-mask; o.o.d.]`")
+    assert papers_of(tmp_path, *BOTH[2:]).judged == NOT_KEPT, "no statement has rows of both"
     wide = papers_of(
         tmp_path, ("and-mask", 1.0, ""), ("and-mask", 0.96, ""), ("average", 1.0, ""), ("average", 0.9, "")
     )
