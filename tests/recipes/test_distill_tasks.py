@@ -26,9 +26,11 @@ from concord.training.context import Silent
 from concord_jobs.distill_life.frame_attention import FrameAttention
 from concord_jobs.distill_life.life import boards_figure, following, random_trajectories
 from concord_jobs.distill_mujoco.data import ReturnOptions, examples_of, make_returns, returns_of
+from concord_jobs.distill_mujoco.dynamics import DynamicsModel, trajectory_error, transition_error
 from concord_jobs.distill_mujoco.simulator import (
     HORIZON,
     SIZES,
+    MujocoTrajectories,
     ReturnBins,
     Simulator,
     Standardization,
@@ -325,6 +327,7 @@ def options_of(folder: Path, **options: Any) -> Any:
     [
         {"teacher": "none"}, {"teacher": "fixed", "permute_time": True}, {"noise_frames": 16},
         {"resample_split": True, "student_steps": 1}, {"teacher": "none", "auxiliary_weight": 1.0, "noise_frames": 8},
+        {"teacher": "none", "dynamics": "trajectory"}, {"teacher": "none", "dynamics": "transition"},
     ],
 )  # fmt: skip
 def test_returns_are_learned_with_every_teacher_and_ablation(data: Path, options: dict[str, Any]) -> None:
@@ -357,6 +360,78 @@ def test_the_last_hidden_layer_predicts_all_states_and_rewards(data: Path) -> No
     assert_close(found[0], expected)
 
 
+class LinearWorld(torch.nn.Module):
+    """A world of 3 observations and 2 actions whose next state and reward are linear in state and action."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        made = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        self.weights = nn.Parameter(made / torch.linalg.matrix_norm(made, 2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ self.weights
+
+
+def in_a_linear_world(seed: int, examples: int = 200) -> tuple[MujocoTrajectories, torch.Tensor, torch.Tensor]:
+    """Trajectories of a linear world, x, and x*, followed one example and one step at a time."""
+    drawn, world = np.random.default_rng(seed), LinearWorld(seed).double()
+    state = torch.from_numpy(drawn.standard_normal((examples, 3)))
+    actions = torch.from_numpy(drawn.integers(-1, 2, (examples, HORIZON, 2)))
+    frames = torch.zeros(examples, HORIZON, 4, dtype=torch.float64)
+    for example in range(examples):
+        there = state[example]
+        for step in range(HORIZON):
+            frames[example, step] = world(torch.cat([there, actions[example, step]])).detach()
+            there = frames[example, step, :3]
+    made = (state.numpy(), actions.numpy().astype(np.int8), frames[..., :3].numpy(), frames[..., 3].numpy())
+    inputs = torch.cat([state, actions.flatten(1)], 1)
+    return MujocoTrajectories(*made), inputs, frames
+
+
+@pytest.mark.parametrize("bins", [2, 7, 32])
+def test_the_true_dynamics_predict_the_quantile_of_every_return(bins: int) -> None:
+    there, inputs, _ = in_a_linear_world(bins)
+    reward = Standardization.of(there.rewards[..., None])
+    world = LinearWorld(bins).double()
+
+    class Standardized(nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            states, rewards = world(given).split([3, 1], 1)
+            return torch.cat([states, (rewards - reward.mean[0]) / reward.deviation[0]], 1)
+
+    logits = DynamicsModel.of(Standardized(), there, bins).double()(inputs)
+    assert logits.shape == (200, bins)
+    values = bin_values(bins)
+    found = (logits.softmax(1) @ torch.from_numpy(values)).detach()
+    quantiles = torch.from_numpy(ReturnBins(there.returns, bins).places(there.returns))
+    assert_close(found, quantiles.clamp(values[0], values[-1]), atol=1e-5, rtol=0)  # the knots are float32
+    labels = torch.from_numpy(ReturnBins(there.returns, bins).labels(there.returns))
+    assert squared_error_of_bins(logits, labels).max() <= (0.5 / bins) ** 2 + 1e-5
+
+
+def test_the_two_errors_of_dynamics_follow_their_own_states_or_the_true_ones() -> None:
+    _, inputs, frames = in_a_linear_world(3, examples=5)
+    targets = torch.cat([torch.zeros(5, 1), frames.flatten(1)], 1)
+
+    def model(seed: int) -> DynamicsModel:
+        return DynamicsModel(LinearWorld(seed), 3, torch.arange(3.0), torch.tensor([0, 0.5, 1]), 32).double()
+
+    for error in (trajectory_error, transition_error):
+        assert error(model(3), (inputs, targets), 0).item() < 1e-24
+
+    other, own, true = model(4), [], []
+    for example in range(5):
+        state, actions = inputs[example, :3], inputs[example, 3:].view(HORIZON, 2)
+        before = state
+        for step in range(HORIZON):
+            predicted = other.network(torch.cat([state, actions[step]]))
+            own.append((predicted - frames[example, step]).square())
+            true.append((other.network(torch.cat([before, actions[step]])) - frames[example, step]).square())
+            state, before = predicted[:3], frames[example, step, :3]
+    assert_close(trajectory_error(other, (inputs, targets), 0), torch.stack(own).mean())
+    assert_close(transition_error(other, (inputs, targets), 0), torch.stack(true).mean())
+
+
 @pytest.mark.parametrize("job", ["distill-xor", "distill-logits", "distill-life", "distill-mujoco"])
 def test_an_option_that_nothing_looks_at_makes_no_other_run(job: str) -> None:
     """Runs from before --auxiliary-weight are found, and x* is disturbed for teacher and auxiliary prediction."""
@@ -369,7 +444,8 @@ def test_an_option_that_nothing_looks_at_makes_no_other_run(job: str) -> None:
         disturbs = {"permute_time", "noise_frames"}
         assert disturbs <= alone.unused()
         assert not disturbs & alone.with_options(auxiliary_weight=1.0).unused()
-        assert {"meta_beta1", "unrolled_lr"} <= alone.unused()
+        assert {"meta_beta1", "unrolled_lr", "dynamics"} <= alone.unused()
+        assert not (disturbs | {"dynamics"}) & alone.with_options(dynamics="transition").unused()
     if job == "distill-life":
         assert {"taught_every", "meta_momentum"} <= alone.unused()
 
@@ -410,6 +486,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "two ways to x*": (
         ["train", "distill-mujoco", "--auxiliary-weight", "1"],
         "--auxiliary-weight 1.0: --teacher meta has x* already; give --teacher none",
+    ),
+    "dynamics with a teacher": (
+        ["train", "distill-mujoco", "--dynamics", "transition"],
+        "--dynamics transition: predicts x* itself; give --teacher none, without --auxiliary-weight",
+    ),
+    "dynamics with a prediction": (
+        ["train", "distill-mujoco", "--teacher", "none", "--dynamics", "trajectory", "--auxiliary-weight", "1"],
+        "--dynamics trajectory: predicts x* itself",
     ),
     "a weight": (["train", "distill-mujoco", "--teaching-weight", "nan"], "must be a finite number, not below 0"),
     "no data": (["train", "distill-mujoco"], "no data of distill-mujoco; concord data distill-mujoco makes them"),

@@ -3,7 +3,8 @@
 x is a state and the actions that follow, the label the bin, of 32, of the sum of rewards, and x* the 16 states and
 rewards. ``concord data distill-mujoco --simulator Hopper`` makes the data. ``concord train distill-mujoco`` trains a
 student with a teacher that learns targets for the student's pre-activations, and a gate for each of them. ``--teacher
-none`` trains one without; with ``--auxiliary-weight 4`` this student also predicts x*. ``concord compare distill-mujoco
+none`` trains one without; with ``--auxiliary-weight 4`` this student also predicts x*, and with ``--dynamics
+transition`` it predicts one state after another, and the label from their rewards. ``concord compare distill-mujoco
 fig-4.9`` has the ablations: a random teacher, states in another order, noise, a split drawn anew.
 """
 
@@ -20,11 +21,12 @@ import concord_jobs.distill_mujoco.simulator as trajectories
 from concord import distillation
 from concord.distillation import Distillation, GatedError, TeacherOptions, Teaching, of_labels
 from concord.environments import Environments
-from concord.objectives import Objective
+from concord.objectives import ERM, Objective
 from concord.options import group
 from concord.space import Choice, Entry, Space
 from concord.training import Data, Job, Measure, Study, TrainConfig
 from concord_jobs.distill_mujoco import data as made_returns
+from concord_jobs.distill_mujoco.dynamics import DynamicsModel, trajectory_error, transition_error
 from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
 from concord_jobs.distillation.taught import student_environments, training_parts
 
@@ -72,12 +74,23 @@ class ReturnConfig(TrainConfig):
     simulator: trajectories.Simulator = "Hopper"
     """Gymnasium's environment of the data."""
     teaching: ReturnTeacher = group(ReturnTeacher)
+    dynamics: Literal["none", "trajectory", "transition"] = "none"
+    """With --teacher none, predict one state and reward after another, and the label from the rewards. Learn from whole
+    trajectories, each predicted from its first state (trajectory), or from single steps (transition)."""
     # fmt: on
 
     def check(self) -> None:
         """Validate options."""
         super().check()
+        alone = self.dynamics == "none" or (self.teaching.teacher == "none" and self.teaching.auxiliary_weight == 0)
+        self.require("dynamics", alone, "predicts x* itself; give --teacher none, without --auxiliary-weight")
         objective(self)
+
+    def unused(self) -> frozenset[str]:
+        """Also the dynamics, if there are none; they use x*, which may be disturbed."""
+        if self.dynamics == "none":
+            return super().unused() | {"dynamics"}
+        return super().unused() - {"permute_time", "noise_frames"}
 
 
 def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
@@ -98,9 +111,17 @@ def environments(config: ReturnConfig) -> Environments:
 
 
 def student(config: ReturnConfig) -> nn.Module:
-    """Five layers of 128 and one for the bins, with weight normalization."""
+    """Five layers of 128 and one for the bins, or for the next state and the reward, with weight normalization."""
     observations, actions = trajectories.SIZES[config.simulator]
-    widths = [observations + trajectories.HORIZON * actions, *[UNITS] * LAYERS, BINS]
+    if config.dynamics == "none":
+        return _network(observations + trajectories.HORIZON * actions, BINS)
+    data = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator)
+    network = _network(observations + actions, observations + 1)
+    return DynamicsModel.of(network, made_returns.examples_of(data, "train"), BINS)
+
+
+def _network(inputs: int, outputs: int) -> nn.Sequential:
+    widths = [inputs, *[UNITS] * LAYERS, outputs]
     layers = [part for each in pairwise(widths) for part in (weight_norm(nn.Linear(*each)), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
@@ -111,8 +132,10 @@ squared_error = of_labels(trajectories.squared_error_of_bins)
 
 
 def objective(config: ReturnConfig) -> Objective:
-    """The labels alone, or a teacher beside them."""
+    """The labels alone, or a teacher beside them, or x* in place of the labels."""
     options, frame = config.teaching, trajectories.SIZES[config.simulator][0] + 1
+    if config.dynamics != "none":
+        return ERM({"trajectory": trajectory_error, "transition": transition_error}[config.dynamics])
     if options.teacher == "none":
         return options.alone(loss, lambda: nn.Linear(UNITS, trajectories.HORIZON * frame), f"{2 * LAYERS - 1}")
     adam = partial(torch.optim.Adam, betas=(options.meta_beta1, 0.999))

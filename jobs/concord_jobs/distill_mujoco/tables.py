@@ -1,5 +1,5 @@
-"""Table C.7 of the thesis, whole, in a tenth of the epochs, and on Hopper in three tenths, and the ablations of figure
-4.9: squared errors of predicted returns.
+"""Table C.7 of the thesis, whole, in a tenth of the epochs, and on Hopper in three tenths, the ablations of figure 4.9,
+and the model-based baselines of C.2.2.3: squared errors of predicted returns.
 """
 
 from typing import Any
@@ -51,6 +51,12 @@ COLUMNS: dict[str, Any] = {
 }
 
 
+MODEL_BASED: dict[str, dict[str, Any]] = {  # C.2.2.3, which prints no number
+    "model of trajectories": {"teacher": "none", "dynamics": "trajectory"},
+    "model of transitions": {"teacher": "none", "dynamics": "transition"},
+}
+
+
 def table(simulators: list[str], seeds: int, title: str, **options: Any) -> Comparison:
     """The methods with each simulator, and the paper's minima."""
     names = [(simulator, method) for simulator in simulators for method in METHODS]
@@ -91,6 +97,18 @@ comparisons = {
         paper={row: {"min. over training (oracle)": words} for row, (_, words) in ABLATIONS.items() if words},
         digits=5,
         title="ablations of figure 4.9 on Hopper, 15 epochs, two seeds",
+    ),
+    "model-based": Comparison(
+        {
+            f"{method}, {simulator}": {"simulator": simulator, **options}
+            for simulator in PUBLISHED
+            for method, options in MODEL_BASED.items()
+        },
+        seeds=2,
+        first_seed=1,
+        columns={**COLUMNS, "gap": gap},
+        digits=5,
+        title="models of the dynamics in all simulators, 40 epochs, two seeds",
     ),
     "C.7": table(list(PUBLISHED), 8, "all simulators, 400 epochs, eight seeds", epochs=400, evaluations=100),
 }
