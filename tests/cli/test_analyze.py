@@ -213,6 +213,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--model nothing@champion", "no model 'nothing' in the registry"),
     ("synthetic", "--model sensors@champion", "--model sensors@champion: is of job sensors, not of job synthetic"),
     ("coinrun-expert", "--name mask-1", "analyze: job coinrun-expert has a loop of its own; this needs"),
+    ("synthetic", "--name mask-1 --results s3://a/b", "--results s3://a/b: must be a folder on this machine's disk"),
     ("synthetic", "--name nobody --use-gpu", "--use-gpu: one worker wants a GPU; this machine has 0"),
     ("synthetic", "--name nobody mask-1 --use-gpu", "--use-gpu: one worker wants a GPU; "),
 ]

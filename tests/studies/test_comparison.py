@@ -343,6 +343,8 @@ def test_a_stopped_run_continues_from_its_checkpoint(
         (["masks", "--treshold", "1"], "--treshold 1: there is no such option; did you mean --threshold?"),
         (["masks", "--broken", "raises"], "its model cannot be made (ArithmeticError: this model cannot be made"),
         (["masks", "--name", "no/name"], "--name no/name: must have letters, digits"),
+        (["masks", "--results", "s3://a/b"], "--results s3://a/b: must be a folder on this machine's disk"),
+        (["masks", "--results", __file__], f"--results {__file__}: is a file; give a folder"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_before_anything_is_written(
@@ -351,6 +353,16 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_written(
     assert main(["compare", JOB_FILE, *words, "--output", str(output)]) == 2
     assert said in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_report_does_not_keep_lines_at_an_address(
+    output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(output.parent)
+    assert main(["report", JOB_FILE, "--output", str(output), "--results", "s3://user:word@a/b"]) == 2
+    assert "--results s3://***@a/b: must be a folder on this machine's disk" in capsys.readouterr().err
+    assert not output.exists()
+    assert not Path("s3:").exists()
 
 
 @pytest.mark.parametrize(

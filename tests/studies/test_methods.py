@@ -299,6 +299,7 @@ def test_only_the_seeds_that_were_asked_for_are_compared() -> None:
         ("--concurrent -1", "--concurrent -1: must not be negative"),
         ("--gpus-per-trial 0", "--gpus-per-trial 0.0: must be above 0"),
         ("--epochs 0", "--epochs 0: must be at least 1"),
+        ("--results s3://a/b", "--results s3://a/b: must be a folder on this machine's disk"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(

@@ -24,7 +24,7 @@ from concord.runs.resources import check_local_gpus
 from concord.runs.run_folder import run_folder
 from concord.runs.tags import run_origin
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
-from concord.storage import Folder
+from concord.storage import Folder, check_local_folder
 from concord.tracking import Store
 from concord.training.job import JobFile
 from concord.training.options import TrainConfig
@@ -63,6 +63,7 @@ class AnalyzeOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         super().check()
+        check_local_folder("results", self.results)
         if bool(self.name) == bool(self.model):
             raise InputError(
                 "analyze: no model is named; give --name RUN, or several, or --model NAME@champion; concord runs lists"

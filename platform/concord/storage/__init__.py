@@ -6,7 +6,7 @@ the cache and uploaded when they must persist (:class:`Folder`). The cache is ne
 time. For a path on the disk every function here returns that path and does nothing.
 """
 
-from concord.storage.address import check_address, display_path, is_remote, resolve
+from concord.storage.address import check_address, check_local_folder, display_path, is_remote, resolve
 from concord.storage.cache import listing, local, one_at_a_time
 from concord.storage.filesystem import StorageError, apply_credentials, require_reachable, storage_credentials
 from concord.storage.folder import LOCK, Folder
@@ -22,6 +22,7 @@ __all__ = [
     "append_line",
     "apply_credentials",
     "check_address",
+    "check_local_folder",
     "display_path",
     "full_disk",
     "full_disk_in_one_line",

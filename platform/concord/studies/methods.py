@@ -27,6 +27,7 @@ from concord.runs.run_folder import recorded_config
 from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
+from concord.storage import check_local_folder
 from concord.studies.comparison_plan import METHODS, comparison_name, kept_command, without_place
 from concord.studies.plan import StudyPlan, place_words, plan_study
 from concord.studies.proposals import GroupRuns
@@ -124,6 +125,7 @@ class MethodsOptions(OptionGroup):
     def check(self) -> None:
         """Validate the options (InputError); a study validates its own."""
         super().check()
+        check_local_folder("results", self.results)
         chosen = method_names(self.methods)
         self.require("methods", len(chosen) != 1, "give at least two, or none for the default ones")
         self.require("trials", self.trials >= 1, "must be at least 1")

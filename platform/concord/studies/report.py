@@ -15,7 +15,7 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.record import RECORD, read_record
 from concord.runs.run import Info
-from concord.storage import Folder
+from concord.storage import Folder, check_local_folder
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, comparison_name, comparisons_of, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
@@ -65,6 +65,7 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
 
     Returns the JSON result, and the output for readers.
     """
+    check_local_folder("results", options.results)
     own = None if options.only_studies or tables or options.only else job.job.report
     compared = {} if options.only_studies else _comparisons(job, tables, options, info)
     reported: dict[str, Any] = {} if own is None else dict(own.make(options, info))

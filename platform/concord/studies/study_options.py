@@ -10,6 +10,7 @@ import tyro
 
 from concord.errors import InputError
 from concord.options import OptionGroup, flag_of, group, options_of
+from concord.storage import check_local_folder
 from concord.training import RunConfig
 from concord.training.evaluation import Mode
 
@@ -124,6 +125,7 @@ class SeedsOptions(OptionGroup):
     def check(self) -> None:
         """Validate the options (InputError)."""
         super().check()
+        check_local_folder("results", self.results)
         self.require("seeds", self.seeds is None or self.seeds >= 1, "must be at least 1")
         self.require("first_seed", self.first_seed is None or self.first_seed >= 0, "must not be negative")
 
