@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 import signal
@@ -27,6 +28,7 @@ from concord.storage import Folder
 from concord.studies.comparison_plan import ComparisonPlan, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.proposals import EndedRun, GroupRuns
+from concord.studies.tables import KeptLine, ResultsTable, as_lines
 from concord.tracking import Store
 from concord.training import Comparison, ProcessContext, load_job, train
 from concord.training.context import Silent
@@ -114,6 +116,17 @@ def test_the_papers_numbers_stand_below_ours_in_the_units_of_the_metric(whole: C
     assert (average["ood_accuracy"]["paper"], average["ood_accuracy"]["paper_std"]) == pytest.approx((0.885, 0.015))
     assert average["accuracy/train/a"]["paper"] == pytest.approx(0.9)
     assert (whole.folder / "figures" / "dots.png").stat().st_size > 0
+
+
+def test_a_mean_of_fewer_values_than_seeds_says_how_many_they_are() -> None:
+    values = [0.1, 0.3, math.inf, math.nan]
+    lines = [KeptLine("vrex", seed, {"loss": value}, 1.0, {}) for seed, value in enumerate(values)]
+    table = ResultsTable("t", Comparison({"vrex": {}}, columns={"loss": "ood_loss"}), lines)
+    assert table.cells()[1] == [["V-REx", "4", "0.200 ± 0.141 (2 of 4)"]]
+    found = table.rows()[0]["metrics"]["ood_loss"]
+    assert (found["mean"], found["values"]) == (pytest.approx(0.2), 2)
+    kept = [json.loads(line, parse_constant=pytest.fail) for line in as_lines(lines).splitlines()]
+    assert [line["values"] for line in kept] == [{"loss": 0.1}, {"loss": 0.3}, {}, {}]
 
 
 def test_every_run_is_a_child_of_the_comparisons_run_in_mlflow(whole: ComparisonResult) -> None:

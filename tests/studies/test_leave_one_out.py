@@ -168,6 +168,19 @@ def test_a_method_without_all_folds_has_no_mean_and_nothing_is_chosen() -> None:
     assert rows[CHOSEN] == rows[BEST] == {}
 
 
+@pytest.mark.parametrize("diverged", [float("nan"), float("inf")])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_method_that_diverged_is_not_chosen_wherever_it_stands(diverged: float, mode: Any) -> None:
+    folds = Folds(("a",), "loss", mode)
+    lines = [
+        KeptLine("diverged", 0, {"a": diverged, "a (held-out)": diverged, "a (oracle)": diverged}, 1.0, {}),
+        KeptLine("learned", 0, {"a": 0.3, "a (held-out)": 0.2, "a (oracle)": 0.1}, 1.0, {}),
+    ]
+    for order in (lines, lines[::-1]):
+        rows = {line.configuration: line.values for line in with_choices(order, folds, 2)}
+        assert (rows[CHOSEN]["a"], rows[BEST]["a"]) == (0.3, 0.1)
+
+
 # --- the command
 
 
@@ -191,6 +204,15 @@ def test_a_method_without_all_folds_has_no_mean_and_nothing_is_chosen() -> None:
 )
 def test_wrong_options_are_refused_in_one_line(refused: Callable[..., str], words: str, line: str) -> None:
     assert refused("compare", SENSORS, LEAVE_ONE_OUT, *words.split()).startswith(line)
+
+
+def test_the_worst_of_a_measure_without_a_mode_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    job = tmp_path / "margins.py"
+    measured = 'measures={"margin": lambda outputs, _: outputs[:, 1]}, config=TrainConfig()'
+    job.write_text(SENSORS.read_text().replace("config=TrainConfig()", measured))
+    assert refused("compare", job, LEAVE_ONE_OUT, "--metric", "worst_margin", "--mode", "max") == (
+        "--metric worst_margin: runs do not report it, since margin has no mode; give --metric margin"
+    )
 
 
 def test_jobs_without_three_environments_or_the_platforms_loop_are_refused(

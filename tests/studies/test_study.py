@@ -221,6 +221,22 @@ def test_the_shortlist_leaves_none_out_where_too_few_environments_remain(ray_clu
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "evaluations"),
+    [({}, 1), ({"consistency": 2}, 1), ({"keep": "best"}, 4), ({"stop_spread": 0.1, "held_out": 0.2}, 4)],
+)
+def test_a_repetition_with_environments_left_out_keeps_the_weights_that_its_trial_kept(
+    options: dict[str, Any], evaluations: int, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, evaluations=4, epochs=4, **options)
+    proposed = plan.proposal("left-out", 0, plan.first[0], left_out=("a",))
+    config = plan.base.with_options(**proposed.options)
+    config.check()
+    assert config.schedule.evaluations == evaluations
+    trial = plan.base.with_options(**plan.proposal("trial", 0, plan.first[0]).options)
+    assert (config.schedule.keep, config.schedule.stop_spread) == (trial.schedule.keep, trial.schedule.stop_spread)
+
+
 def left_out_metrics(config: Any) -> dict[str, float]:
     """Mean and worst over trainings that leave each environment out, in this process."""
     folds = [trained_here(config, left_out) for left_out in ("a", "b", "c")]

@@ -1,9 +1,11 @@
 """Metrics whose names would collide are refused before the run begins."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -150,3 +152,18 @@ def test_a_final_measure_replaces_no_other_metric() -> None:
     assert measured.metrics["depth°"] == 1.0
     assert measured.metrics["train_loss"] == plain.metrics["train_loss"]
     assert measured.metrics.keys() - plain.metrics.keys() == {"depth°"}
+
+
+def test_final_measures_may_be_numbers_of_numpy_and_torch() -> None:
+    given = {"numpy": np.float32(0.25), "torch": torch.tensor(0.5), "whole": np.int64(3)}
+    job = dataclasses.replace(JOB, final_measures=lambda *_: given)
+    measured = train(job, TrainConfig().with_options(epochs=1), ProcessContext(), Silent()).metrics
+    assert json.loads(json.dumps({name: measured[name] for name in given})) == {"numpy": 0.25, "torch": 0.5, "whole": 3}
+
+
+def test_a_final_measure_that_is_no_number_is_left_out_with_a_warning() -> None:
+    job = dataclasses.replace(JOB, final_measures=lambda *_: {"margin": torch.ones(2)})
+    with pytest.warns(UserWarning, match="the job's final measures are missing: .*Error: "):
+        measured = train(job, TrainConfig().with_options(epochs=1), ProcessContext(), Silent()).metrics
+    assert "margin" not in measured
+    assert "train_loss" in measured

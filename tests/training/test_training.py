@@ -47,6 +47,7 @@ from concord.training.checkpoint import (
     write_checksums,
 )
 from concord.training.context import Silent
+from concord.training.early_stopping import BEST, SEEN
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
 from concord.training.loop import training
@@ -694,7 +695,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_parameter(checkpoint: P
 
 
 def _cut_short(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:40])
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def _flip_a_bit(file: Path) -> None:
@@ -703,7 +704,7 @@ def _flip_a_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
-_WITH_CHECKSUM = (MODEL, OPTIMIZER, MOMENTUM, PROGRESS)
+_WITH_CHECKSUM = (MODEL, OPTIMIZER, MOMENTUM, PROGRESS, BEST, SEEN)
 
 
 @pytest.mark.parametrize(
@@ -717,12 +718,12 @@ _WITH_CHECKSUM = (MODEL, OPTIMIZER, MOMENTUM, PROGRESS)
 def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(
     tmp_path: Path, file: str, damage: Callable[[Path], object], problem: str
 ) -> None:
-    kept = Kept(tmp_path)
-    train(JOB, MOMENTUM_CONFIG.with_options(epochs=1), ProcessContext(), kept)
+    kept, config = Kept(tmp_path), MOMENTUM_CONFIG.with_options(keep="best")
+    train(JOB, config.with_options(epochs=1), ProcessContext(), kept)
     folder = kept.checkpoints[0]
     verify_checkpoint(folder)
     damage(folder / file)
-    for read in (verify_checkpoint, lambda at: train(JOB, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=at)):
+    for read in (verify_checkpoint, lambda at: train(JOB, config, ProcessContext(), Kept(), resume_from=at)):
         with pytest.raises(CheckpointError) as caught:
             read(folder)
         assert str(caught.value).startswith(f"checkpoint {folder}: {file} {problem}")

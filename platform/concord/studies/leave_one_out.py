@@ -10,7 +10,7 @@ from concord.errors import InputError, format_for_cli
 from concord.runs.preflight import preflight
 from concord.runs.run_folder import restored_config
 from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, ComparisonPlan, plan_tables
-from concord.studies.criterion import chosen_mode
+from concord.studies.criterion import chosen_mode, metric_on
 from concord.studies.left_out_table import draw_left_out
 from concord.studies.methods import changes_of, check_methods, method_names
 from concord.studies.plan import drawn
@@ -102,6 +102,9 @@ def _folds(job: JobFile, options: LeaveOneOutOptions, base: TrainConfig) -> Fold
     options.require("folds", options.folds <= len(train), f"there are {len(train)} training environments")
     measure = options.metric or ("accuracy" if "accuracy" in checked.measures else "loss")
     mode = chosen_mode(measure, options.mode, checked.measures)
+    if metric_on("held_out", measure) not in checked.reported:
+        plain = measure.removeprefix("worst_")
+        raise InputError(f"--metric {measure}: runs do not report it, since {plain} has no mode; give --metric {plain}")
     return Folds(drawn(train, options.folds or len(train), options.first_seed or 0), measure, mode)
 
 

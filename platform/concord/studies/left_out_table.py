@@ -44,7 +44,11 @@ def with_choices(lines: Iterable[KeptLine], folds: Folds, methods: int) -> list[
         before = found.setdefault((line.configuration, line.seed), dataclasses.replace(line, values={}, seconds=0.0))
         values, seconds = {**before.values, **line.values}, before.seconds + line.seconds
         found[line.configuration, line.seed] = dataclasses.replace(before, values=values, seconds=seconds)
-    sign = 1 if folds.mode == "max" else -1
+
+    def rank(value: float) -> float:
+        """The larger the better; a value that is not finite is the worst."""
+        return (value if folds.mode == "max" else -value) if math.isfinite(value) else -math.inf
+
     choices: list[KeptLine] = []
     for seed in dict.fromkeys(seed for _, seed in found):
         there = [line for line in found.values() if line.seed == seed]
@@ -52,8 +56,8 @@ def with_choices(lines: Iterable[KeptLine], folds: Folds, methods: int) -> list[
         for name in folds.environments:
             each = [line.values for line in there if name + HELD_OUT in line.values]
             if len(each) == methods:
-                chosen[name] = max(each, key=lambda values: sign * values[name + HELD_OUT])[name]
-                best[name] = max((values[name + ORACLE] for values in each), key=lambda value: sign * value)
+                chosen[name] = max(each, key=lambda values: rank(values[name + HELD_OUT]))[name]
+                best[name] = max((values[name + ORACLE] for values in each), key=rank)
         for row, values in ((CHOSEN, chosen), (BEST, best)):
             choices.append(dataclasses.replace(there[0], configuration=row, values=values, seconds=0.0))
     rows = sorted([*found.values(), *choices], key=lambda line: line.configuration in (CHOSEN, BEST))

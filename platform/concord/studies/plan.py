@@ -192,7 +192,10 @@ class StudyPlan(GroupPlan):
         if seed is not None:
             config, parameters["seed"] = config.with_options(seed=seed), seed
         if kind == "left-out":
-            config = config.with_options(evaluations=1)
+            assert isinstance(config, TrainConfig)
+            # One evaluation is enough unless evaluations choose the weights that are kept.
+            choosing = config.schedule.keep == "best" or config.schedule.stop_spread > 0
+            config = config.with_options(consistency=0, **({} if choosing else {"evaluations": 1}))
         proposed = RunProposal(kind, trial, point, seed, left_out, kind != "left-out", resolved)
         tags = {"concord.study": self.name, "concord.trial": str(trial), "concord.kind": kind}
         return dataclasses.replace(

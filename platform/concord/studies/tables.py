@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from concord.analysis.consistency.measurement import as_cells, read_measurements
 from concord.analysis.figures import method_name
-from concord.analysis.spread import mean_and_std, with_spread
+from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.storage import json_line
 from concord.training import Comparison
 
@@ -60,7 +60,7 @@ class KeptLine:
 
     Attributes:
         configuration: the name of the row.
-        values: by heading, without NaN, which JSON lacks.
+        values: by heading; a line of results has the finite ones, since JSON lacks the others.
         origin: command, commit and machine, and the version of the data if known.
     """
 
@@ -72,7 +72,7 @@ class KeptLine:
 
     def as_json(self) -> dict[str, Any]:
         """The line in a file of results."""
-        values = {heading: value for heading, value in self.values.items() if not math.isnan(value)}
+        values = {heading: value for heading, value in self.values.items() if math.isfinite(value)}
         line = {"configuration": self.configuration, "seed": self.seed, "values": values}
         return {**line, "seconds": round(self.seconds, 1), **self.origin}
 
@@ -86,7 +86,9 @@ class ResultsTable:
     lines: Sequence[KeptLine]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The contract of ``concord compare --json``: mean, standard deviation and the paper's mean, by metric."""
+        """The contract of ``concord compare --json``: mean, standard deviation and the number of finite values behind
+        them, and the paper's mean, by metric.
+        """
         columns = self.comparison.columns
         return [
             {
@@ -94,16 +96,18 @@ class ResultsTable:
                 "name": name,
                 "seeds": self._seeds(name),
                 "metrics": {
-                    column if isinstance(column, str) else heading: mean_and_std(self._values(name, heading))
+                    column if isinstance(column, str) else heading: mean_and_std(values)
+                    | {"values": len(values)}
                     | dict(zip(("paper", "paper_std"), self._paper(name, heading), strict=True))
                     for heading, column in columns.items()
+                    for values in [self._values(name, heading)]
                 },
             }
             for name in self.comparison.configurations
         ]
 
     def numbers(self, configuration: str, heading: str) -> list[float]:
-        """The values of a row in a column over its runs, in the unit that the table shows."""
+        """The finite values of a row in a column over its runs, in the unit that the table shows."""
         return [self._scale * value for value in self._values(configuration, heading)]
 
     def cells(self) -> Cells:
@@ -111,7 +115,7 @@ class ResultsTable:
         ours, paper, columns = self.comparison.configurations, self.comparison.paper, self.comparison.columns
         rows: list[NamedMetrics] = []
         for name in ours:
-            values = {each: self.numbers(name, each) for each in columns}
+            values = {each: self._cell(name, each) for each in columns}
             rows.append(NamedMetrics(method_name(name), {"seeds": self._seeds(name), **values}))
             if name in paper:
                 rows.append(NamedMetrics(f"{method_name(name)}, {self.comparison.source}", self._published(name)))
@@ -132,9 +136,16 @@ class ResultsTable:
     def _seeds(self, configuration: str) -> int:
         return sum(line.configuration == configuration for line in self.lines)
 
+    def _cell(self, configuration: str, heading: str) -> list[float] | str:
+        """The values of a row in a column; with fewer than its seeds, their mean and how many they are."""
+        values, seeds = self.numbers(configuration, heading), self._seeds(configuration)
+        if 0 < len(values) < seeds:
+            return f"{with_spread(values, self.comparison.digits)} ({len(values)} of {seeds})"
+        return values
+
     def _values(self, configuration: str, heading: str) -> list[float]:
-        found = [line.values.get(heading, math.nan) for line in self.lines if line.configuration == configuration]
-        return [value for value in found if not math.isnan(value)]
+        lines = [line for line in self.lines if line.configuration == configuration]
+        return finite(line.values.get(heading, math.nan) for line in lines)
 
     def _published(self, name: str) -> dict[str, str]:
         found = {heading: self.comparison.paper[name].get(heading, "") for heading in self.comparison.columns}

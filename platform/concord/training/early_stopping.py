@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from concord.training.checkpoint import verify_checkpoint
 from concord.training.evaluation import Mode
 
 BEST, SEEN = "best.safetensors", "stopping.json"
@@ -48,13 +49,14 @@ class BestWeights:
         model.load_state_dict(self._weights)
 
     def write(self, folder: Path) -> None:
-        """Write the state into the folder of a checkpoint."""
+        """Write the state into the folder of a checkpoint, before its checksums."""
         if self.best is not None:
             save_file({name: value.cpu().contiguous() for name, value in self._weights.items()}, folder / BEST)
             (folder / SEEN).write_text(json.dumps({"best": self.best, "epoch": self.epoch}))
 
     def read(self, folder: Path) -> None:
-        """Read the state from the folder of a checkpoint."""
+        """Read the state from the folder of a checkpoint (CheckpointError if a file is damaged or missing)."""
+        verify_checkpoint(folder)
         if (folder / SEEN).exists():
             seen = json.loads((folder / SEEN).read_text())
             self.best, self.epoch = seen["best"], seen["epoch"]

@@ -428,7 +428,7 @@ class _Run:
             metrics["kept_fraction"] = sum(overall) / len(overall)
             for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
                 metrics[layer_metric("kept_fraction", name)] = fraction
-        metrics |= {f"objective/{name}": value for name, value in self.objective.metrics().items()}
+        metrics |= {f"objective/{name}": float(value) for name, value in self.objective.metrics().items()}
         return _EpochSteps(metrics, each, skipped, self._weight(weights.stacked()) if self.counts_evaluations else 0.0)
 
     def _weights(self, shares: Tensor) -> dict[str, float]:
@@ -530,9 +530,9 @@ class _Run:
         """Write a checkpoint into an existing folder."""
         progress.averaged = 0 if self.average is None else self.average.count
         trained = self.model if progress.averaged > 0 else None
-        write_checkpoint(folder, self.evaluated, self.optimization, progress, momentum, trained)
         if stopping is not None:
             stopping.write(folder)
+        write_checkpoint(folder, self.evaluated, self.optimization, progress, momentum, trained)  # checksums last
 
     def _parts(self, prepared: WorkerData) -> list[EvaluatedPart]:
         """One row for every part of the data, the same list in every process."""
@@ -576,7 +576,8 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, report
     assert job.final_measures is not None
     try:
         with torch.no_grad():
-            measured, left_out = without_clashes(job.final_measures(config, model), reported)
+            numbers = {name: float(value) for name, value in job.final_measures(config, model).items()}
+        measured, left_out = without_clashes(numbers, reported)
     except Exception as error:
         warnings.warn(f"the job's final measures are missing: {type(error).__name__}: {error}", stacklevel=2)
         return {}
