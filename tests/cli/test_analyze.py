@@ -92,6 +92,28 @@ def test_a_run_is_analyzed_kept_and_not_measured_again(analyze: Callable[..., Sa
     assert "quadratic" not in other.out
 
 
+def test_an_analysis_that_mlflow_did_not_take_is_kept_and_sent_later(
+    analyze: Callable[..., Said], output: Path
+) -> None:
+    file, store = output / "runs" / "wide" / "consistency" / "consistency.json", Store.open(output)
+    words = ["synthetic", "--name", "wide", "--examples", "32", "--parts", "signs"]
+    run_id = model_of_run(load_job("synthetic"), output, "wide").run_id
+    store.client.delete_run(run_id)
+    said = analyze(*words)
+    assert said.status == 0
+    assert "wide: could not be kept in MLflow (" in said.err
+    kept = json.loads(file.read_text())
+    assert "untracked" in kept
+
+    store.client.restore_run(run_id)
+    again = analyze(*words)
+    assert "wide: was analyzed before with these options" in again.err
+    assert "could not be kept" not in again.err
+    assert json.loads(file.read_text()) == {name: value for name, value in kept.items() if name != "untracked"}
+    assert store.run(run_id).metrics["analyzed/agreement"] == pytest.approx(kept["signs"]["environments"]["agreement"])
+    assert store.read_json(run_id, "consistency/consistency.json")["run"] == "wide"
+
+
 def test_what_is_said_is_what_the_parts_measure_of_the_last_checkpoint(
     analyze: Callable[..., Said], output: Path
 ) -> None:
@@ -213,6 +235,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--model nothing@champion", "no model 'nothing' in the registry"),
     ("synthetic", "--model sensors@champion", "--model sensors@champion: is of job sensors, not of job synthetic"),
     ("coinrun-expert", "--name mask-1", "analyze: job coinrun-expert has a loop of its own; this needs"),
+    ("synthetic", "--name mask-2 --tracking-uri http://127.0.0.1:1", "--tracking-uri http://127.0.0.1:1: no MLflow"),
     ("synthetic", "--name mask-1 --results s3://a/b", "--results s3://a/b: must be a folder on this machine's disk"),
     ("synthetic", "--name nobody --use-gpu", "--use-gpu: one worker wants a GPU; this machine has 0"),
     ("synthetic", "--name nobody mask-1 --use-gpu", "--use-gpu: one worker wants a GPU; "),

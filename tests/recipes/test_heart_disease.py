@@ -85,3 +85,18 @@ def test_a_hospital_where_all_are_ill_ranks_no_model() -> None:
     ill = Environment("one", torch.randn(12, 2), torch.ones(12, dtype=torch.int64))
     assert auc_with_interval(torch.nn.Identity(), ill) == {"auc": 0.5, "auc_low": 0.5, "auc_high": 0.5}
     assert auc(torch.nn.Identity(), ill) == {"auc": 0.5}
+
+
+def test_the_area_of_a_model_on_another_device_is_of_inputs_on_that_device() -> None:
+    class Elsewhere(torch.nn.Module):
+        """Has a parameter on a device without data, and refuses inputs from any other device."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(1, device="meta"))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            assert inputs.device == self.weight.device
+            return torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
+
+    assert auc(Elsewhere(), Environment("one", torch.ones(3, 2), torch.tensor([1, 0, 1]))) == {"auc": 1.0}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from forked import WITHOUT_CONCORD, Command, run_program
 from mlflow_server import Server
 from recorded import without_time
@@ -220,6 +221,9 @@ def test_a_model_that_cannot_be_exported_keeps_its_weights(output: Path, tmp_pat
     assert "weights/model.safetensors" in store.client.get_run(done.run_id).data.tags["mlflow.note.content"]
     weights = store.client.download_artifacts(done.run_id, "weights/model.safetensors")
     assert load_file(weights).keys() == job.job.model(None).state_dict().keys()
+    # The run is finished, so its model can be analyzed.
+    trained = model_of_run(job, output, "words").model.state_dict()
+    assert all(torch.equal(trained[name], value) for name, value in load_file(weights).items())
 
 
 @pytest.mark.parametrize(

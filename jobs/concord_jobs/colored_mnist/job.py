@@ -104,17 +104,18 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
     """
     if not config.similarity:
         return {}
-    data, colours = environments(config), config.colours
+    data, colours, device = environments(config), config.colours, next(trained.parameters()).device
     tests = {flip: f"flip-{flip:g}" for flip in colours.observed_flips} | {colours.test_flip: data.test[0]}
     representations = {}
     for flip, name in tests.items():
-        *_, hidden, outputs = layer_outputs(trained, data[name].inputs).values()
+        *_, hidden, outputs = layer_outputs(trained, data[name].inputs.to(device)).values()
         representations[flip] = outputs if config.objective.objective == "irm" else hidden.relu()
     first = representations[colours.observed_flips[0]]
     measured = {f"pwcca_{flip:g}": pwcca(first, each) for flip, each in representations.items()}
     objective = config.objective.build(nn.functional.cross_entropy, 1)
     if isinstance(objective, MetaIRM):
-        measured |= adapted_similarities(trained, objective, {name: data[name].data for name in data.train})
+        training = {name: tuple(part.to(device) for part in data[name].data) for name in data.train}
+        measured |= adapted_similarities(trained, objective, training)
     return measured
 
 

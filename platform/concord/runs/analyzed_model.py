@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from concord.analysis.consistency.environment_losses import EnvironmentLosses, deal_out
 from concord.analysis.consistency.figures import layers_figure, slice_figures
-from concord.analysis.consistency.measurement import ACCURACIES, as_json, as_metrics
+from concord.analysis.consistency.measurement import ACCURACIES, as_json, as_metrics, read_measurements
 from concord.analysis.consistency.network import Settings, measure
 from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
@@ -98,14 +98,16 @@ class AnalyzeOptions(OptionGroup):
 
 
 def kept_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any] | None:
-    """The earlier report with the same options, if there is one."""
+    """The earlier report with the same options, if there is one; sent to MLflow if it is not there yet."""
     folder = options.folder(trained)
     folder.fetch(FOLDER)
     try:
         found: dict[str, Any] = json.loads((folder.path / FOLDER / REPORT).read_text())
     except (OSError, ValueError):
         return None
-    return found if found.get("asked") == options.asked and "measurements" in found else None
+    if found.get("asked") != options.asked or "measurements" not in found:
+        return None
+    return _kept(found, options, folder) if "untracked" in found else found
 
 
 def analyze_model(
@@ -142,18 +144,31 @@ def analyze_model(
         "origin": run_origin(trained.job.path),
         "asked": options.asked,
     }
-    new = here / f"{REPORT}.new"
-    new.write_text(json.dumps(report, indent=1))
-    new.replace(here / REPORT)
-    folder.keep(FOLDER)
+    return _kept(report, options, folder)
+
+
+def _kept(report: Mapping[str, Any], options: AnalyzeOptions, folder: Folder) -> dict[str, Any]:
+    """Keep a report in the run's folder, then in MLflow; ``untracked`` says why MLflow has it not."""
+    here, kept = folder.path / FOLDER, {**report, "untracked": "not sent"}
+    _write(kept, folder)
     try:
         store = Store.open(options.output, options.tracking_uri)
-        metrics = {f"analyzed/{name}": value for name, value in as_metrics(found.measurements).items()}
-        store.log_metrics(trained.run_id, metrics)
-        store.log_files(trained.run_id, here, FOLDER)
-    except RunFailedError as error:  # the report is kept in the folder
-        report["untracked"] = str(error)
-    return report
+        measured = read_measurements({**report, "metrics": {}})  # MLflow has the run's accuracies
+        metrics = {f"analyzed/{name}": value for name, value in as_metrics(measured).items()}
+        store.log_metrics(report["run_id"], metrics)
+        store.log_files(report["run_id"], here, FOLDER)
+        del kept["untracked"]
+    except (RunFailedError, InputError) as error:
+        kept["untracked"] = str(error)
+    _write(kept, folder)
+    return kept
+
+
+def _write(report: Mapping[str, Any], folder: Folder) -> None:
+    new = folder.path / FOLDER / f"{REPORT}.new"
+    new.write_text(json.dumps(report, indent=1))
+    new.replace(folder.path / FOLDER / REPORT)
+    folder.keep(FOLDER)
 
 
 def environment_losses(trained: TrainedModel, settings: Settings, device: torch.device) -> EnvironmentLosses:

@@ -15,6 +15,7 @@ from concord.runs.resources import check_gpus, check_local_gpus, require_resourc
 from concord.runs.run import Info, resolved_paths
 from concord.runs.session import ray_session
 from concord.runs.trained_model import TrainedModel
+from concord.tracking import Store
 from concord.training.job import JobFile, job_from_source
 from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
 from concord.training.process import tune_process
@@ -37,6 +38,8 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
             waiting.append(place)
         else:
             info(f"{each.name}: was analyzed before with these options; this is its result (--again repeats it)")
+    if waiting:
+        Store.open(options.output, options.tracking_uri)  # one that does not answer is refused before the work
     if len(waiting) == 1:
         (place,) = waiting
         tune_process()

@@ -41,10 +41,13 @@ def evaluations_on_ray(
 ) -> Generator[Evaluation, None, None]:
     """Train in ``--workers`` Ray Train workers, in this process's Ray session."""
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     scratch = spec.scratch or (spec.folder or Folder(config.run.output)) / _SCRATCH
+    # On this process's node: Ray places an actor without resources anywhere, and the run would end with that node.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Channel)
-    channel = actor.remote(start)
+    channel = actor.options(scheduling_strategy=here).remote(start)
     training = _Training(spec, config, channel, scratch)
     training.start()
     try:

@@ -142,11 +142,11 @@ def run(
             outcome, data = _trained(job, config, begun, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
-            report = _finished(job, config, begun, outcome, data, checked, info, lineage)
+            report, kept = _finished(job, config, begun, outcome, data, checked, info, lineage)
             for advice in _advice(job, config, outcome, checked):
                 info(advice)
             report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-            if report.model is not None or checked.example is None:  # otherwise --resume must keep it
+            if kept:  # otherwise --resume must keep it
                 begun.report = {"report": report.as_json()}
     return report
 
@@ -282,8 +282,8 @@ def _finished(
     checked: Checked,
     info: Info,
     lineage: Lineage | None,
-) -> RunResult:
-    """Draw the figures, and keep data and model in MLflow."""
+) -> tuple[RunResult, bool]:
+    """Draw the figures, and keep data and model in MLflow. Also returns whether MLflow took them."""
     store, run_id, kept = begun.store, begun.run_id, begun.kept
     metrics = {key: value for key, value in outcome.metrics.items() if "/" not in key}
     (kept.path / _METRICS).write_text(json.dumps(outcome.metrics, indent=1))
@@ -293,6 +293,7 @@ def _finished(
         begun.keep_artifact(f"{FIGURES}/{path.name}")
     registered: Registered | None = None
     uri: str | None = None
+    tracked = False
     with _reported_if_failing(info):
         if data:
             store.log_data(run_id, tracked_data(data))
@@ -316,7 +317,8 @@ def _finished(
             tags = lineage.tags if lineage else {}
             registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit)
             uri = f"models:/{registered.name}/{registered.version}"
-    return RunResult(
+        tracked = True
+    result = RunResult(
         job=job.name,
         name=begun.name,
         run_id=run_id,
@@ -327,6 +329,7 @@ def _finished(
         metrics=metrics,
         tracking_uri=store.uri,
     )
+    return result, tracked
 
 
 def _last_model(job: JobFile, config: RunConfig, begun: Opened) -> torch.nn.Module | None:

@@ -132,7 +132,9 @@ def auc(model: nn.Module, environment: Environment) -> dict[str, float]:
 
 def scores_of(model: nn.Module, environment: Environment) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The second class's logit minus the first's, and whether the second is the target; ``(examples,)`` each."""
-    scores = model(environment.inputs).diff(dim=1).squeeze(1).nan_to_num()
+    first = next(model.parameters(), None)
+    inputs = environment.inputs if first is None else environment.inputs.to(first.device)
+    scores = model(inputs).diff(dim=1).squeeze(1).nan_to_num()
     return scores.float().cpu().numpy(), environment.targets.bool().cpu().numpy()
 
 
