@@ -168,6 +168,7 @@ def test_links_out_of_the_folder_stay_and_a_home_is_not_sent(tmp_path: Path) -> 
     (work / "settings.txt").symlink_to(".env")
     (work / "more.txt").symlink_to("settings.txt")
     (work / "same.py").symlink_to("job.py")
+    (work / "loop").symlink_to("loop")
     with packed(work, 100) as package:
         assert package.working_dir is not None
         assert sorted(path.name for path in package.working_dir.iterdir()) == ["job.py", "same.py"]

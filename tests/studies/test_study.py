@@ -4,6 +4,7 @@ The kill test at its full size, 200 trials and five kills: ``pytest -m slow test
 """
 
 import contextlib
+import csv
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,17 @@ def test_the_best_is_rerun_over_seeds_and_the_shortlist_with_left_out(calm: Stud
         config = config_at(plan.base, plan.space, run.point)
         assert calm.left_out[run.trial] == pytest.approx(left_out_metrics(config))
     assert {each.selection for each in calm.by_selection()} == {"held-out", "leave-one-out", "o.o.d. test (oracle)"}
+
+
+def test_a_trials_option_of_several_numbers_has_one_place_in_the_table_of_the_best(calm: StudyResult) -> None:
+    finished = [
+        replace(each, run=replace(each.run, resolved={"milestones": (0.5, 0.6 + each.run.trial / 100)}))
+        for each in calm.finished
+    ]
+    result = replace(calm, finished=finished)
+    header, rows = result.best_table()
+    assert "milestones" in header
+    assert list(csv.reader(result.files()["best.csv"].decode().splitlines())) == [header, *rows]
 
 
 def test_the_shortlist_leaves_none_out_where_too_few_environments_remain(ray_cluster: None, output: Path) -> None:

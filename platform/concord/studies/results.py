@@ -1,7 +1,9 @@
 """The result of a group of runs and its files; for a study the best trials and the choice of each selection."""
 
 import abc
+import csv
 import dataclasses
+import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -241,8 +243,9 @@ class StudyResult(GroupResult):
     def files(self) -> Mapping[str, bytes]:
         """The table of the best trials, and the JSON result."""
         header, rows = self.best_table()
-        best = "".join(f"{','.join(line)}\n" for line in [header, *rows])
-        return {TABLE: best.encode(), SUMMARY: json.dumps(self.as_json(), indent=1).encode()}
+        best = io.StringIO()
+        csv.writer(best, lineterminator="\n").writerows([header, *rows])
+        return {TABLE: best.getvalue().encode(), SUMMARY: json.dumps(self.as_json(), indent=1).encode()}
 
     def summary(self) -> Mapping[str, float]:
         """The metrics of the best trial, and the numbers of finished and failed trials."""

@@ -122,7 +122,10 @@ def _goes_along(path: Path) -> bool:
 
 def _leads_to_one(path: Path, root: Path) -> bool:
     """Whether the final target of a path is a sent file of the folder."""
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError):  # a link to itself; the error depends on Python's version
+        return False
     return target.is_file() and target.is_relative_to(root) and _goes_along(target.relative_to(root))
 
 
