@@ -1,4 +1,4 @@
-"""Adaptive skip intervals where the right skips are known: noise for 2 to 10 frames, and then a frame that is certain.
+"""Adaptive skip intervals where the right skips are known: noise for 1 to 9 frames, and then a frame that is certain.
 
 A sequence goes through a ring of random binary pictures, the exits, with 1 to 9 frames of noise between two exits. The
 next frame is unpredictable, but the next exit is predictable, with one prediction. ``concord train skip-toy`` learns
