@@ -23,6 +23,7 @@ from concord.aggregation import (
     Statistics,
     TemporalAgreementAdam,
     TemporalAndMaskAdam,
+    TMask,
     Update,
     XorMask,
     temporal_agreement,
@@ -454,6 +455,7 @@ class Miscounted(Mean):
         (Exponential(), "exp_avg, which is Adam's own"),
         (Miscounted(), "degree"),
         (torch.sign, "needs statistics"),
+        (TMask(), "rule TMask: its test needs the number of environments"),
     ],
 )
 def test_rules_that_cannot_mask_are_refused(rule: Any, said: str) -> None:

@@ -4,7 +4,8 @@ from matplotlib.axes import Axes
 
 from concord.analysis.best_runs_figures import best_runs_figure, mean_curves_figure
 from concord.analysis.left_out_figure import left_out_figure
-from concord.analysis.study_figures import methods_figure, searches_figure
+from concord.analysis.study_figures import TrialPoint, methods_figure, searches_figure, study_figures
+from concord.space import Choice, Space
 from concord_jobs.colored_mnist.figures import band_figure, flips_figure
 from concord_jobs.synthetic.figures import environments_figure
 
@@ -25,6 +26,13 @@ def test_objectives_have_their_names() -> None:
     assert figure.axes[0].get_title() == "IRMv1"
     assert legend(figure.axes[0]) == ["V-REx", "ERM, grey", "of-mine"]
     assert legend(band_figure({"meta-irm": runs, "mm-rex": runs}, "gap", "accuracy").axes[0]) == ["meta-IRM", "MM-REx"]
+
+
+def test_a_study_whose_trials_have_no_value_of_an_option_has_the_other_figures() -> None:
+    trials, lines = [TrialPoint(number, {"significance": None}, 0.5 + number) for number in range(2)], list[str]()
+    drawn = study_figures(trials, Space({"significance": Choice(None, 1e-5)}), "accuracy", "max", lines.append)
+    assert drawn.keys() == {"history"}
+    assert lines[0].startswith("no figures of slices and parallel coordinates: no varied option has a value")
 
 
 def test_aggregators_and_optimizers_have_their_names() -> None:

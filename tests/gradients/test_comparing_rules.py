@@ -185,6 +185,26 @@ def test_gradients_of_every_form_of_layer_are_compared(name: str, placement: str
     assert_is(model, result, RULES[name], torch.stack(rows))
 
 
+class Tempered(nn.Module):
+    """A parameter that is one number, without a dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.temperature = nn.Linear(6, 3), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs) * self.temperature
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "one by one", "pooled", "chosen"])
+@pytest.mark.parametrize("name", RULES)
+def test_a_parameter_may_be_one_number(name: str, placement: str) -> None:
+    model, (inputs, targets) = Tempered().double(), (each.double() for each in batches(5))
+    result = source(model, RULES[name], placement)((inputs, targets), 0)
+    assert_is(model, result, RULES[name], gradients_of(model, inputs, targets))
+
+
 def test_dropout_draws_once_for_weights_and_update() -> None:
     model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(), nn.Linear(16, 3)).double()
     inputs, targets = (each.double() for each in batches(4))

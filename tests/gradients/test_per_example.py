@@ -1086,6 +1086,26 @@ def test_a_model_without_parameters_and_a_wrong_reduction_are_refused():
         per_example(MLP(4, 3, 8, 1), AndMask(), reduction="none")
 
 
+def test_a_model_may_give_a_dictionary():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, inputs):
+            return {"logits": self.layer(inputs)}
+
+    torch.manual_seed(0)
+    model, inputs, targets = Named(), torch.randn(3, 5, 4), torch.randint(0, 3, (3, 5))
+    named = PerExampleGradients(model, lambda outputs, y: nn.functional.cross_entropy(outputs["logits"], y), AndMask())
+    step = named(inputs, targets)
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    named.remove()
+    plain = PerExampleGradients(model.layer, nn.functional.cross_entropy, AndMask())(inputs, targets)
+    assert torch.equal(step.losses, plain.losses)
+    assert all(torch.equal(one, two.grad) for one, two in zip(found, model.parameters(), strict=True))
+
+
 def test_gradients_that_are_not_finite_are_named_or_left_out():
     torch.manual_seed(0)
     model, inputs, targets = MLP(4, 3, 8, 1).double(), torch.randn(6, 4).double(), torch.randint(0, 3, (6,))

@@ -21,7 +21,7 @@ from torch.testing import assert_close
 
 from concord.aggregation import AGGREGATORS, AndMask, Mean, aggregate, aggregator
 from concord.environments import Environments
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 from concord.gradients import NonFiniteGradientError, StackedGradients
 from concord.gradients.risk import MeanRisk
 from concord.objectives import (
@@ -41,6 +41,7 @@ from concord.objectives import (
     MMREx,
     Objective,
     ObjectiveGradients,
+    ObjectiveName,
     PenaltyWeight,
     SpectralDecoupling,
     VREx,
@@ -789,11 +790,43 @@ def test_group_dros_weights_grow_where_the_risk_is_large() -> None:
         value = ours(model, inputs, targets)
     assert ours.module is not None
     weights = torch.exp(0.3 * 3 * each) / torch.exp(0.3 * 3 * each).sum()
-    assert_close(ours.module.state_dict()["values"], weights)
+    assert_close(ours.module.state_dict()["values"].exp(), weights)
     assert_close(value, (weights * each).sum())
     with torch.no_grad():
         ours(model, inputs, targets)  # only measured
-    assert_close(ours.module.state_dict()["values"], weights)
+    assert_close(ours.module.state_dict()["values"].exp(), weights)
+
+
+@given(st.lists(st.lists(st.floats(0, 300), min_size=3, max_size=3), min_size=1, max_size=12), st.floats(0.01, 2))
+def test_group_dros_weights_are_those_of_the_sum_of_all_risks(steps: list[list[float]], rate: float) -> None:
+    """Also where a weight is too small for a number and grows again."""
+    ours = GroupDRO(cross_entropy, rate)
+    ours.begin(network(), 3, len(steps))
+    for terms in steps:
+        value = ours.combine(torch.tensor(terms, dtype=torch.float64))
+    total = rate * torch.tensor(steps, dtype=torch.float64).sum(0)
+    expected = (total.softmax(0) * torch.tensor(steps[-1], dtype=torch.float64)).sum()
+    assert_close(value, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["group-dro", "fishr"])
+def test_a_step_that_is_not_finite_leaves_what_an_objective_keeps(name: ObjectiveName) -> None:
+    model, (inputs, targets) = network(), batches()
+    ours = objective(name, cross_entropy)
+    ours.begin(model, ENVIRONMENTS, 3)
+    ours(model, inputs, targets)
+    assert ours.module is not None
+    before = ours.module.state_dict()["values"].clone()
+    ours(model, inputs.index_fill(1, torch.tensor([0]), float("inf")), targets)
+    assert torch.equal(ours.module.state_dict()["values"], before)
+    assert torch.isfinite(ours(model, inputs, targets))
+
+
+def test_halves_of_one_example_are_refused_by_name() -> None:
+    model, (inputs, targets) = network(), batches()
+    halves = IRMv1(cross_entropy, PenaltyWeight(1.0), "halves")
+    with pytest.raises(ArgumentError, match="penalty_estimator=halves: needs at least 2 examples of each environment"):
+        halves(model, inputs[:, :1], targets[:, :1])
 
 
 def test_fishr_compares_averages_over_steps() -> None:

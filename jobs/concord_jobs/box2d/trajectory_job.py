@@ -60,8 +60,8 @@ class TrajectoryConfig(TrainConfig):
     def resolve(self, num_environments: int | None = None) -> Self:
         """Also computes the milestones from --lr-decay-steps."""
         found = super().resolve(num_environments)
-        if self.lr_decay_steps <= 0 or self.data_selection.trajectories <= 0:  # check reports the error
-            return found
+        if min(self.lr_decay_steps, self.data_selection.trajectories, self.data.batch_size) <= 0:
+            return found  # check reports the error
         batches = math.ceil(self.data_selection.trajectories / self.data.batch_size)
         steps = self.schedule.epochs * math.ceil(batches / max(1, self.aggregation.steps_per_update))
         return found.with_options(milestones=staircase(self.lr_decay_steps, steps))

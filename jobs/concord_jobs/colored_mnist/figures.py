@@ -60,7 +60,8 @@ def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
         figure.subplots(len(environments), columns), environments.items(), strict=True
     ):
         hues = np.arange(images.shape[1]) / images.shape[1]
-        colours = hsv_to_rgb(np.stack([hues, np.ones_like(hues), np.ones_like(hues)], 1))
+        saturation = np.full_like(hues, len(hues) > 1)  # one channel is grey
+        colours = hsv_to_rgb(np.stack([hues, saturation, np.ones_like(hues)], 1))
         shown = np.einsum("ncij,cr->nijr", images[:columns].numpy() / 255, colours).clip(0, 1)
         for axes, image, label in zip(row, shown, labels.tolist(), strict=False):
             axes.imshow(image)

@@ -49,6 +49,8 @@ class ColoredMNISTConfig(TrainConfig):
         """Validate options."""
         super().check()
         self.require("examples", self.examples >= 1, "must be at least 1")
+        compared = not self.similarity or len(self.colours.observed_flips) > 0
+        self.require("similarity", compared, "compares with the first of --observed-flips; give one")
 
 
 @functools.lru_cache(maxsize=1)

@@ -28,6 +28,8 @@ def linear_example(
     for option, sigmas in (("train_sigmas", train), ("test_sigmas", test)):
         if not sigmas or min(sigmas) <= 0:
             raise ArgumentError(option, tuple(sigmas), "give standard deviations above 0")
+        if len({f"{sigma:g}" for sigma in sigmas}) < len(sigmas):
+            raise ArgumentError(option, tuple(sigmas), "is the same in two environments; give different ones")
     named = {f"train-{sigma:g}": sigma for sigma in train}
     monitored = {f"seen-{sigma:g}": f"train-{sigma:g}" for sigma in train}
     tests = {f"test-{sigma:g}": sigma for sigma in test}

@@ -32,6 +32,9 @@ class TMask:
     significance: float = 1e-4
     """p, the part of the components that chance keeps, above 0 and below 1."""
 
+    counts_environments: ClassVar[bool] = True
+    """Its test depends on the number of environments, which an average over steps does not have."""
+
     # Σg² is compared with (Σg)² / d, from which it differs by (d - 1) / q² where t is just q: for d = 3 and p = 1e-3 by
     # 2e-3 of it, which float32 tells apart. float64 holds the square of any float32 gradient.
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, replace(SQUARE, dtype=torch.float64))

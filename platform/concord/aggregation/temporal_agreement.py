@@ -330,6 +330,10 @@ def _check(group: dict[str, Any], rule: Aggregator) -> None:
     kind, lr, betas = type(rule).__name__, group["lr"], group["betas"]
     probe = torch.tensor([[-0.75, 0.0, 0.3, 250.0]], device="cpu")
     aggregate(of_sums(rule, "an average over steps"), probe)
+    if getattr(rule, "counts_environments", False):
+        raise InputError(
+            f"rule {kind}: its test needs the number of environments, which averages over steps do not have"
+        )
     if any(each.name == "exp" for each in rule.statistics):
         raise InputError("a statistic's name is exp, and its average would be kept as exp_avg, which is Adam's own")
     averages = with_draws(rule, sum_over_environments(rule, probe), 0, lambda: torch.arange(4, device="cpu"))

@@ -48,7 +48,9 @@ def study_figures(
     """The figures of a study, by name; ``info`` receives the reason for a missing figure."""
     axes = _axes(space, trials)
     drawn = {"history": history_figure(trials, metric, mode)}
-    if len(trials) > 1:
+    if not axes:
+        info("no figures of slices and parallel coordinates: no varied option has a value in the finished trials")
+    elif len(trials) > 1:
         drawn["slices"] = slices_figure(trials, axes, metric)
         drawn["parallel"] = parallel_figure(trials, axes, metric, mode)
     else:

@@ -320,7 +320,7 @@ class SummedGradients:
 def columns_of(form: GroupGradients, groups: int) -> Iterator[tuple[slice, Tensor]]:
     """The gradients of all groups, some components at a time: their slice, and ``(groups, components)``."""
     if not isinstance(form, Product):
-        gradients = form.of_groups(slice(0, groups)).flatten(1)
+        gradients = form.of_groups(slice(0, groups)).reshape(groups, -1)
         yield slice(0, gradients.shape[1]), gradients
         return
     m, n = form.rows.shape[1], form.columns.shape[2]

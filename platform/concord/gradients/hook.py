@@ -289,6 +289,8 @@ class HookedGradients:
         **options: Unpack[AggregationOptions],
     ) -> None:
         self._parameters = list(trainable(model).values())
+        if not self._parameters:
+            raise InputError("model: none of its parameters requires a gradient")
         device = self._parameters[0].device
         wrapped = DistributedDataParallel(
             model,

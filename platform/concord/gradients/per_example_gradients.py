@@ -167,12 +167,16 @@ class PerExampleGradients:
             share = risk * self._share(examples, weight) if self._group is not None and self._risk.weighted else risk
             scale = self.aggregation.scale(self._device)
             (share if scale is None else share * scale).backward()
-        outputs, self._outputs = self._outputs.detach(), torch.empty(0)
+        outputs, self._outputs = self._outputs, torch.empty(0)
         if self._loss is None or environments == 1:
             return risk.detach()[None], weight[None]
-        loss, targets = self._loss, pair(batch)[1]
-        parts = zip(outputs.chunk(environments), targets.chunk(environments), strict=True)
-        return torch.stack([loss(*part) for part in parts]), (weight / environments).expand(environments)
+        both, each = (outputs, pair(batch)[1]), examples // environments
+        with torch.no_grad():
+            losses = [
+                self._loss(*pytree.tree_map(lambda leaf, at=at: leaf[at * each : (at + 1) * each], both))
+                for at in range(environments)
+            ]
+        return torch.stack(losses), (weight / environments).expand(environments)
 
     def _share(self, examples: int, weight: Tensor) -> Tensor:
         """The factor of this process's mean risk that gives it its weight among all processes."""

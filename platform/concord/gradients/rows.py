@@ -49,7 +49,7 @@ class Rows(Collected):
         """Keep environments' gradients of parameter ``index``, ``(environments, *shape)``."""
         if not accumulate and index == 0:
             self.zero()
-        self._kept[index].append(gradients.flatten(1).to(self.layout.dtype))
+        self._kept[index].append(gradients.reshape(len(gradients), -1).to(self.layout.dtype))
 
     def add_form(self, index: int, form: GroupGradients, groups: int) -> None:
         """Keep the gradients of parameter ``index``, or their form."""
@@ -57,7 +57,7 @@ class Rows(Collected):
         if groups > self.most:
             self._forms[index] = form
         else:
-            self._kept[index].append(self._formed(index, form, groups).flatten(1).to(self.layout.dtype))
+            self._kept[index].append(self._formed(index, form, groups).reshape(groups, -1).to(self.layout.dtype))
 
     def _formed(self, index: int, form: GroupGradients, groups: int) -> Tensor:
         """The gradients of all groups; products reuse the memory of the previous step, without page faults."""

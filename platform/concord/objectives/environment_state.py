@@ -31,6 +31,10 @@ class EnvironmentState(nn.Module):
         return cast(EnvironmentState, module)
 
     def keep(self, values: Tensor) -> None:
-        """Keep the values for the next step; nothing is kept without a graph, as in an evaluation."""
+        """Keep the values for the next step; nothing is kept without a graph, as in an evaluation.
+
+        A value that is not finite leaves all as they were: the step may be skipped, and it would stay for ever.
+        """
         if torch.is_grad_enabled():
-            self.values.copy_(values.detach())
+            found = values.detach()
+            self.values.copy_(torch.where(found.isfinite().all(), found, self.values))

@@ -1,5 +1,6 @@
 """Distributionally robust optimization over groups: the environments with large risks weigh more."""
 
+import math
 from typing import ClassVar
 
 import torch
@@ -23,7 +24,7 @@ class GroupDRO(Objective):
         autocast: the dtype in which layers compute.
 
     Attributes:
-        module: the weights q_e, which :meth:`begin` makes.
+        module: the logarithms of the weights q_e, which :meth:`begin` makes. A weight itself would reach 0, and stay.
 
     Raises:
         InputError: the rate is not above 0.
@@ -39,12 +40,12 @@ class GroupDRO(Objective):
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the weights, all equal."""
-        self.module = EnvironmentState(model, (environments,), 1 / environments)
+        self.module = EnvironmentState(model, (environments,), -math.log(environments))
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """Update the weights, and return the weighted sum."""
         require_several(len(terms), "group-dro")
         state = EnvironmentState.of(self.module, "group-dro")
-        weights = (state.values.log() + self.rate * terms.detach()).softmax(0)
-        state.keep(weights)
-        return (weights * terms).sum()
+        logarithms = (state.values + self.rate * terms.detach()).log_softmax(0)
+        state.keep(logarithms)
+        return (logarithms.exp() * terms).sum()

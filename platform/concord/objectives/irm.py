@@ -11,7 +11,7 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from concord.aggregation.rule import accumulation_dtype
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, pair, take
 from concord.objectives.objective import Rescaled
 from concord.objectives.penalty_weight import PenaltyWeight
@@ -87,6 +87,8 @@ def _parts(
         # One forward pass, also for halves; what it gives passes through a model that does nothing.
         inputs, targets = pair(batch)
         batch, model = (model(inputs), targets), nn.Identity()
+    if estimator == "halves" and len(pytree.tree_leaves(batch)[0]) < 2:
+        raise ArgumentError("penalty_estimator", "halves", "needs at least 2 examples of each environment at a step")
     if estimator == "squared":
         slope, mean, weight = _slope(risk, model, batch, step)
         return mean, slope.square(), weight
