@@ -213,3 +213,9 @@ def test_an_option_without_a_default_is_asked_for_by_name_again(
     write_record(Folder(folder), "run", {"job": load_job(job_file).name, "run_id": "0" * 32, "config": config})
     assert main(["train", job_file, "--name", "old", "--resume", "--output", str(output)]) == 2
     assert "--hub-token: is required" in capsys.readouterr().err
+
+
+def test_every_value_of_a_secret_option_is_hidden_and_an_address_that_was_a_path() -> None:
+    words = ["--api-keys", "one", "two", "--lr", "1", "--hub-token", "--data", str(Path("s3://name:three@bucket/x"))]
+    shown = redact_words(words)
+    assert shown == ["--api-keys", "***", "***", "--lr", "1", "--hub-token", "--data", "s3://name:***@bucket/x"]

@@ -55,8 +55,8 @@ _FOLLOWING = {"value": None, "base64": None, "b64": None, "id": "key"}
 _SECRET_QUERIES = frozenset({"key", "sig", "signature", "auth", "pass"})
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# The user part of "scheme://user:secret@host", with or without the secret.
-_USER_INFO = re.compile(r"://([^/@\s:]*)(:\S*)?@")
+# The user part of "scheme://user:secret@host", with or without the secret. A path has one slash of the two.
+_USER_INFO = re.compile(r":/{1,2}([^/@\s:]*)(:\S*)?@")
 # A query's name and value, or an assignment's: ?password=…, AccountKey=…, --hub-token=…
 _ASSIGNED = re.compile(r"(?P<before>[?&]?)(?P<name>[\w.~%-]+)=(?P<value>(?:[^&\s'\";,]|[;,](?![\w.-]+=))+)")
 _HEADER = re.compile(r"(?i)\b(authorization['\"]?\s*:\s*['\"]?(?:(?:bearer|basic|token)\s+)?)[^\s'\"]+")
@@ -120,9 +120,15 @@ def _assigned(found: re.Match[str]) -> str:
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
-    """A command's words with the values of secret options (``--hub-token VALUE``) hidden."""
-    hidden = [False, *(word.startswith("--") and "=" not in word and is_secret(word) for word in words)]
-    return [HIDDEN if hide else redact(word) for word, hide in zip(words, hidden, strict=False)]
+    """A command's words with the values of secret options (``--hub-tokens VALUE VALUE``) hidden."""
+    shown, hide = [], False
+    for word in words:
+        if word.startswith("--"):
+            hide = "=" not in word and is_secret(word)
+            shown.append(redact(word))
+        else:
+            shown.append(HIDDEN if hide else redact(word))
+    return shown
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -573,6 +573,20 @@ def test_npz_files_become_environments(tmp_path: Path) -> None:
         assert environments[name].targets.tolist() == targets.tolist()
 
 
+def test_a_folders_version_changes_with_its_files(tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        write_npz(tmp_path / f"{name}.npz", seed)
+    before = from_folder(tmp_path).version
+    assert before is not None
+    assert from_folder(tmp_path, test=["b"]).version == before
+    size = (tmp_path / "b.npz").stat().st_size
+    write_npz(tmp_path / "b.npz", 7)
+    assert (tmp_path / "b.npz").stat().st_size == size
+    changed = from_folder(tmp_path).version
+    (tmp_path / "b.npz").rename(tmp_path / "c.npz")
+    assert len({before, changed, from_folder(tmp_path).version}) == 3
+
+
 def test_arrays_of_an_npz_file_go_by_the_names_given(tmp_path: Path) -> None:
     images = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
     write_npz(tmp_path / "a.npz", images=images, digit=np.arange(5), width=np.ones(5), height=np.zeros(5))

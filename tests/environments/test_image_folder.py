@@ -37,6 +37,19 @@ def test_domains_hold_the_pixels_of_their_files(folder: Path) -> None:
     assert targets.tolist() == environments["day"].targets.tolist() == [0] * 4 + [1] * 4
 
 
+def test_a_domain_and_a_class_may_be_links_but_not_to_a_folder_around_them(folder: Path, tmp_path: Path) -> None:
+    whole = from_image_folder(folder)
+    (folder / "day").rename(tmp_path / "elsewhere")
+    (folder / "day").symlink_to(tmp_path / "elsewhere")
+    (folder / "dawn" / "cat").rename(tmp_path / "cats")
+    (folder / "dawn" / "cat").symlink_to(tmp_path / "cats")
+    linked = from_image_folder(folder)
+    assert (linked.train, linked.version) == (whole.train, whole.version)
+    (folder / "day" / "again").symlink_to(folder)
+    with pytest.raises(InputError, match="again: is a link to a folder that contains it"):
+        from_image_folder(folder)
+
+
 def test_images_of_any_size_and_mode_are_resized(folder: Path) -> None:
     Image.open(folder / "dawn" / "cat" / "00.png").convert("L").resize((30, 20)).save(
         folder / "dawn" / "cat" / "00.png"

@@ -104,6 +104,70 @@ def test_rows_become_numbers_as_documented() -> None:
     assert TableEncoder.read(fitted.as_json()) == fitted
 
 
+@given(st.floats(-1e6, 1e6), st.integers(2, 300), st.floats(-1e6, 1e6))
+def test_a_column_with_one_value_in_training_says_nothing_elsewhere(value: float, rows: int, other: float) -> None:
+    """The deviation of equal numbers is often a rounding error, and not 0."""
+    fitted = TableEncoder.fit(pd.DataFrame({"dose": [value] * rows}), {"dose": "numeric"})
+    assert (fitted.encode(pd.DataFrame({"dose": [value, other, None]}))[:, 0] == 0).all()
+
+
+def test_a_column_without_a_value_in_training_says_nothing_elsewhere() -> None:
+    frame = patients().assign(cholesterol=lambda rows: np.where(rows.hospital == "south", 240.0, np.nan))
+    left_out = environments(frame).leaving_out("south").fitted(0.1, 0)
+    assert left_out.encoder is not None
+    place = [each.name for each in left_out.encoder.numeric].index("cholesterol")
+    assert (left_out["south"].inputs[:, 2 * place] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [([1.0, 2.0], [1.5, 2.0]), ([12.0, None, 14.0], [12, 14, "x9"]), ([1, 2], [1.0, 2.5]), ([1e3, 2.0], ["1000", 2])],
+)
+def test_a_level_has_one_code_whatever_the_other_rows_have(a: list[Any], b: list[Any]) -> None:
+    """Files of environments are read alone: a missing value makes their whole numbers floats."""
+    frames = [pd.DataFrame({"grade": each * RARE}) for each in (a, b)]
+    fitted = TableEncoder.fit(pd.concat(frames, ignore_index=True), {"grade": "category"})
+    codes: dict[str, set[float]] = {}
+    for frame in frames:
+        for rows in (frame, *(frame.iloc[[row]] for row in range(len(frame)))):
+            for value, code in zip(rows.grade, fitted.encode(rows)[:, 0].tolist(), strict=True):
+                level = "missing" if pd.isna(value) else str(value).removesuffix(".0")
+                codes.setdefault(level, set()).add(code)
+    assert all(len(found) == 1 for found in codes.values()), codes
+    assert len(set(map(min, codes.values()))) == len(codes)
+    assert 1.0 not in set().union(*codes.values())  # unknown
+
+
+def test_dates_may_change_their_time_zone_and_texts_may_only_begin_like_dates() -> None:
+    summer = ["2026-03-28T12:00:00+01:00", "2026-03-30T12:00:00+02:00"]
+    frame = patients().assign(seen=lambda rows: np.resize(summer, len(rows)), note="2020-01-02 weekend")
+    frame.loc[::2, "note"] = "2020-01-03 holiday"
+    kinds = inferred_kinds(frame)
+    assert (kinds["seen"], kinds["note"]) == ("date", "category")
+    fitted = environments(frame).fitted(0.1, 0).encoder
+    assert fitted is not None
+    alone, both = (fitted.encode(frame.iloc[:rows])[0] for rows in (1, 2))
+    assert np.array_equal(alone, both)
+
+
+def test_values_of_another_kind_are_refused_when_they_are_read_and_a_list_may_be_ignored() -> None:
+    frame = patients().assign(code=lambda rows: np.resize(["7", "8"], len(rows)), seen=[[1, 2]] * 240)
+    frame.loc[frame.hospital == "west", "code"] = "x9"
+    with pytest.raises(InputError, match=r"column code: expected numbers .*; give its kind by --columns"):
+        environments(frame, test=[], kinds={"code": "numeric", "seen": "ignore"}).fitted(0.1, 0)
+    table = environments(frame, kinds={"code": "numeric", "seen": "ignore"}).fitted(0.1, 0)
+    with pytest.raises(InputError, match="environment west: column code: expected numbers"):
+        table["west"]
+    assert table.version != environments(frame.iloc[1:], kinds={"seen": "ignore"}).version
+
+
+def test_targets_of_several_kinds_are_refused() -> None:
+    frame = patients().astype({"died": object})
+    frame.loc[:3, "died"] = "?"
+    with pytest.raises(ArgumentError, match="target=died: has values of several kinds, int and str"):
+        environments(frame)
+
+
 def test_training_rows_have_mean_0_and_deviation_1() -> None:
     table = environments(patients()).fitted(0.0, 0)
     rows = torch.cat([table[name].inputs for name in table.train])

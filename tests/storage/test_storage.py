@@ -28,6 +28,7 @@ from tracked import points_of, tracked_runs
 
 from concord.cli import main
 from concord.environments import from_folder
+from concord.environments.image_options import ImageOptions
 from concord.environments.images import image_dataset
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
@@ -316,6 +317,7 @@ def test_mnist_sst2_and_images_from_a_storage_are_the_local_ones(storage: s3_ser
         assert (ours.train.images == theirs.train.images).all()
         assert (ours.test.labels == theirs.test.labels).all()
         assert ours.classes == theirs.classes
+        assert (ImageOptions(data=there).images(address).train.images == ours.train.images).all()
     assert SST2.read(address).train.words == SST2.read(tmp_path / "data").train.words
     with pytest.raises(InputError, match=f"data_dir=s3://{BUCKET}/data: has neither cifar-10"):
         image_dataset("cifar10", address)

@@ -1,6 +1,9 @@
 """Environments from a folder with one file each: ``NAME.npz`` or ``NAME.parquet``."""
 
-from collections.abc import Sequence
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,8 @@ import pyarrow as pa
 from concord.environments.collection import Array, Environments, require_names
 from concord.environments.parquet import read_table
 from concord.errors import ArgumentError, InputError, first_line
-from concord.storage import display_path, listing, local
+from concord.storage import display_path, is_remote, listing, local
+from concord.storage.checksum import file_checksum
 
 
 def from_folder(
@@ -65,7 +69,31 @@ def from_folder(
         except Exception as error:  # each format has its own errors for an incomplete file
             raise InputError(f"environment {name}: {path} cannot be read ({first_line(error)})") from error
 
-    return Environments(load, train, validation, test)
+    return Environments(load, train, validation, test, version=_version(files))
+
+
+def _version(files: Mapping[str, Path]) -> str | None:
+    """A digest of the files on this machine's disk; None at an address, whose files no worker fetches all."""
+    if any(is_remote(path) for path in files.values()):
+        return None
+    with ThreadPoolExecutor() as threads:
+        checksums = threads.map(_checksum_now, files.values())
+        return hashlib.sha256(repr(list(zip(files, checksums, strict=True))).encode()).hexdigest()[:16]
+
+
+def _checksum_now(path: Path) -> str | None:
+    try:
+        about = path.stat()
+        return _checksum(path, about.st_size, about.st_mtime_ns)
+    except OSError:  # reading the environment says what is wrong
+        return None
+
+
+@functools.lru_cache(maxsize=10_000)
+def _checksum(path: Path, size: int, changed: int) -> str:
+    """The checksum of a file, read again if its size or its time of change differs."""
+    del size, changed
+    return file_checksum(path)
 
 
 def _npz(path: Path, inputs: str | Sequence[str], targets: str) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from concord.environments.images import DATASETS, ImageDataset, image_dataset
 from concord.options import OptionGroup, option_values
+from concord.storage import check_address, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class ImageOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
+        check_address("data", Path(self.data))
         for option in ("train_images", "test_images"):
             self.require(option, option_values(self)[option] >= 0, "must not be negative")
 
@@ -35,8 +37,9 @@ class ImageOptions(OptionGroup):
 
 
 def source(data: str) -> str:
-    """The value of ``--data``: a dataset, or a folder made absolute, since a worker has another working directory."""
-    return data if data in DATASETS else str(Path(data).absolute())
+    """The value of ``--data``: a dataset, an address, or a folder made absolute, since a worker has another working
+    directory."""
+    return data if data in DATASETS else str(resolve(Path(data)))
 
 
 @functools.lru_cache(maxsize=1)

@@ -193,6 +193,8 @@ class ShardedData:
             with self._reading:
                 table = self._open(group.file).read_row_group(group.number, use_threads=False)
             return {column.name: _array(column, table[column.name]) for column in table.schema}
+        except InputError:
+            raise
         except (OSError, pa.ArrowException, TypeError, ValueError) as error:
             why = f"{group.file} cannot be read ({first_line(error)}); remove it, and {self.command} makes it"
             raise self.error(why) from error

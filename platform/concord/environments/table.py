@@ -54,7 +54,12 @@ class Table:
     @functools.cached_property
     def version(self) -> str:
         """Text that differs when the rows do."""
-        return f"{int(pd.util.hash_pandas_object(self.frame, index=False).sum()):x}"
+        try:
+            hashed = pd.util.hash_pandas_object(self.frame, index=False)
+        except TypeError:  # an ignored column of lists
+            used = self.frame[[self.target, *self.kinds]].assign(environment=self.environment)
+            hashed = pd.util.hash_pandas_object(used, index=False)
+        return f"{int(hashed.sum()):x}"
 
     @property
     def outputs(self) -> int:
@@ -64,7 +69,7 @@ class Table:
     @functools.cached_property
     def widest(self) -> TableEncoder:
         """An encoder of all rows of the training environments: no fitted one has more levels."""
-        return TableEncoder.fit(self.rows(self.by_purpose["train"]), self.kinds)
+        return fit_encoder(self.rows(self.by_purpose["train"]), self.kinds)
 
     def rows(self, names: Collection[str]) -> pd.DataFrame:
         """The rows of these environments."""
@@ -101,8 +106,7 @@ class TableEnvironments(Environments):
             rows = self.table.rows([name])
             places, _ = held_out_places(name, len(rows), fraction, seed)
             kept.append(rows if places is None else rows.iloc[places.numpy()])
-        encoder = TableEncoder.fit(pd.concat(kept), self.table.kinds)
-        return TableEnvironments(self.table, encoder)
+        return TableEnvironments(self.table, fit_encoder(pd.concat(kept), self.table.kinds))
 
     @property
     def raw(self) -> RawRows:
@@ -115,7 +119,19 @@ class TableEnvironments(Environments):
     def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.encoder is not None, "environments of a table are fitted before they are read"
         rows = self.table.rows([name])
-        return torch.from_numpy(self.encoder.encode(rows)), self.table.targets(rows)
+        try:
+            inputs = self.encoder.encode(rows)
+        except ValueError as error:
+            raise InputError(f"environment {name}: {error}") from error
+        return torch.from_numpy(inputs), self.table.targets(rows)
+
+
+def fit_encoder(rows: pd.DataFrame, kinds: Mapping[str, str]) -> TableEncoder:
+    """The encoder of these rows (InputError if a column's values are not of its kind)."""
+    try:
+        return TableEncoder.fit(rows, kinds)
+    except ValueError as error:
+        raise InputError(f"{error}; give its kind by --columns, such as NAME=category") from error
 
 
 def from_table(
@@ -204,7 +220,9 @@ def _kind(column: pd.Series) -> Kind:
     if pd.to_numeric(texts, errors="coerce").notna().all():
         return "numeric"
     if texts.str.match(r"\d{4}-\d{2}-\d{2}").all():
-        return "date"
+        dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+        if dates.notna().all():
+            return "date"
     return "ignore" if texts.nunique() > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
 
 
@@ -269,7 +287,11 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
         if not numbers:
             raise ArgumentError("target", target, "has no numbers, which a regression needs")
         return None
-    classes = tuple(sorted(values.unique().tolist()))
+    try:
+        classes = tuple(sorted(values.unique().tolist()))
+    except TypeError:
+        kinds = sorted({type(value).__name__ for value in values})
+        raise ArgumentError("target", target, f"has values of several kinds, {' and '.join(kinds)}") from None
     if len(classes) < 2:
         raise ArgumentError("target", target, f"has one value in all training environments, {classes[0]}")
     if strange := sorted(set(frame[target].unique().tolist()) - set(classes), key=str):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 RARE = 10  # a level with fewer training rows shares the code of unknown ones
 _MISSING, _OTHER, _FIRST = 0, 1, 2  # codes of a category; the known levels follow
+_ROUNDING = 10 * float(np.finfo(np.float64).eps)  # a relative deviation that equal numbers can have
 _DATE_PARTS = ("year", "month", "day", "dayofweek", "hour")
 
 
@@ -26,7 +27,8 @@ class NumericColumn:
         kind: ``numeric``, ``boolean`` or ``date``.
         part: of a date, such as ``month``.
         median: replaces a missing value.
-        mean, scale: of the values, with missing ones replaced.
+        mean, scale: of the values, with missing ones replaced. A column with one value in the training rows, or none,
+            has the scale 0: what other values mean was not learned, so its input is 0 in any row.
     """
 
     name: str
@@ -71,7 +73,9 @@ class TableEncoder:
                 filled = np.where(np.isnan(values), median, values)
                 scale = float(filled.std()) if len(filled) else 0.0
                 mean = float(filled.mean()) if len(filled) else 0.0
-                numeric.append(NumericColumn(name, kind, part, median, mean, scale or 1.0))
+                if scale <= _ROUNDING * max(1.0, abs(mean)):
+                    scale = 0.0
+                numeric.append(NumericColumn(name, kind, part, median, mean, scale))
         return TableEncoder(tuple(numeric), tuple(categories))
 
     @property
@@ -92,7 +96,8 @@ class TableEncoder:
         for place, column in enumerate(self.numeric):
             values = _numbers(frame[column.name], column.kind, column.part)
             missing = np.isnan(values)
-            found[:, 2 * place] = (np.where(missing, column.median, values) - column.mean) / column.scale
+            moved = np.where(missing, column.median, values) - column.mean
+            found[:, 2 * place] = moved / column.scale if column.scale else 0.0
             found[:, 2 * place + 1] = missing
         for place, category in enumerate(self.categories, 2 * len(self.numeric)):
             texts = _texts(frame[category.name])
@@ -123,19 +128,21 @@ class TableEncoder:
 
 
 def _texts(column: pd.Series) -> pd.Series:
-    """The levels as text, the same for 3 and 3.0; missing stays missing."""
-    if pd.api.types.is_float_dtype(column):
-        whole = column.dropna()
-        if (whole == whole.round()).all():
-            column = column.astype("Int64")
+    """The levels as text, the same for 3 and 3.0 whatever the other rows have; missing stays missing."""
+    if pd.api.types.is_float_dtype(column) or pd.api.types.is_object_dtype(column):
+        column = column.map({value: _text(value) for value in column.dropna().unique()})
     return column.astype("string")
+
+
+def _text(value: Any) -> str:
+    return str(int(value) if isinstance(value, float | np.floating) and float(value).is_integer() else value)
 
 
 def _numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
     """The values as float64, NaN for missing ones (ValueError if they are of another kind)."""
     try:
         if kind == "date":
-            dates = pd.to_datetime(column, format="ISO8601")
+            dates = pd.to_datetime(column, format="ISO8601", utc=True)  # a column may have several time zones
             values = getattr(dates.dt, part)
         elif kind == "boolean" and not pd.api.types.is_numeric_dtype(column):
             values = column.astype("string").str.lower().map(_BOOLEANS, na_action="ignore")

@@ -7,8 +7,7 @@ import numpy as np
 from sklearn.model_selection import cross_val_score
 from sklearn.tree import DecisionTreeClassifier
 
-from concord.environments.table import Table
-from concord.environments.table_encoder import TableEncoder
+from concord.environments.table import Table, fit_encoder
 
 _FOLDS, _DEPTH = 3, 5
 _MOST_ROWS = 20_000  # for the decision tree
@@ -72,7 +71,7 @@ def _missing(table: Table, column: str) -> dict[str, float]:
 
 def _identifies(table: Table, column: str, kind: str) -> float:
     rows = table.frame if len(table.frame) <= _MOST_ROWS else table.frame.sample(_MOST_ROWS, random_state=0)
-    inputs = TableEncoder.fit(rows, {column: kind}).encode(rows)
+    inputs = fit_encoder(rows, {column: kind}).encode(rows)
     tree = DecisionTreeClassifier(max_depth=_DEPTH, random_state=0)
     places = table.environment[rows.index].to_numpy(dtype=str)
     folds = min(_FOLDS, int(np.unique(places, return_counts=True)[1].min()))

@@ -63,12 +63,24 @@ def listing(path: Path, recursive: bool = False) -> list[str] | None:
     if not path.is_dir():
         return None
     names = []
-    for each in path.rglob("*") if recursive else path.iterdir():
+    for each in _below(path) if recursive else path.iterdir():
         if each.is_file():
             names.append(str(each.relative_to(path)))
         elif each.is_symlink() and not each.exists() and not each.name.startswith("."):  # for example an editor's lock
             raise InputError(f"{each}: is a link to {os.readlink(each)}, which does not exist")
     return sorted(names)
+
+
+def _below(path: Path, around: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """The files in a folder and in its folders, also in linked ones; a link to a folder around it is an InputError."""
+    real = path.resolve()
+    if real in around:
+        raise InputError(f"{path}: is a link to a folder that contains it")
+    for each in path.iterdir():
+        if each.is_dir():
+            yield from _below(each, (*around, real))
+        else:
+            yield each
 
 
 def fetch(files: Any, root: str, target: Path) -> None:
