@@ -219,3 +219,5 @@ def test_every_value_of_a_secret_option_is_hidden_and_an_address_that_was_a_path
     words = ["--api-keys", "one", "two", "--lr", "1", "--hub-token", "--data", str(Path("s3://name:three@bucket/x"))]
     shown = redact_words(words)
     assert shown == ["--api-keys", "***", "***", "--lr", "1", "--hub-token", "--data", "s3://name:***@bucket/x"]
+    for text in ("models:/sensors@champion", "C:/me@work", "path:/a:b@c"):
+        assert redact_words([text]) == [text]

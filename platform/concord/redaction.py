@@ -55,8 +55,10 @@ _FOLLOWING = {"value": None, "base64": None, "b64": None, "id": "key"}
 _SECRET_QUERIES = frozenset({"key", "sig", "signature", "auth", "pass"})
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# The user part of "scheme://user:secret@host", with or without the secret. A path has one slash of the two.
-_USER_INFO = re.compile(r":/{1,2}([^/@\s:]*)(:\S*)?@")
+# The user part of "scheme://user:secret@host", with or without the secret.
+_USER_INFO = re.compile(r"://([^/@\s:]*)(:\S*)?@")
+# An address that was a path has one slash: s3:/user:secret@bucket. Other text has this form, such as models:/name@best.
+_USER_INFO_OF_PATH = re.compile(r"\b(s3|gs|gcs|abfss?|hdfs|viewfs|https?):/([^/@\s:]+):[^/@\s]+@")
 # A query's name and value, or an assignment's: ?password=…, AccountKey=…, --hub-token=…
 _ASSIGNED = re.compile(r"(?P<before>[?&]?)(?P<name>[\w.~%-]+)=(?P<value>(?:[^&\s'\";,]|[;,](?![\w.-]+=))+)")
 _HEADER = re.compile(r"(?i)\b(authorization['\"]?\s*:\s*['\"]?(?:(?:bearer|basic|token)\s+)?)[^\s'\"]+")
@@ -102,6 +104,7 @@ def redact(text: str) -> str:
     A user name before a password is kept; user information without a password is treated as a token.
     """
     text = _USER_INFO.sub(_user_info, text)
+    text = _USER_INFO_OF_PATH.sub(rf"\1://\2:{HIDDEN}@", text)
     text = _ASSIGNED.sub(_assigned, text)
     return _HEADER.sub(rf"\1{HIDDEN}", text)
 

@@ -103,7 +103,7 @@ def test_two_runs_compared_show_their_differing_options_and_metrics(
         ("--metric ood_acuracy", "--metric ood_acuracy: no run has it; did you mean ood_accuracy?"),
         ("--where objektive=irm", "--where objektive: no run has it; did you mean objective?"),
         ("--show treshold", "--show treshold: no run has it"),
-        ("--top 1 --show ood_loss", "--show ood_loss: none of the first 1 runs has it; --top takes more"),
+        ("--top 1 --show ood_loss", "--show ood_loss: none of the first 1 runs has it; --top looks at more"),
         ("--where lr", "--where lr: give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"),
         ("--where lr>high", "--where lr>high: give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"),
         ("--compare low", "--compare low: is one run; give at least two names"),

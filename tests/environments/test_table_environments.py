@@ -111,6 +111,13 @@ def test_a_column_with_one_value_in_training_says_nothing_elsewhere(value: float
     assert (fitted.encode(pd.DataFrame({"dose": [value, other, None]}))[:, 0] == 0).all()
 
 
+@given(st.floats(1e-100, 1e100), st.integers(2, 50))
+def test_a_column_of_any_size_that_varies_is_scaled(size: float, rows: int) -> None:
+    values = size * np.arange(1, rows + 1)
+    fitted = TableEncoder.fit(pd.DataFrame({"charge": values}), {"charge": "numeric"})
+    assert fitted.encode(pd.DataFrame({"charge": values}))[:, 0].std() == pytest.approx(1, rel=1e-3)
+
+
 def test_a_column_without_a_value_in_training_says_nothing_elsewhere() -> None:
     frame = patients().assign(cholesterol=lambda rows: np.where(rows.hospital == "south", 240.0, np.nan))
     left_out = environments(frame).leaving_out("south").fitted(0.1, 0)
@@ -158,7 +165,16 @@ def test_values_of_another_kind_are_refused_when_they_are_read_and_a_list_may_be
     table = environments(frame, kinds={"code": "numeric", "seen": "ignore"}).fitted(0.1, 0)
     with pytest.raises(InputError, match="environment west: column code: expected numbers"):
         table["west"]
-    assert table.version != environments(frame.iloc[1:], kinds={"seen": "ignore"}).version
+    version = environments(frame, kinds={"seen": "ignore"}).version
+    assert version == environments(frame.copy(), kinds={"seen": "ignore"}).version
+    assert version != environments(frame.iloc[1:], kinds={"seen": "ignore"}).version
+
+
+def test_levels_of_a_categorical_column_are_those_of_its_values_and_true_is_not_1() -> None:
+    numbers, mixed = pd.Series([1.0, 2.0] * RARE), pd.Series([True, 1, "x"] * RARE, dtype=object)
+    for column, levels in ((numbers.astype("category"), ("1", "2")), (mixed, ("1", "True", "x"))):
+        fitted = TableEncoder.fit(pd.DataFrame({"grade": column}), {"grade": "category"})
+        assert fitted.categories[0].levels == levels
 
 
 def test_targets_of_several_kinds_are_refused() -> None:

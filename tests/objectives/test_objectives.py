@@ -790,11 +790,11 @@ def test_group_dros_weights_grow_where_the_risk_is_large() -> None:
         value = ours(model, inputs, targets)
     assert ours.module is not None
     weights = torch.exp(0.3 * 3 * each) / torch.exp(0.3 * 3 * each).sum()
-    assert_close(ours.module.state_dict()["values"].exp(), weights)
+    assert_close(ours.module.state_dict()["logarithms"].exp(), weights)
     assert_close(value, (weights * each).sum())
     with torch.no_grad():
         ours(model, inputs, targets)  # only measured
-    assert_close(ours.module.state_dict()["values"].exp(), weights)
+    assert_close(ours.module.state_dict()["logarithms"].exp(), weights)
 
 
 @given(st.lists(st.lists(st.floats(0, 300), min_size=3, max_size=3), min_size=1, max_size=12), st.floats(0.01, 2))
@@ -816,10 +816,19 @@ def test_a_step_that_is_not_finite_leaves_what_an_objective_keeps(name: Objectiv
     ours.begin(model, ENVIRONMENTS, 3)
     ours(model, inputs, targets)
     assert ours.module is not None
-    before = ours.module.state_dict()["values"].clone()
+    (before,) = (value.clone() for value in ours.module.state_dict().values())
     ours(model, inputs.index_fill(1, torch.tensor([0]), float("inf")), targets)
-    assert torch.equal(ours.module.state_dict()["values"], before)
+    assert torch.equal(*ours.module.state_dict().values(), before)
     assert torch.isfinite(ours(model, inputs, targets))
+
+
+def test_weights_of_group_dro_that_are_no_logarithms_are_refused() -> None:
+    """A checkpoint of an earlier version has the weights themselves."""
+    ours = GroupDRO(cross_entropy)
+    ours.begin(network(), ENVIRONMENTS, 1)
+    assert ours.module is not None
+    with pytest.raises(RuntimeError, match=r"Missing key.*logarithms"):
+        ours.module.load_state_dict({"values": torch.ones(ENVIRONMENTS) / ENVIRONMENTS})
 
 
 def test_halves_of_one_example_are_refused_by_name() -> None:

@@ -183,8 +183,8 @@ class Environments:
         validation: whole environments to select models by, held out of training.
         test: whole environments to report on; they select nothing.
         monitored: further environments to report on, each under its own name. They may be parts of the training data.
-        version: text that differs when the data do, so that results on other data are not mixed up. None if the options
-            alone decide the data.
+        version: text that differs when the data do, so that results on other data are not mixed up, or a function that
+            gives it, called when it is needed first. None if the options alone decide the data.
 
     Attributes:
         learn: whether :meth:`fitted` depends on the training rows, so that leaving an environment out changes it.
@@ -201,9 +201,9 @@ class Environments:
         validation: Iterable[str] = (),
         test: Iterable[str] = (),
         monitored: Iterable[str] = (),
-        version: str | None = None,
+        version: str | Callable[[], str | None] | None = None,
     ) -> None:
-        self.version = version
+        self._version = version
         self.learn = False
         self._load = load
         self.train = tuple(train)
@@ -241,6 +241,13 @@ class Environments:
         train = [name for name in checked if name not in {*validation, *test}]
         return Environments(lambda name: checked[name].data, train, validation, test)
 
+    @property
+    def version(self) -> str | None:
+        """Text that differs when the data do; None if the options alone decide the data."""
+        if callable(self._version):
+            self._version = self._version()
+        return self._version
+
     def leaving_out(self, name: str) -> "Environments":
         """The same data with one training environment turned into the only validation environment.
 
@@ -249,7 +256,7 @@ class Environments:
         """
         require_names([name], self.train)
         train = [each for each in self.train if each != name]
-        return Environments(self._load, train, [name], self.test, self.monitored, self.version)
+        return Environments(self._load, train, [name], self.test, self.monitored, self._version)
 
     @property
     def raw(self) -> RawRows | None:
@@ -321,7 +328,7 @@ class Environments:
 
     def only_names(self) -> "Environments":
         """The same names and purposes, without the function that loads the data, which may hold data."""
-        names = Environments(_not_here, **self.by_purpose(), version=self.version)
+        names = Environments(_not_here, **self.by_purpose(), version=self._version)
         names.learn = self.learn
         return names
 

@@ -69,11 +69,11 @@ def from_folder(
         except Exception as error:  # each format has its own errors for an incomplete file
             raise InputError(f"environment {name}: {path} cannot be read ({first_line(error)})") from error
 
-    return Environments(load, train, validation, test, version=_version(files))
+    return Environments(load, train, validation, test, version=functools.partial(_version, files))
 
 
 def _version(files: Mapping[str, Path]) -> str | None:
-    """A digest of the files on this machine's disk; None at an address, whose files no worker fetches all."""
+    """A digest of all files on this machine's disk; None at an address, whose files no worker fetches all."""
     if any(is_remote(path) for path in files.values()):
         return None
     with ThreadPoolExecutor() as threads:

@@ -73,7 +73,7 @@ class TableEncoder:
                 filled = np.where(np.isnan(values), median, values)
                 scale = float(filled.std()) if len(filled) else 0.0
                 mean = float(filled.mean()) if len(filled) else 0.0
-                if scale <= _ROUNDING * max(1.0, abs(mean)):
+                if scale <= _ROUNDING * abs(mean):
                     scale = 0.0
                 numeric.append(NumericColumn(name, kind, part, median, mean, scale))
         return TableEncoder(tuple(numeric), tuple(categories))
@@ -129,8 +129,9 @@ class TableEncoder:
 
 def _texts(column: pd.Series) -> pd.Series:
     """The levels as text, the same for 3 and 3.0 whatever the other rows have; missing stays missing."""
-    if pd.api.types.is_float_dtype(column) or pd.api.types.is_object_dtype(column):
-        column = column.map({value: _text(value) for value in column.dropna().unique()})
+    kinds = pd.api.types
+    if kinds.is_float_dtype(column) or kinds.is_object_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype):
+        column = column.astype(object).map(_text, na_action="ignore")
     return column.astype("string")
 
 

@@ -12,16 +12,20 @@ from concord.errors import ArgumentError
 class EnvironmentState(nn.Module):
     """Values ``(environments, ...)``, at first ``fill``, as an objective's module, which checkpoints contain.
 
-    The values are on the model's device, in its dtype or in float32 if that is wider.
+    The values are on the model's device, in its dtype or in float32 if that is wider. Checkpoints have them as ``name``.
     """
 
-    values: Tensor
-
-    def __init__(self, model: nn.Module, shape: tuple[int, ...], fill: float) -> None:
+    def __init__(self, model: nn.Module, shape: tuple[int, ...], fill: float, name: str = "values") -> None:
         super().__init__()
         first = next(model.parameters())
         dtype = accumulation_dtype([first.dtype])
-        self.register_buffer("values", torch.full(shape, fill, dtype=dtype, device=first.device))
+        self.name = name
+        self.register_buffer(name, torch.full(shape, fill, dtype=dtype, device=first.device))
+
+    @property
+    def kept(self) -> Tensor:
+        """The values of the last step."""
+        return self.get_buffer(self.name)
 
     @classmethod
     def of(cls, module: nn.Module | None, objective: str) -> "EnvironmentState":
@@ -37,4 +41,4 @@ class EnvironmentState(nn.Module):
         """
         if torch.is_grad_enabled():
             found = values.detach()
-            self.values.copy_(torch.where(found.isfinite().all(), found, self.values))
+            self.kept.copy_(torch.where(found.isfinite().all(), found, self.kept))

@@ -74,7 +74,7 @@ class Fishr(Represented, EnvironmentVectors):
     def distance(self, vectors: Tensor) -> Tensor:
         """The distance of the averages to their mean."""
         state = EnvironmentState.of(self.module, "fishr")
-        averages = self.momentum * state.values + (1 - self.momentum) * vectors
+        averages = self.momentum * state.kept + (1 - self.momentum) * vectors
         state.keep(averages)
         scaled = averages / (1 - self.momentum)
         return (scaled - scaled.mean(0)).square().sum(1).mean()

@@ -40,12 +40,12 @@ class GroupDRO(Objective):
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the weights, all equal."""
-        self.module = EnvironmentState(model, (environments,), -math.log(environments))
+        self.module = EnvironmentState(model, (environments,), -math.log(environments), "logarithms")
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """Update the weights, and return the weighted sum."""
         require_several(len(terms), "group-dro")
         state = EnvironmentState.of(self.module, "group-dro")
-        logarithms = (state.values + self.rate * terms.detach()).log_softmax(0)
+        logarithms = (state.kept + self.rate * terms.detach()).log_softmax(0)
         state.keep(logarithms)
         return (logarithms.exp() * terms).sum()

@@ -149,7 +149,7 @@ def analyze_model(
 
 def _kept(report: Mapping[str, Any], options: AnalyzeOptions, folder: Folder) -> dict[str, Any]:
     """Keep a report in the run's folder, then in MLflow; ``untracked`` says why MLflow has it not."""
-    here, kept = folder.path / FOLDER, {**report, "untracked": "not sent"}
+    here, kept = folder.path / FOLDER, {name: value for name, value in report.items() if name != "untracked"}
     _write(kept, folder)
     try:
         store = Store.open(options.output, options.tracking_uri)
@@ -157,10 +157,9 @@ def _kept(report: Mapping[str, Any], options: AnalyzeOptions, folder: Folder) ->
         metrics = {f"analyzed/{name}": value for name, value in as_metrics(measured).items()}
         store.log_metrics(report["run_id"], metrics)
         store.log_files(report["run_id"], here, FOLDER)
-        del kept["untracked"]
     except (RunFailedError, InputError) as error:
         kept["untracked"] = str(error)
-    _write(kept, folder)
+        _write(kept, folder)
     return kept
 
 

@@ -72,15 +72,22 @@ def listing(path: Path, recursive: bool = False) -> list[str] | None:
 
 
 def _below(path: Path, around: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """The files in a folder and in its folders, also in linked ones; a link to a folder around it is an InputError."""
+    """The files in a folder and in its folders, also in linked ones; a link to a folder around it is an InputError.
+
+    Hidden folders, and those that may not be read (``lost+found``), are left out.
+    """
     real = path.resolve()
     if real in around:
         raise InputError(f"{path}: is a link to a folder that contains it")
-    for each in path.iterdir():
-        if each.is_dir():
-            yield from _below(each, (*around, real))
-        else:
+    try:
+        found = list(path.iterdir())
+    except PermissionError:
+        found = []
+    for each in found:
+        if not each.is_dir():
             yield each
+        elif not each.name.startswith("."):
+            yield from _below(each, (*around, real))
 
 
 def fetch(files: Any, root: str, target: Path) -> None:

@@ -86,7 +86,7 @@ def find_runs(
         if len(found) == most:
             break
     asked = [("where", each.name) for each in where] + ([("metric", metric)] if metric else [])
-    none = f"none of the first {most} runs has it; --top takes more" if len(found) == most else "no run has it"
+    none = f"none of the first {most} runs has it; --top looks at more" if len(found) == most else "no run has it"
     for option, field in [*asked, *(("show", each) for each in show)]:
         if known and field not in known:
             raise InputError(f"--{option} {field}: {none}{did_you_mean(field, known)}")
