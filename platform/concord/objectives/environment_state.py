@@ -12,7 +12,7 @@ from concord.errors import ArgumentError
 class EnvironmentState(nn.Module):
     """Values ``(environments, ...)``, at first ``fill``, as an objective's module, which checkpoints contain.
 
-    The values are on the model's device, in its dtype or in float32 if that is wider. Checkpoints have them as ``name``.
+    They are on the model's device, in its dtype or in float32 if that is wider. Checkpoints have them as ``name``.
     """
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...], fill: float, name: str = "values") -> None:
