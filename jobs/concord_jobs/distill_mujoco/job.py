@@ -172,7 +172,7 @@ job = Job(
     measures={"squared_error": Measure(squared_error, "min")},
     config=ReturnConfig().with_options(aggregator="mean", validation_fraction=0.3, **teacher_defaults, **run_defaults),
     criterion="validation_squared_error",
-    reproduces="Learning to distill trajectories, MuJoCo: Fig. 4.7, 4.8, 4.9; Tables C.2, C.3, C.4, C.5, C.6, C.7; C.2.2.3",
+    reproduces="Learning to distill trajectories: Fig. 4.7, 4.8, 4.9; C.2.2.3; Tables C.2, C.3, C.4, C.5, C.6, C.7",
     studies=STUDIES,
     comparisons="tables.py",
     data=Data(made_returns.ReturnOptions, made_returns.make_returns),
