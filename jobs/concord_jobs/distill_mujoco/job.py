@@ -1,4 +1,4 @@
-"""Returns in MuJoCo from a state and 16 actions, with a teacher that sees the states in between (thesis, 4.4.3).
+"""Returns in MuJoCo; a teacher sees the states in between (thesis, 4.4.3).
 
 x is a state and the actions that follow, the label the bin, of 32, of the sum of rewards, and x* the 16 states and
 rewards. ``concord data distill-mujoco --simulator Hopper`` makes the data. ``concord train distill-mujoco`` trains a
