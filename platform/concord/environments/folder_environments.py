@@ -35,6 +35,8 @@ def from_folder(
         targets: the array or column of the targets.
         validation, test: names of these environments; all others train.
 
+    The version of a folder on the disk is a digest of all its files; an address has none.
+
     Raises:
         InputError: the folder is missing or holds no such file, or (when an environment is loaded) a file is
             corrupt or lacks an array or column.

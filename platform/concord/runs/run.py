@@ -142,11 +142,11 @@ def run(
             outcome, data = _trained(job, config, begun, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
-            report, kept = _finished(job, config, begun, outcome, data, checked, info, lineage)
+            report, tracked = _finished(job, config, begun, outcome, data, checked, info, lineage)
             for advice in _advice(job, config, outcome, checked):
                 info(advice)
             report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-            if kept:  # otherwise --resume must keep it
+            if tracked:  # otherwise --resume must keep it
                 begun.report = {"report": report.as_json()}
     return report
 
