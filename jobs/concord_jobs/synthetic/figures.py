@@ -157,11 +157,11 @@ def box_figure(runs: Runs) -> Figure:
 
 
 def environments_of_runs(runs: Runs) -> Figure:
-    """Fig. 15; a row has one number of environments, and its name begins with its method, up to the comma."""
+    """Fig. 15; a row has one number of environments, and its name begins with its method, up to the last comma."""
     accuracies: dict[str, dict[int, list[float]]] = {}
     for row, each in runs.items():
         count = each[0].options["environments"]
-        accuracies.setdefault(row.split(",")[0], {})[count] = at_end(each, "ood_accuracy")
+        accuracies.setdefault(row.rsplit(",", 1)[0], {})[count] = at_end(each, "ood_accuracy")
     return environments_figure(accuracies)
 
 
@@ -212,7 +212,7 @@ def robustness_figure(runs: Runs) -> Figure:
 def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
     """Fig. 15: o.o.d. accuracy by number of training environments; a point for each run, a line for the best runs."""
     figure, axes = one_panel(5, 3.2, layout=None)
-    for (method, by_count), colour in zip(accuracies.items(), (BLUE, ORANGE, GREEN), strict=False):
+    for (method, by_count), colour in zip(accuracies.items(), _METHOD_COLOURS, strict=False):
         counts = sorted(by_count)
         axes.plot(
             counts, [max(by_count[count]) for count in counts], color=colour, label=f"{method_name(method)}, best run"
