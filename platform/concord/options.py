@@ -201,6 +201,12 @@ def fits(value: Any, hint: Any) -> bool:
     return True  # a type of the job's own
 
 
+def takes_several(hint: Any) -> bool:
+    """Whether an option of this type has several values on the command line."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return any(get_origin(kind) is tuple for kind in kinds)
+
+
 def kind_of(hint: Any) -> str:
     """A type of option in words."""
     if get_origin(hint) in (Union, UnionType) and len(some := set(get_args(hint)) - {NoneType}) == 1:

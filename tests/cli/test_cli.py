@@ -74,6 +74,12 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
         ("train synthetic --epochs 1.5", "--epochs 1.5: must be a whole number"),
         ("train synthetic --epochs=ten", "--epochs ten: must be a whole number"),
         ("train synthetic --milestones half end", "--milestones half end: must be numbers"),
+        (
+            "train synthetic --milestones 0.5 --milestones=0.7",
+            "--milestones: is given twice; give all values after one",
+        ),
+        ("compare synthetic --only a --lr 1 --only b", "--only: is given twice; give all values after one --only"),
+        ("runs --compare a --compare b", "--compare: is given twice; give all values after one --compare"),
         ("train synthetic --epochs", "--epochs: needs a value, a whole number"),
         ("train synthetic --epochs --lr 1", "--epochs: needs a value, a whole number"),
         ("train synthetic --output", "--output: needs a value, PATH"),

@@ -160,7 +160,7 @@ def test_dates_may_change_their_time_zone_and_texts_may_only_begin_like_dates() 
 def test_values_of_another_kind_are_refused_when_they_are_read_and_a_list_may_be_ignored() -> None:
     frame = patients().assign(code=lambda rows: np.resize(["7", "8"], len(rows)), seen=[[1, 2]] * 240)
     frame.loc[frame.hospital == "west", "code"] = "x9"
-    with pytest.raises(InputError, match=r"column code: expected numbers .*; give its kind by --columns"):
+    with pytest.raises(InputError, match=r"column code: expected numbers .*; give its kind, such as --columns"):
         environments(frame, test=[], kinds={"code": "numeric", "seen": "ignore"}).fitted(0.1, 0)
     table = environments(frame, kinds={"code": "numeric", "seen": "ignore"}).fitted(0.1, 0)
     with pytest.raises(InputError, match="environment west: column code: expected numbers"):

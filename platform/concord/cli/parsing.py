@@ -8,7 +8,16 @@ from concord.cli.help import HELP, job_list, shown_choices
 from concord.cli.output import info
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
-from concord.options import NEEDED, OptionGroup, did_you_mean, option_values, options_of, require_one_way
+from concord.options import (
+    NEEDED,
+    OptionGroup,
+    did_you_mean,
+    flag_of,
+    option_values,
+    options_of,
+    require_one_way,
+    takes_several,
+)
 
 Options = TypeVar("Options")
 
@@ -46,8 +55,17 @@ def _parse(options: type[Any], words: Sequence[str], program: str, settings: Map
     def refuse(event: Any) -> None:
         raise InputError(_one_line(event, [option.flag for option in options_of(options).values()]))
 
+    _require_once(options, words)
     with tyro_errors.on_parse_error(refuse):
         return tyro.cli(options, prog=program, args=words, config=(tyro.conf.OmitArgPrefixes,), **settings)
+
+
+def _require_once(options: type[Any], words: Sequence[str]) -> None:
+    """Refuse an option of several values that is given twice: only the values of the last would count (InputError)."""
+    flags = [flag_of(word.removeprefix("--").split("=")[0].replace("-", "_")) for word in words if word[:2] == "--"]
+    for option in options_of(options).values():
+        if flags.count(option.flag) > 1 and takes_several(option.hint):
+            raise InputError(f"{option.flag}: is given twice; give all values after one {option.flag}")
 
 
 def _with_missing(default: Any) -> Any:

@@ -131,7 +131,8 @@ def fit_encoder(rows: pd.DataFrame, kinds: Mapping[str, str]) -> TableEncoder:
     try:
         return TableEncoder.fit(rows, kinds)
     except ValueError as error:
-        raise InputError(f"{error}; give its kind by --columns, such as NAME=category") from error
+        advice = "give its kind, such as --columns NAME=category or from_table(…, kinds={'NAME': 'category'})"
+        raise InputError(f"{error}; {advice}") from error
 
 
 def from_table(
