@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from forked import run_group
 from recorded import Kept, without_time
 from safetensors.torch import load_file
 from test_training import CONFIG, JOB
-from torch import Tensor
+from torch import Tensor, nn
 
 from concord.environments import BatchStream, Environments
 from concord.errors import InputError
@@ -115,7 +115,8 @@ def test_swa_is_the_mean_of_late_epochs_with_batch_norm_computed_anew(tmp_path: 
     config = CONFIG.resolve()
     training = [pair.training for pair in prepare(JOB, config, ProcessContext()).training]
     batches = BatchStream(training, config.data.batch_size, config.run.seed)
-    hidden = [one @ averaged["0.weight"].T for step in range(batches.steps_per_epoch) for one in batches.batch(step)[0]]
+    last = range(5 * batches.steps_per_epoch, 6 * batches.steps_per_epoch)
+    hidden = [one @ averaged["0.weight"].T for step in last for one in batches.batch(step)[0]]
     for name, of in (("1.running_mean", torch.mean), ("1.running_var", torch.var)):
         expected = torch.stack([of(one, dim=0) for one in hidden]).mean(0)
         torch.testing.assert_close(averaged[name], expected, rtol=1e-4, atol=1e-6)
@@ -128,6 +129,40 @@ def test_ema_averages_the_weights_and_the_buffers_of_every_step(tmp_path: Path) 
         for weights in each[1:]:
             expected = 0.75 * expected + 0.25 * weights[name]
         torch.testing.assert_close(averaged[name], expected, rtol=1e-5, atol=1e-6)
+
+
+class Frozen(nn.Module):
+    """Batch norm that stays in evaluation, as a network keeps a source model's, and an index of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(512, affine=False), nn.Linear(512, 2)
+        self.norm.running_mean, self.norm.running_var = torch.full((512,), 5.0), torch.full((512,), 9.0)
+        self.register_buffer("index", torch.arange(512))
+
+    def train(self, mode: bool = True) -> "Frozen":
+        """Only the rest is trained."""
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of the inputs in the order of the index."""
+        return cast(Tensor, self.last(self.norm(inputs[:, self.index])))
+
+
+@pytest.mark.parametrize("average", ["swa:0.5", "ema:0.9999"])
+def test_an_average_leaves_frozen_batch_norm_and_whole_numbers_as_they_are(tmp_path: Path, average: str) -> None:
+    data = {name: (torch.randn(20, 512), torch.arange(20) % 2) for name in "abt"}
+    job = dataclasses.replace(
+        JOB, environments=lambda _: Environments.from_arrays(data, test=["t"]), model=lambda _: Frozen()
+    )
+    kept = Kept(tmp_path)
+    train(job, CONFIG.with_options(average=average), ProcessContext(), kept)
+    averaged, first = load_file(kept.checkpoints[-1] / MODEL), Frozen().state_dict()
+    for name in ("norm.running_mean", "norm.running_var", "index"):
+        torch.testing.assert_close(averaged[name], first[name])
+    assert not torch.equal(averaged["last.weight"], load_file(kept.checkpoints[-1] / TRAINED)["last.weight"])
 
 
 def test_checkpoints_by_time_leave_the_result_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

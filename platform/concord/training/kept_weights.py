@@ -1,29 +1,34 @@
 """The weights of a run that are kept: an average in place of the last ones, and the best evaluation's."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Risk
 from concord.training.evaluation import Mode
 from concord.training.job import Job
 
+_Tensors = tuple[Tensor, ...] | list[Tensor]
+_Average = Callable[[_Tensors, _Tensors, Tensor | int], None]
+
 
 class WeightAverage:
     """An average of a model's weights: exponential over steps, or the mean over late epochs.
 
-    The exponential average has the model's buffers averaged in the same way. For the mean over epochs (Izmailov et al.,
+    The exponential average has the model's floating-point buffers averaged in the same way. For the mean over epochs (Izmailov et al.,
     Averaging Weights Leads to Wider Optima and Better Generalization, 2018) batch norm's statistics are computed anew,
-    from an epoch of training batches. ``kind`` and ``value`` are ``ema`` and the decay, or ``swa`` and the fraction of
+    from an epoch of training batches, but those of layers that the model keeps in evaluation. ``kind`` and ``value`` are ``ema`` and the decay, or ``swa`` and the fraction of
     the run at which the mean begins.
     """
 
     def __init__(self, model: nn.Module, kind: str, value: float, epochs: int) -> None:
         self._by_steps, self._begin = kind == "ema", value * epochs
-        average = get_ema_multi_avg_fn(value) if self._by_steps else None
+        average = _of_numbers(get_ema_multi_avg_fn(value)) if self._by_steps else None
         self.averaged = AveragedModel(model, multi_avg_fn=average, use_buffers=self._by_steps)
 
     @property
@@ -43,20 +48,35 @@ class WeightAverage:
 
     def renew_batch_norm(self, batches: Iterable[Batch], risk: Risk) -> None:
         """Compute batch norm's statistics of a mean over epochs from the batches of environments."""
-        if not self._by_steps and self.count > 0:
-            update_bn(([batch] for batch in batches), _Forward(self.averaged.module, risk))
+        if self._by_steps or self.count == 0:
+            return
+        model = self.averaged.module
+        training = model.training
+        model.train()
+        layers = [each for each in model.modules() if isinstance(each, _BatchNorm) and each.training]
+        momenta = [layer.momentum for layer in layers]
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # the mean over all batches
+        with torch.no_grad():
+            for batch in batches if layers else ():
+                risk(model, batch, 0)
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        model.train(training)
 
 
-class _Forward(nn.Module):
-    """Calls the model as the risk does."""
+def _of_numbers(average: _Average) -> _Average:
+    """The same average; whole numbers, such as indices in a buffer, are copied."""
 
-    def __init__(self, model: nn.Module, risk: Risk) -> None:
-        super().__init__()
-        self.model, self.risk = model, risk
+    def update(averaged: _Tensors, latest: _Tensors, count: Tensor | int) -> None:
+        if averaged[0].is_floating_point():  # all have one dtype
+            average(averaged, latest, count)
+            return
+        for mean, value in zip(averaged, latest, strict=True):
+            mean.copy_(value)
 
-    def forward(self, batch: Batch) -> None:
-        """The risk of a batch, which is not used."""
-        self.risk(self.model, batch, 0)
+    return update
 
 
 def best_by(job: Job[Any], reported: Mapping[str, Mode | None], own: Iterable[str]) -> tuple[str, Mode]:

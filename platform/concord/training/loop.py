@@ -172,7 +172,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
         due = process.world_size == 1 and time.monotonic() > written + _CHECKPOINT_SECONDS
         checkpointed = due or progress.epoch in checkpoint_after
         if evaluated or checkpointed:
-            run.renew_batch_norm()
+            run.renew_batch_norm(progress.epoch)
         if evaluated:
             metrics |= run.evaluate(step)
             if progress.epoch in compare_after:
@@ -354,12 +354,13 @@ class _Run:
         if self.average is not None:
             self.average.after_epoch(self.model, epoch)
 
-    def renew_batch_norm(self) -> None:
-        """Compute batch norm's statistics of a mean over epochs from the batches of the first epoch."""
+    def renew_batch_norm(self, epoch: int) -> None:
+        """Compute batch norm's statistics of a mean over epochs from the batches of this epoch, counted from 1."""
         if self.average is None:
             return
-        _seed_step(self.config.run.seed, self.process.rank, 0)
-        each = (self.batches.batch(step) for step in range(self.steps_per_epoch))
+        first = (epoch - 1) * self.steps_per_epoch
+        _seed_step(self.config.run.seed, self.process.rank, first)
+        each = (self.batches.batch(step) for step in range(first, first + self.steps_per_epoch))
         batches = (take(batch, place) for batch in each for place in range(len(pytree.tree_leaves(batch)[0])))
         self.average.renew_batch_norm(batches, self.risk)
 
