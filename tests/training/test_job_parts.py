@@ -11,7 +11,7 @@ from torch import nn
 
 from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
-from concord.objectives import Objective
+from concord.objectives import GroupDRO, Objective
 from concord.record import write_record
 from concord.runs.preflight import preflight
 from concord.runs.run_folder import recorded_config
@@ -97,6 +97,8 @@ class Uncoupled(Objective):
         (None, {"aggregator": "and-mask"}, "--aggregator and-mask: .* so there is one gradient; give mean"),
         (None, {"nonfinite": "skip"}, "--nonfinite skip: .* so there is one gradient; give raise"),
         (None, {"per_example": True}, "--per-example True: .* so there is one gradient; leave it out"),
+        (None, {"environment_momentum": 0.5}, "--environment-momentum 0.5: .* so there is one gradient; give 0"),
+        (lambda _: GroupDRO(nn.functional.cross_entropy), {"environments_per_step": 2}, "same environments at each step"),
         (lambda _: nn.functional.cross_entropy, {}, "objective gave function, expected an Objective"),
         (lambda _: Uncoupled(nn.functional.cross_entropy), {}, "only a coupled one can have; set coupled = True"),
         (lambda _: 1 / 0, {}, "its objective cannot be made .*ZeroDivisionError"),

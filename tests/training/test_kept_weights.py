@@ -177,7 +177,7 @@ def test_checkpoints_by_time_leave_the_result_as_it_is(tmp_path: Path, monkeypat
 
 
 def test_the_best_evaluation_by_validation_is_kept_and_not_the_tests() -> None:
-    config = CONFIG.with_options(keep="best", epochs=12, evaluations=12, lr=1.0, optimizer="sgd")
+    config = CONFIG.with_options(keep="best", epochs=12, evaluations=12, consistency=12, lr=1.0, optimizer="sgd")
     *history, end = train(JOB, config, ProcessContext(), Silent()).history
     best = max(each.metrics["validation_accuracy"] for each in history)
     assert end.metrics["validation_accuracy"] >= best
@@ -185,7 +185,7 @@ def test_the_best_evaluation_by_validation_is_kept_and_not_the_tests() -> None:
     assert kept < 12
     first = next(each for each in history if each.metrics["validation_accuracy"] == best)
     assert kept == first.epoch
-    for name in ("validation_loss", "ood_accuracy", "train_loss"):
+    for name in ("validation_loss", "ood_accuracy", "train_loss", "consistency/log_ratio"):
         assert end.metrics[name] == pytest.approx(first.metrics[name])
 
 

@@ -175,8 +175,6 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
             run.renew_batch_norm(progress.epoch)
         if evaluated:
             metrics |= run.evaluate(step)
-            if progress.epoch in compare_after:
-                metrics |= run.consistency()
             if stopping is not None:
                 progress.ended = stopping.see(metrics, progress.epoch, run.evaluated, last=last)
                 if last and not progress.ended:
@@ -186,6 +184,8 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
                 if schedule.stop_spread > 0:
                     metrics["spread_reached"] = float(progress.ended)
                 last = last or progress.ended
+            if progress.epoch in compare_after:
+                metrics |= run.consistency()
             if last and job.final_measures is not None and process.rank == 0:
                 metrics |= _final_measures(job, config, run.evaluated.eval(), metrics)
             run.so_far.evaluated(metrics)
@@ -593,7 +593,7 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
     config.require(
         "objective", config.objective.objective == "erm", "the job has an objective of its own; leave out this option"
     )
-    if objective.alternates:
+    if objective.alternates or objective.every:
         expected = "the job's objective needs the same environments at each step; give 0"
         config.require("environments_per_step", config.data.environments_per_step == 0, expected)
     if objective.coupled:
@@ -601,6 +601,7 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
         right = config.resolve().aggregation.aggregator == "mean" or objective.takes_aggregator
         config.require("aggregator", right, f"{coupled}; give mean")
         config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{coupled}; give 1")
+        config.require("environment_momentum", config.aggregation.environment_momentum == 0, f"{coupled}; give 0")
         config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{coupled}; give raise")
         config.require("per_example", not config.aggregation.per_example, f"{coupled}; leave it out")
 
