@@ -34,6 +34,8 @@ RUNS = {
     "mean-slow": ["--seed", "2", "--aggregator", "mean", "--lr", "1e-4"],
     "wide": ["--seed", "3", "--hidden-units", "16"],
     "alone": ["--environments", "1"],
+    "normed-1": ["--batch-norm"],
+    "normed-2": ["--batch-norm", "--seed", "2"],
 }
 
 
@@ -86,6 +88,9 @@ def test_a_run_is_analyzed_kept_and_not_measured_again(analyze: Callable[..., Sa
     assert "mask-1: was analyzed before with these options" in again.err
     assert "quadratic high, ε 0.1" in again.out
     assert "sign agreement" in again.out
+    report = output / "runs" / "mask-1" / "consistency" / "consistency.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"run_id": "another run of this name"}))
+    assert "before" not in analyze("synthetic", "--name", "mask-1", *QUICK).err
     other = analyze("synthetic", "--name", "mask-1", *QUICK, "--seed", "5", "--parts", "signs")
     assert "before" not in other.err
     assert "chance agreement" in other.out
@@ -229,6 +234,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--name mask-1 --parts shape", "--parts shape: must be one of"),
     ("synthetic", "--name mask-1 --through mask-1", "--through mask-1: is the same model; a slice needs two"),
     ("synthetic", "--name mask-1 --through wide", "--through wide: has 594 parameters, not 298; give the same"),
+    ("synthetic", "--name normed-1 --through normed-2", "--through normed-2: has other buffers, such as statistics of"),
     ("synthetic", "--name mask-1 mask-2 --through wide", "--through wide: needs one run to start from"),
     ("synthetic", "--name mask-1 --through wide --parts signs", "--through wide: is for slices"),
     ("synthetic", "--model synthetic", "--model synthetic: give NAME@champion, or NAME/VERSION"),

@@ -153,8 +153,11 @@ def test_the_champion_moves_only_to_a_better_version(calm: RunResult) -> None:
     store = Store.open(output, None)
     assert worse.registered is not None
     assert not worse.registered.champion
+    fold = start(output, name="fold", workers=1, leave_out="a")
+    assert fold.registered is not None
+    assert fold.registered.reason == "a was left out of its training; promote it by hand"
     assert show(store, "shared-rule").version == 1
-    assert {version.version for version in models(store)} == {1, 2}
+    assert {version.version for version in models(store)} == {1, 2, 3}
 
 
 @pytest.mark.parametrize(

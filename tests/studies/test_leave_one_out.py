@@ -234,3 +234,16 @@ def test_jobs_without_three_environments_or_the_platforms_loop_are_refused(
     assert refused("tune", SENSORS, "--leave-out", "a", "--selection", "leave-one-out") == (
         "--leave-out a: --selection leave-one-out leaves each out in turn; leave this option out"
     )
+
+
+def test_the_environments_of_a_step_are_those_of_the_runs_with_one_left_out(refused: Callable[..., str]) -> None:
+    assert refused("tune", SENSORS, "--selection", "leave-one-out", "--environments-per-step", "8") == (
+        "--environments-per-step 8: must divide the 7 training environments, "
+        "since --selection leave-one-out leaves one out"
+    )
+    assert refused("compare", SENSORS, LEAVE_ONE_OUT, "--methods", "erm", "--environments-per-step", "8").endswith(
+        "--environments-per-step 8: must divide the 7 training environments"
+    )
+    words = f"{LEAVE_ONE_OUT} --methods erm --environments-per-step 7".split()
+    command = read_command("compare", load_job(str(SENSORS)), words, "concord compare")
+    assert list(plan_leave_one_out(command.job, command.options, command.given).tables) == [LEAVE_ONE_OUT]

@@ -98,7 +98,11 @@ class Uncoupled(Objective):
         (None, {"nonfinite": "skip"}, "--nonfinite skip: .* so there is one gradient; give raise"),
         (None, {"per_example": True}, "--per-example True: .* so there is one gradient; leave it out"),
         (None, {"environment_momentum": 0.5}, "--environment-momentum 0.5: .* so there is one gradient; give 0"),
-        (lambda _: GroupDRO(nn.functional.cross_entropy), {"environments_per_step": 2}, "same environments at each step"),
+        (
+            lambda _: GroupDRO(nn.functional.cross_entropy),
+            {"environments_per_step": 2},
+            "same environments at each step",
+        ),
         (lambda _: nn.functional.cross_entropy, {}, "objective gave function, expected an Objective"),
         (lambda _: Uncoupled(nn.functional.cross_entropy), {}, "only a coupled one can have; set coupled = True"),
         (lambda _: 1 / 0, {}, "its objective cannot be made .*ZeroDivisionError"),

@@ -189,6 +189,17 @@ def test_the_best_evaluation_by_validation_is_kept_and_not_the_tests() -> None:
         assert end.metrics[name] == pytest.approx(first.metrics[name])
 
 
+def test_an_environment_left_out_does_not_choose_the_weights_that_are_kept() -> None:
+    config = CONFIG.with_options(keep="best", leave_out="a", held_out=0.3, epochs=12, evaluations=12, lr=1.0)
+    *history, end = train(JOB, config.with_options(optimizer="sgd"), ProcessContext(), Silent()).history
+    by_held_out, by_left_out = (
+        max(history, key=lambda each: each.metrics[name]) for name in ("held_out_accuracy", "validation_accuracy")
+    )
+    assert end.metrics["kept_epoch"] == by_held_out.epoch != by_left_out.epoch
+    with pytest.raises(InputError, match="--leave-out a: with --keep best held_out_accuracy chooses, not the environ"):
+        preflight(JobFile(JOB, "", ""), config.with_options(held_out=0.0))
+
+
 def held_out_only(_: TrainConfig) -> Environments:
     there = JOB.environments(CONFIG)
     return Environments(lambda name: there[name].data, train=["a", "b"], test=["t"])

@@ -105,7 +105,7 @@ def kept_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any
         found: dict[str, Any] = json.loads((folder.path / FOLDER / REPORT).read_text())
     except (OSError, ValueError):
         return None
-    if found.get("asked") != options.asked or "measurements" not in found:
+    if (found.get("run_id"), found.get("asked")) != (trained.run_id, options.asked) or "measurements" not in found:
         return None
     return _kept(found, options, folder) if "untracked" in found else found
 
@@ -119,7 +119,7 @@ def analyze_model(
     device = only_process(options.where).device
     losses, through = environment_losses(trained, options.settings, device), None
     if options.through is not None:
-        through = _difference(losses, options.load(trained.job, options.through), device)
+        through = _difference(losses, trained.model, options.load(trained.job, options.through), device)
     found = measure(losses, options.settings, advance, through)
     seconds = time.perf_counter() - started
     folder = options.folder(trained)
@@ -199,7 +199,9 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
     return EnvironmentLosses(trained.model.to(device), job.job.risk_of(config), batches)
 
 
-def _difference(losses: EnvironmentLosses, through: TrainedModel, device: torch.device) -> torch.Tensor:
+def _difference(
+    losses: EnvironmentLosses, model: torch.nn.Module, through: TrainedModel, device: torch.device
+) -> torch.Tensor:
     """The offset of another model's solution."""
     parameters = [value.detach() for value in through.model.to(device).parameters() if value.requires_grad]
     other = torch.cat([value.reshape(-1) for value in parameters])
@@ -209,4 +211,7 @@ def _difference(losses: EnvironmentLosses, through: TrainedModel, device: torch.
         )
     if torch.equal(other, losses.solution):
         raise ArgumentError("through", through.name, "is the same model; a slice needs two different ones")
+    if not all(map(torch.equal, model.buffers(), through.model.buffers())):
+        reason = "has other buffers, such as statistics of batch norm, and a slice changes only parameters"
+        raise ArgumentError("through", through.name, reason)
     return other.to(losses.dtype) - losses.solution

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from concord.training.job import Job
-from concord.training.options import RunConfig
+from concord.training.options import RunConfig, TrainConfig
 
 
 def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:
@@ -14,7 +14,12 @@ def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:
 
 
 def shortfall(job: Job[Any], config: RunConfig, metrics: Mapping[str, float]) -> str | None:
-    """The job's requirement for a champion that these metrics miss, in words; None if they meet all."""
+    """Why a run cannot be the champion, in words: the requirement of the job that it misses; None if it can.
+
+    A run with an environment left out is measured on that environment, so it is not compared with runs on all.
+    """
+    if isinstance(config, TrainConfig) and config.data.leave_out is not None:
+        return f"{config.data.leave_out} was left out of its training; promote it by hand"
     for name, least in required(job, config).items():
         value = metrics.get(name, math.nan)
         if not value >= least:  # so that NaN falls short

@@ -112,7 +112,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
         reported["spread_reached"] = None
     _check_criterion(job, reported)
     if config.schedule.keep == "best":
-        best_by(job.job, reported, own)
+        best_by(job.job, config, reported, own)
     _check_required(job, config, reported)
     example = _example(job, config, model, first)
     own_objective = None if job.job.objective is None else type(objective).__name__

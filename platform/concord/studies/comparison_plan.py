@@ -277,7 +277,9 @@ def plan_tables(
         for row, options in comparison.configurations.items()
     }
     if check:
-        preflight(job, next(iter(configs.values())))  # one suffices: the others differ in few options
+        (table, _), first = next(iter(configs.items()))  # one suffices: the others differ in few options
+        left_out = chosen[table].folds
+        preflight(job, first if left_out is None else first.with_options(leave_out=left_out.environments[0]))
     runs: dict[str, list[PlannedRun]] = {table: [] for table in chosen}
     versions: dict[str, str | None] | None = {} if check else None
     for (table, row), config in configs.items():

@@ -92,7 +92,7 @@ def plan_leave_one_out(
 
 
 def _folds(job: JobFile, options: LeaveOneOutOptions, base: TrainConfig) -> Folds:
-    checked = preflight(job, base)
+    checked = preflight(job, base.with_options(environments_per_step=0))  # no run trains on all of them
     train = checked.environments.train
     if len(train) < _LEAST:
         raise InputError(

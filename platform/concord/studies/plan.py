@@ -13,7 +13,7 @@ import numpy as np
 
 from concord.aggregation import threshold_at_chance
 from concord.defaults import DEFAULT_OUTPUT
-from concord.errors import InputError
+from concord.errors import InputError, format_for_cli
 from concord.options import as_words, option_values, options_of
 from concord.record import Kind as GroupKind
 from concord.record import read_record
@@ -304,6 +304,12 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
         raise InputError(
             f"--leave-out {fixed}: --selection leave-one-out leaves each out in turn; leave this option out"
         )
+    if leave_out:
+        assert isinstance(base, TrainConfig)
+        try:
+            preflight(job, config_at(base, space, {}).with_options(leave_out=train[0]))
+        except InputError as error:
+            raise InputError(f"{format_for_cli(error)}, since --selection leave-one-out leaves one out") from error
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
     if isinstance(base, TrainConfig) and smallest is not None and base.resolve().aggregation.aggregator != "t-mask":
         threshold_at_chance(smallest, base.num_gradients(environments))  # refuses what too few can have

@@ -12,6 +12,7 @@ from concord.errors import InputError
 from concord.gradients.risk import Batch, Risk
 from concord.training.evaluation import Mode
 from concord.training.job import Job
+from concord.training.options import TrainConfig
 
 _Tensors = tuple[Tensor, ...] | list[Tensor]
 _Average = Callable[[_Tensors, _Tensors, Tensor | int], None]
@@ -20,10 +21,10 @@ _Average = Callable[[_Tensors, _Tensors, Tensor | int], None]
 class WeightAverage:
     """An average of a model's weights: exponential over steps, or the mean over late epochs.
 
-    The exponential average has the model's floating-point buffers averaged in the same way. For the mean over epochs (Izmailov et al.,
-    Averaging Weights Leads to Wider Optima and Better Generalization, 2018) batch norm's statistics are computed anew,
-    from an epoch of training batches, but those of layers that the model keeps in evaluation. ``kind`` and ``value`` are ``ema`` and the decay, or ``swa`` and the fraction of
-    the run at which the mean begins.
+    The exponential average has the model's floating-point buffers averaged in the same way. For the mean over epochs
+    (Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generalization, 2018) batch norm's statistics
+    are computed anew, from an epoch of training batches; layers that the model keeps in evaluation keep theirs.
+    ``kind`` and ``value`` are ``ema`` and the decay, or ``swa`` and the fraction of the run at which the mean begins.
     """
 
     def __init__(self, model: nn.Module, kind: str, value: float, epochs: int) -> None:
@@ -79,9 +80,15 @@ def _of_numbers(average: _Average) -> _Average:
     return update
 
 
-def best_by(job: Job[Any], reported: Mapping[str, Mode | None], own: Iterable[str]) -> tuple[str, Mode]:
-    """The metric of ``--keep best``, never of the test, and its mode (InputError if there is none)."""
+def best_by(
+    job: Job[Any], config: TrainConfig, reported: Mapping[str, Mode | None], own: Iterable[str]
+) -> tuple[str, Mode]:
+    """The metric of ``--keep best``, never of the test or of an environment left out, and its mode (InputError)."""
     metric, mode = job.compared_by(reported, own)
+    if config.data.leave_out is not None:  # the only validation environment
+        metric = metric.replace("validation_", "held_out_", 1)
+        chosen = f"{metric} chooses, not the environment left out"
+        config.require("leave_out", metric in reported, f"with --keep best {chosen}, and no run reports it")
     if metric.removeprefix("worst_").startswith(("validation_", "held_out_")):
         return metric, mode
     what = "there are neither validation environments nor held-out examples; give --held-out above 0"

@@ -368,7 +368,7 @@ class _Run:
         """The metric of ``--keep best`` and its mode."""
         measures = modes(self.measures, self.evaluation)
         reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
-        return best_by(self.job, reported, () if self.evaluation is None else self.evaluation.modes)
+        return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.modes)
 
     def momentum(self) -> dict[str, Tensor]:
         """The averages of all environments' gradients, in the first process; called in every one."""
