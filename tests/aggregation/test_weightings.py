@@ -259,7 +259,9 @@ def test_the_quadratic_programs_are_solved_exactly(size: int, rank: int, seed: i
 
 
 def test_the_point_of_least_norm_of_a_hundred_gradients_of_one_rank() -> None:
-    weights = minimum_norm(gram_of(torch.randn(100, 1, generator=torch.Generator().manual_seed(0)).double()))
+    gram = gram_of(torch.randn(100, 1, generator=torch.Generator().manual_seed(0)).double())
+    weights = minimum_norm(gram)
+    assert weights @ gram @ weights < 1e-9 * gram.trace()  # the gradients have both signs, so some mean of them is 0
     assert_close(weights.sum(), torch.ones((), dtype=torch.float64))
     assert weights.min() >= 0
 

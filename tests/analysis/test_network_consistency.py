@@ -223,7 +223,7 @@ def test_diagonals_come_close_to_the_dense_ones() -> None:
     found = diagonals(of, 200, 0)
     for name in of.names:
         expected = np.diag(dense(of, name))
-        assert found[name].numpy() == pytest.approx(expected, abs=0.25 * expected.max())
+        assert np.linalg.norm(found[name].numpy() - expected) < 0.2 * np.linalg.norm(expected)
 
 
 def test_copies_of_one_environment_have_the_same_curvature_and_signs() -> None:

@@ -981,7 +981,6 @@ def test_every_objective_trains(name: Any) -> None:
 def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
     assert TrainConfig().resolve().aggregation.aggregator == "and-mask"
     assert TrainConfig().with_options(objective="irm").resolve().aggregation.aggregator == "mean"
-    assert TrainConfig().with_options(objective="irm").resolve().aggregation.aggregator == "mean"
     assert TrainConfig().with_options(objective="irm").resolve().objective.penalty_weight == 1e4
     assert TrainConfig().resolve().objective.penalty_weight is None
     assert TrainConfig().with_options(objective="irm", aggregator="and-mask").method == "irm-and-mask"
@@ -1083,11 +1082,16 @@ def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> No
 
 
 def test_a_domain_classifier_is_drawn_from_the_seed() -> None:
-    settings = config(objective="dann", domain_units=5)
-    made = [initialize_objective(job(), settings, build_model(job(), settings), 4, 1).module for _ in range(2)]
-    one, other = (dict(each.state_dict()) for each in made if each is not None)
+    made = []
+    for seed in (0, 0, 1):
+        settings = config(objective="dann", domain_units=5, seed=seed)
+        module = initialize_objective(job(), settings, build_model(job(), settings), 4, 1).module
+        assert module is not None
+        made.append(dict(module.state_dict()))
+    one, again, other = made
     assert one["4.weight"].shape == (4, 5)
-    assert_close(one, other)
+    assert_close(one, again)
+    assert not torch.equal(one["4.weight"], other["4.weight"])
 
 
 def test_masks_work_with_irm_in_the_loop() -> None:

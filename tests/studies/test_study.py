@@ -690,17 +690,19 @@ def test_a_trial_that_takes_all_memory_fails_and_the_others_are_finished(
 def test_a_process_that_dies_between_two_trials_costs_neither(
     ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suggest = Search.suggest
+    suggest, killed = Search.suggest, []
 
     def suggest_late(search: Search, number: int) -> Any:
         if number == 2:
-            for process in children_named(os.getpid(), "ray::ResourceTrainable"):
+            for process in children_named(os.getpid(), "ray::TrialProcess"):
                 os.kill(process, signal.SIGKILL)
+                killed.append(process)
             time.sleep(1)
         return suggest(search, number)
 
     monkeypatch.setattr(Search, "suggest", suggest_late)
     result = study(output, trials=4, **IN_TURN)
+    assert killed
     assert [ended.run.trial for ended in in_order(result)] == [0, 1, 2, 3]
     assert not result.failed
 

@@ -447,6 +447,9 @@ def test_the_warm_up_of_a_penalty_takes_its_steps_from_the_run() -> None:
         for warmup in (0.0, 0.5, 0.99)
     }
     assert len(set(ends.values())) == 3
+    steps = train(JOB, config, ProcessContext(), Kept()).steps
+    weight = config.with_options(penalty_warmup=0.5).objective.build(cross_entropy, steps).weight
+    assert (weight.at(steps // 2 - 1), weight.at(steps // 2)) == (1.0, 100.0)
 
 
 @pytest.mark.parametrize(
