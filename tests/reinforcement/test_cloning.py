@@ -1,5 +1,6 @@
 """Cloning: the kept states of the expert, levels in turn, and the job with its studies, on real CoinRun."""
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -21,7 +22,7 @@ from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, make_cloning_data, one_a_level
 from concord.reinforcement.episodes import Step
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
-from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
+from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL, ProcgenVectorEnv
 from concord.studies.comparison_plan import comparisons_of
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
@@ -233,8 +234,18 @@ def test_a_trained_clone_plays_levels_that_it_never_saw(data: Path) -> None:
     torch.nn.init.zeros_(clone[1].classifier.weight)
     with torch.no_grad():
         clone[1].classifier.bias.copy_(torch.nn.functional.one_hot(torch.tensor(8), 15) * 5.0)
+    seen: list[torch.Tensor] = []
+    clone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
     played = job.final_measures(config(data, play_episodes=2), clone.eval())
     assert 0 <= played["ood_return"] <= 10
+    found = CloningData(data)
+    first, levels = found.manifest["unseen_levels"]
+    assert not {*range(first, first + levels)} & {*found.levels}
+    game = ProcgenVectorEnv(
+        2, levels=levels, first_level=first, difficulty=option_values(config(data))["difficulty"], seed=1
+    )
+    with contextlib.closing(game):
+        assert torch.equal(seen[0], torch.as_tensor(game.reset()[0]))
     assert job.final_measures(config(data), clone) == {}
 
 
