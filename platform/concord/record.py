@@ -230,11 +230,5 @@ def require_record(folder: Folder, kind: Kind = "run") -> dict[str, Any]:
 def write_record(folder: Folder, kind: Kind, record: Mapping[str, Any]) -> dict[str, Any]:
     """Replace a folder's record atomically, and return it."""
     written = {**record, "version": VERSION, "kind": kind}
-    new = folder.path / f"{RECORD}.new"
-    with new.open("w", encoding="utf-8") as file:
-        json.dump(written, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(folder.path / RECORD)
-    folder.keep(RECORD)
+    folder.write(RECORD, json.dumps(written, indent=1))
     return written

@@ -460,7 +460,7 @@ def test_figures_are_drawn_and_say_what_does_not_fit(tmp_path: Path) -> None:
     aligned = aligned_sequences(batch["frames"][0], torch.rand(len(times), *SHAPE), times)
     assert len(aligned.axes) == 18
     assert save(aligned, tmp_path / "aligned.png").stat().st_size > 1000
-    (axes,) = timelines(found.times, batch["length"], ["one", "other"]).axes
+    (axes,) = timelines(found.times, batch["length"]).axes
     assert [len(each.get_offsets()) for each in axes.collections[1::2]] == (found.counts + 1).tolist()
     moving = moving_picture(torch.rand(2, 7, *SHAPE), tmp_path / "rollout.gif", scale=3)
     with Image.open(moving) as picture:

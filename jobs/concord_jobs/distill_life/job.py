@@ -14,14 +14,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from concord.distillation import Distillation, TeacherOptions, Teaching, of_labels, with_privileged
+from concord.distillation import Distillation, TeacherOptions, Teaching, with_privileged
 from concord.objectives import Objective
 from concord.options import group
 from concord.space import Entry, Integers, LogUniform, Space, Uniform
 from concord.training import Job, Measure, Outcome, Study, TrainConfig
 from concord_jobs.distill_life.frame_attention import FrameAttention
 from concord_jobs.distill_life.life import boards_figure, random_trajectories
-from concord_jobs.distillation.taught import student_environments, training_parts
+from concord_jobs.distillation.taught import binary_accuracy, binary_loss, student_environments, training_parts
 
 SIZE, STEPS, LAYERS, ORDER = 17, 3, 9, (2, 0, 1)  # frame i of x* is the board after ORDER[i] + 1 steps
 
@@ -102,15 +102,13 @@ def boards_of(batch: tuple[Tensor, Tensor]) -> Tensor:
     return batch[1][:, 1:].reshape(-1, STEPS, SIZE, SIZE)
 
 
-loss = of_labels(lambda outputs, labels: nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), labels))
-accuracy = of_labels(lambda outputs, labels: ((outputs.squeeze(1) > 0) == labels.bool()).float())
-
-
 def objective(config: LifeConfig) -> Objective:
     """The labels alone, or a teacher beside them."""
     options = config.teaching
     if options.teacher == "none":
-        return options.alone(loss, lambda: nn.Conv2d(config.filters, STEPS, 1), f"layers.{2 * LAYERS - 1}", boards_of)
+        return options.alone(
+            binary_loss, lambda: nn.Conv2d(config.filters, STEPS, 1), f"layers.{2 * LAYERS - 1}", boards_of
+        )
     sgd = partial(torch.optim.SGD, momentum=options.meta_momentum)
     learning = options.learning(lambda: training_parts(config, examples).outer, sgd)
     taught = range(options.taught_every - 1, LAYERS, options.taught_every)
@@ -118,7 +116,7 @@ def objective(config: LifeConfig) -> Objective:
     made = partial(FrameAttention, STEPS, len(taught), config.filters)
     if options.teacher == "oracle":
         made = partial(FrameAttention.pointing, [ORDER.index(step) for step in range(STEPS)], STEPS, config.filters)
-    return Distillation(loss, made, teaching, learning, boards_of)
+    return Distillation(binary_loss, made, teaching, learning, boards_of)
 
 
 def figures(job: Job[LifeConfig], config: LifeConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:
@@ -147,9 +145,9 @@ run_defaults = {"batch_size": 32, "held_out": 0.0, "lr": 3e-3, "epochs": 30, "ev
 job = Job(
     environments=partial(student_environments, examples=examples),
     model=lambda config: LifeStudent(config.filters),
-    loss=loss,
+    loss=binary_loss,
     objective=objective,
-    measures={"accuracy": Measure(accuracy, "max")},
+    measures={"accuracy": Measure(binary_accuracy, "max")},
     config=LifeConfig().with_options(aggregator="mean", **teacher_defaults, **run_defaults),
     criterion="validation_accuracy",
     figures=figures,

@@ -17,7 +17,7 @@ from concord.distillation import Distillation, TeacherOptions, Teaching, diverge
 from concord.objectives import Objective
 from concord.options import group
 from concord.training import Job, Measure, TrainConfig
-from concord_jobs.distillation.taught import student_environments, training_parts
+from concord_jobs.distillation.taught import generator_of, student_environments, training_parts
 
 DIMENSIONS, CLASSES, PRIVILEGED = 128, 4, 32
 
@@ -61,8 +61,7 @@ def examples(config: LogitsConfig, purpose: str) -> tuple[Tensor, Tensor]:
     The logits are only for measuring. Outside training x* is unknown, and 0.
     """
     hidden, shown = mixings(config)
-    generator = torch.Generator()
-    generator.manual_seed(2**32 + 3 * config.run.seed + ("train", "validation", "test").index(purpose))
+    generator = generator_of(config, purpose)
     count = config.examples if purpose == "train" else 1000
     inputs = torch.randn(count, DIMENSIONS, generator=generator)
     logits = inputs @ hidden.T

@@ -11,11 +11,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from concord.distillation import Distillation, TeacherOptions, Teaching, of_labels, with_privileged
+from concord.distillation import Distillation, TeacherOptions, Teaching, with_privileged
 from concord.objectives import Objective
 from concord.options import group
 from concord.training import Job, Measure, TrainConfig
-from concord_jobs.distillation.taught import student_environments, training_parts
+from concord_jobs.distillation.taught import (
+    binary_accuracy,
+    binary_loss,
+    generator_of,
+    student_environments,
+    training_parts,
+)
 
 TAUGHT = 32  # units of the student's first layer
 
@@ -46,7 +52,7 @@ def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
     """Inputs, and targets with x*; outside training x* is unknown, and 0."""
     generator = torch.Generator().manual_seed(config.run.seed)
     mixing = (2 * torch.rand(2, config.dimensions, generator=generator) - 1) / config.dimensions**0.5
-    generator.manual_seed(2**32 + 3 * config.run.seed + ("train", "validation", "test").index(purpose))
+    generator = generator_of(config, purpose)
     count = config.examples if purpose == "train" else 1000
     inputs = torch.randn(count, config.dimensions, generator=generator)
     signs = 2.0 * torch.randint(0, 2, (count, 2), generator=generator) - 1
@@ -73,27 +79,15 @@ class SignOracle(nn.Module):
         return (privileged[:, :2] * privileged[:, 2:]).repeat_interleave(TAUGHT // 2, 1)
 
 
-@of_labels
-def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross-entropy of logits ``(examples, 1)``."""
-    return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), labels)
-
-
-@of_labels
-def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """1 where the logit has the label's sign."""
-    return ((outputs.squeeze(1) > 0) == labels.bool()).float()
-
-
 def objective(config: XorConfig) -> Objective:
     """The labels alone, or a teacher beside them."""
     options = config.teaching
     if options.teacher == "none":
-        return options.alone(loss, lambda: nn.Linear(128, 4), "2")
+        return options.alone(binary_loss, lambda: nn.Linear(128, 4), "2")
     adam = partial(torch.optim.Adam, betas=(config.optimizer.betas[0], 0.999))
     learning = options.learning(lambda: training_parts(config, examples).outer, adam)
     made = SignOracle if options.teacher == "oracle" else teacher
-    return Distillation(loss, made, Teaching(options.teaching_weight, layers=("0",)), learning)
+    return Distillation(binary_loss, made, Teaching(options.teaching_weight, layers=("0",)), learning)
 
 
 settings = {
@@ -108,9 +102,9 @@ settings = {
 job = Job(
     environments=partial(student_environments, examples=examples),
     model=student,
-    loss=loss,
+    loss=binary_loss,
     objective=objective,
-    measures={"accuracy": Measure(accuracy, "max")},
+    measures={"accuracy": Measure(binary_accuracy, "max")},
     config=XorConfig().with_options(aggregator="mean", **settings),
     criterion="validation_accuracy",
     reproduces="Learning to distill trajectories, toy task A: Fig. 4.3",

@@ -69,7 +69,7 @@ def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int]) -
     return figure
 
 
-def timelines(times: Tensor, lengths: Tensor, names: Sequence[str] = ()) -> Figure:
+def timelines(times: Tensor, lengths: Tensor) -> Figure:
     """The places of predictions in sequences: a line for each sequence, a mark for each matched frame.
 
     Times are those of :class:`~concord.dynamics.Unrolled`, lengths in frames.
@@ -79,7 +79,7 @@ def timelines(times: Tensor, lengths: Tensor, names: Sequence[str] = ()) -> Figu
         axes.hlines(row, 0, length - 1, color="#cccccc", linewidth=1, zorder=1)
         reached = each[each >= 0].tolist()
         axes.scatter(reached, [row] * len(reached), s=14, color=BLUE, zorder=2, linewidths=0)
-    axes.set_yticks(range(len(times)), names or [str(row) for row in range(len(times))])
+    axes.set_yticks(range(len(times)))
     axes.invert_yaxis()
     axes.set_xlabel("frame")
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -149,8 +149,9 @@ def analyze_model(
 
 def _kept(report: Mapping[str, Any], options: AnalyzeOptions, folder: Folder) -> dict[str, Any]:
     """Keep a report in the run's folder, then in MLflow; ``untracked`` says why MLflow has it not."""
-    here, kept = folder.path / FOLDER, {name: value for name, value in report.items() if name != "untracked"}
-    _write(kept, folder)
+    here, file = folder.path / FOLDER, f"{FOLDER}/{REPORT}"
+    kept = {name: value for name, value in report.items() if name != "untracked"}
+    folder.write(file, json.dumps(kept, indent=1))
     try:
         store = Store.open(options.output, options.tracking_uri)
         measured = read_measurements({**report, "metrics": {}})  # MLflow has the run's accuracies
@@ -159,15 +160,8 @@ def _kept(report: Mapping[str, Any], options: AnalyzeOptions, folder: Folder) ->
         store.log_files(report["run_id"], here, FOLDER)
     except (RunFailedError, InputError) as error:
         kept["untracked"] = str(error)
-        _write(kept, folder)
+        folder.write(file, json.dumps(kept, indent=1))
     return kept
-
-
-def _write(report: Mapping[str, Any], folder: Folder) -> None:
-    new = folder.path / FOLDER / f"{REPORT}.new"
-    new.write_text(json.dumps(report, indent=1))
-    new.replace(folder.path / FOLDER / REPORT)
-    folder.keep(FOLDER)
 
 
 def environment_losses(trained: TrainedModel, settings: Settings, device: torch.device) -> EnvironmentLosses:

@@ -88,6 +88,16 @@ class Folder:
             raise self._not_writable(error) from error
         return True
 
+    def write(self, name: str, text: str) -> None:
+        """Replace a file atomically, on the disk before it has its name, and keep it."""
+        new = self.path / f"{name}.new"
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path / name)
+        self.keep(name)
+
     @contextlib.contextmanager
     def locked(self, what: str) -> Iterator[None]:
         """Lock it against other processes on this machine, or on others that share the disk.

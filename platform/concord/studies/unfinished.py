@@ -56,10 +56,7 @@ class RunCheckpoints:
         kept = {"reports": reports, "seconds": self.seconds_before + time.monotonic() - self._began}
         file = f"{CHECKPOINTS}/{own}{_REPORTS}"
         with full_disk_in_one_line(self.folder.path):
-            new = self.folder.path / f"{file}.new"
-            new.write_text(json.dumps(kept))
-            new.replace(self.folder.path / file)
-        self.folder.keep(file)
+            self.folder.write(file, json.dumps(kept))
         listed = _listed(self.folder)
         last = [each for each in listed if each <= own][-KEPT:]
         for other in (each for each in listed if each not in last):
