@@ -203,6 +203,16 @@ def test_a_run_is_resumed_as_the_job_that_it_is_and_with_its_options(
     )
 
 
+def test_the_folder_and_the_name_of_a_run_may_stand_in_a_file(
+    refused: Callable[..., str], recorded: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "where.yaml"
+    file.write_text(f"output: {recorded}\nname: old\n")
+    assert refused("train", SHARED_RULE, "--config", file, "--resume", "--lr", "0.5") == (
+        "--lr 0.5: the run old was started with 0.001; a resumed run keeps its options"
+    )
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"job": "shared-rule"}'])
 def test_a_record_that_is_damaged_is_refused(refused: Callable[..., str], recorded: Path, text: str) -> None:
     (recorded / "runs" / "old" / RECORD).write_text(text)

@@ -32,7 +32,7 @@ from concord.environments import (
     split_held_out,
 )
 from concord.environments.collection import generator_for
-from concord.environments.source import joined
+from concord.environments.source import ConcatSource, InMemory, joined
 from concord.environments.summary import summarize
 from concord.errors import InputError
 from concord_jobs.synthetic.spirals import Spirals
@@ -221,6 +221,14 @@ class Counting(ExampleSource):
         found = torch.arange(float(self.size))[examples]
         self.most[0] = max(self.most[0], found.numel())
         return {"number": found, "square": found[..., None] ** 2}
+
+
+def test_examples_of_different_shapes_do_not_go_into_one_step() -> None:
+    sources = [InMemory((torch.zeros(4, width), torch.zeros(4))) for width in (5, 7)]
+    with pytest.raises(
+        InputError, match=r"a step's examples have different shapes, \(5,\) and \(7,\); pad them to one"
+    ):
+        ConcatSource(sources).take(slice(None))
 
 
 def test_an_environment_takes_examples_of_any_source() -> None:

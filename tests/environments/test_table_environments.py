@@ -157,6 +157,39 @@ def test_dates_may_change_their_time_zone_and_texts_may_only_begin_like_dates() 
     assert np.array_equal(alone, both)
 
 
+def test_the_version_is_of_what_is_predicted_from_what_and_where() -> None:
+    frame = patients().assign(readmitted=lambda rows: rows.died).dropna(subset="smokes")
+    versions = [
+        environments(frame, kinds=ignored, **more).version
+        for ignored, more in (
+            ({"readmitted": "ignore"}, {}),
+            ({"died": "ignore"}, {"target": "readmitted"}),
+            ({}, {}),
+            ({"readmitted": "ignore", "smokes": "ignore"}, {}),
+            ({"readmitted": "ignore"}, {"environment": "smokes", "test": []}),
+        )
+    ]
+    assert len(set(versions)) == len(versions)
+    assert environments(frame, kinds={"readmitted": "ignore"}, test=[]).version == versions[0]  # the same rows
+
+
+def test_columns_may_have_numbers_as_names_but_no_name_twice() -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2))).assign(y=[0, 1] * 30, site=list("abc") * 20)
+    found = from_table(frame, target="y", environment="site").fitted(0.1, 0)
+    assert found["a"].inputs.shape == (20, 4)
+    assert found.encoder is not None
+    assert found.encoder.encode(frame).shape == (60, 4)
+    with pytest.raises(ArgumentError, match=r"^data=y: is the name of two columns; rename one"):
+        from_table(pd.concat([frame, frame[["y"]]], axis=1), target="y", environment="site")
+
+
+def test_an_infinite_target_is_refused() -> None:
+    frame = patients().assign(died=lambda rows: rows.died.astype(float))
+    frame.loc[3, "died"] = np.inf
+    with pytest.raises(ArgumentError, match="died: has infinite values; remove these rows"):
+        environments(frame)
+
+
 def test_values_of_another_kind_are_refused_when_they_are_read_and_a_list_may_be_ignored() -> None:
     frame = patients().assign(code=lambda rows: np.resize(["7", "8"], len(rows)), seen=[[1, 2]] * 240)
     frame.loc[frame.hospital == "west", "code"] = "x9"

@@ -24,6 +24,7 @@ from concord.environments import Environments
 from concord.errors import ArgumentError, InputError
 from concord.gradients import NonFiniteGradientError, StackedGradients
 from concord.gradients.risk import MeanRisk
+from concord.models.table_network import TableNetwork
 from concord.objectives import (
     CORAL,
     DANN,
@@ -906,6 +907,24 @@ def test_mixed_bytes_are_bytes() -> None:
     Mixup(cross_entropy, 5.0)(Reading(2, 2), images, torch.zeros(2, 3, dtype=torch.long))
     assert seen[0].dtype == torch.uint8
     assert {0, 255}.isdisjoint(seen[0].flatten().tolist())
+
+
+def test_a_mixed_row_of_a_table_has_the_code_of_one_of_two() -> None:
+    seen = []
+    network = TableNetwork(1, [12, 12], 2)
+    network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    numbers = torch.tensor([0.0, 1.0])[:, None, None].expand(2, 500, 1)
+    codes = torch.tensor([[2.0, 4.0], [11.0, 9.0]])[:, None].expand(2, 500, 2)
+    objective = Mixup(cross_entropy, 5.0)
+    objective.begin(network, 2, 1)
+    objective(network, torch.cat([numbers, codes], 2), torch.zeros(2, 500, dtype=torch.long))
+    for rows in torch.cat(seen).reshape(2, 500, 3):
+        of_second = rows[0, 0]
+        assert 0 < of_second < 1
+        for place, (first, second) in enumerate(((2, 11), (4, 9)), 1):
+            assert {*rows[:, place].tolist()} == {first, second}
+            assert_close((rows[:, place] == second).float().mean(), of_second, rtol=0, atol=0.1)
+        assert float((rows[:, 1] == 2)[rows[:, 2] == 9].float().mean()) > 0  # columns are chosen by themselves
 
 
 def test_mixup_says_what_it_takes() -> None:

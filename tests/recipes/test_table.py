@@ -23,8 +23,12 @@ from ports import free_port
 from test_table_environments import patients
 
 from concord.cli import main
+from concord.environments.table import from_table
+from concord.models.table_network import TableNetwork
 from concord.runs.trained_model import model_of_run
 from concord.studies.shared_data import share_data
+from concord.tracking import Store
+from concord.tracking.exported_model import ExportError, log_model
 from concord.training import ProcessContext, load_job
 from concord.training.worker_data import prepare
 
@@ -68,6 +72,15 @@ def predicted(trained: Path) -> Mapping[str, Any]:
     """What another process, without Concord, has of the champion."""
     found: Mapping[str, Any] = json.loads(run_program(WITHOUT_CONCORD + PREDICT, trained))
     return found
+
+
+def test_a_network_that_does_not_fit_the_tables_classes_is_not_exported(store: Store, run_id: str) -> None:
+    found = from_table(patients(), target="died", environment="hospital").fitted(0.1, 0)
+    assert found.encoder is not None
+    rows, network = torch.from_numpy(found.encoder.encode(patients())), TableNetwork(*found.encoder.widths, 1)
+    said = r"^this TableNetwork gives \(1,\) for each row, and the table needs \(2,\), for 0, 1$"
+    with pytest.raises(ExportError, match=said):
+        log_model(store, run_id, network, rows, found.raw)
 
 
 def test_a_champion_of_raw_rows_predicts_what_the_run_does(trained: Path, predicted: Mapping[str, Any]) -> None:

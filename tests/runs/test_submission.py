@@ -216,6 +216,7 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", "synthetic", "--address", "127.0.0.1:1"], "--address http://127.0.0.1:1: no Ray cluster answers"),
         (["train", "synthetic", "--address", "http://me:word@h"], "--address http://me:***@h: must hold no password"),
         (["train", "synthetic", "--output", "runs"], "--output runs: is relative; give the absolute path"),
+        (["compare", "synthetic", "--results", "rows"], "--results rows: is relative; give the absolute path"),
         (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: must have letters, digits"),
         (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),
         (["tune", "synthetic", "--resume"], "--resume: the same --name continues a study"),
@@ -352,11 +353,13 @@ def test_a_submitted_comparison_takes_its_tables_and_options_along(
     monkeypatch.chdir(work)
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     words = ["submit", "compare", JOB.name, "masks", "--config", str(elsewhere / "quick.yaml"), "--epochs", "1"]
-    status = main([*words, "--name", "compared", "--follow", *where, "--json"])
+    status = main([*words, "--follow", *where, "--json"])
     printed = capfd.readouterr()
     assert status == 0, printed.err
-    assert json.loads(printed.out.strip().splitlines()[-1])["status"] == "succeeded"
-    folder = head.folder / "runs" / "comparisons" / "compared"
+    ended = json.loads(printed.out.strip().splitlines()[-1])
+    assert ended["status"] == "succeeded"
+    assert ended["submission"].startswith("shared-rule-")  # the same command may be submitted again
+    folder = head.folder / "runs" / "comparisons" / "shared-rule"
     lines = [json.loads(line) for line in (folder / "tables" / "shared-rule-masks.jsonl").read_text().splitlines()]
     assert [(line["configuration"], line["values"]["epochs"]) for line in lines] == [("average", 1.0), ("mask", 1.0)]
     said = {"batch_size": 16, "milestones": (0.25, 0.5), "rescale": False}

@@ -231,11 +231,15 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     rule.write_text("from concord.aggregation import AndMask\n\n\nclass Mine(AndMask):\n    pass\n")
     job = load_job(JOB_FILE)
     job = dataclasses.replace(
-        job, job=dataclasses.replace(job.job, comparisons={"rates": Comparison({"1": {"lr": 1.0}})})
+        job,
+        job=dataclasses.replace(job.job, comparisons={"rates": Comparison({"1": {"lr": 1.0, "aggregator": "mean"}})}),
     )
     words = ["--aggregator", f"{rule}:Mine", "--seeds", "3", "--output", str(tmp_path)]
     plan = planned(job, ["rates"], words, check=False)
     record = json.loads(json.dumps({"asked": {"rates": plan.given}, "sources": plan.base.sources()}))
+    rule.write_text(rule.read_text().replace("AndMask", "GeometricMean"))
+    other = planned(job, ["rates"], words, check=False)
+    assert not {run.identity for run in other.runs["rates"]} & {run.identity for run in plan.runs["rates"]}
     rule.unlink()
     recorded = plan_as_recorded(job, "rates", record, tmp_path, None)
     assert [run.identity for run in recorded.runs["rates"]] == [run.identity for run in plan.runs["rates"]]

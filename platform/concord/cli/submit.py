@@ -125,7 +125,8 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--size-limit {options.size_limit:g}: must lie above 0 and not above {_LARGEST_PACKAGE}")
     if not 0 < options.driver_memory < math.inf:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
-    identity = options.submission_id or (name if values.get("name") is None else f"{name}-{secrets.token_hex(3)}")
+    made_up = values.get("name") is None and command.name != "compare"  # a comparison has one name
+    identity = options.submission_id or (name if made_up else f"{name}-{secrets.token_hex(3)}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", identity, re.ASCII):
         raise InputError(f"--submission-id {identity}: must have letters, digits, '-_.' only, a letter or digit first")
     values["name"] = name
@@ -304,9 +305,10 @@ def _cluster_values(command: JobCommand, profile: Any) -> dict[str, Any]:
     of_profile = {"output": profile.output, "data_dir": profile.data_dir}
     known = options_of(type(command.options))
     values = {name: value for name, value in of_profile.items() if value is not None and name in known} | values
-    output = values.get("output")
-    if output is not None and not Path(output).is_absolute() and not is_remote(Path(output)):
-        raise InputError(f"--output {output}: is relative; give the absolute path as the cluster's nodes see it")
+    for option in ("output", "results"):
+        folder = values.get(option)
+        if folder is not None and not Path(folder).is_absolute() and not is_remote(Path(folder)):
+            raise InputError(f"--{option} {folder}: is relative; give the absolute path as the cluster's nodes see it")
     return values
 
 

@@ -129,7 +129,7 @@ class Switching(ExampleSource):
 
 
 class ConcatSource(ExampleSource):
-    """The concatenated examples of several sources, read on demand; tensors are padded to the largest of a batch."""
+    """The concatenated examples of several sources, read on demand; those of all sources have one shape."""
 
     def __init__(self, sources: Sequence[ExampleSource]) -> None:
         self._sources = list(sources)
@@ -154,6 +154,9 @@ class ConcatSource(ExampleSource):
         back = None if torch.equal(order, torch.arange(len(order))) else order.argsort()
 
         def in_order(leaves: list[Tensor]) -> Tensor:
+            if len(shapes := {leaf.shape[1:] for leaf in leaves}) > 1:
+                shown = " and ".join(sorted(map(str, map(tuple, shapes))))
+                raise InputError(f"a step's examples have different shapes, {shown}; pad them to one")
             whole = leaves[0] if len(leaves) == 1 else torch.cat(leaves)
             whole = whole if back is None else whole[back]
             return whole.view(*places.shape, *whole.shape[1:])

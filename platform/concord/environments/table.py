@@ -6,6 +6,7 @@ training environments without their held-out parts. A registered model has the e
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +54,12 @@ class Table:
 
     @functools.cached_property
     def version(self) -> str:
-        """Text that differs when the rows do."""
-        try:
-            hashed = pd.util.hash_pandas_object(self.frame, index=False)
-        except TypeError:  # an ignored column of lists
-            used = self.frame[[self.target, *self.kinds]].assign(environment=self.environment)
-            hashed = pd.util.hash_pandas_object(used, index=False)
-        return f"{int(hashed.sum()):x}"
+        """Text that differs when the rows do, or what is predicted, from what, in which environments."""
+        used = self.frame[[self.target, *sorted(self.kinds)]].assign(environment=self.environment)
+        rows = int(pd.util.hash_pandas_object(used, index=False).sum())
+        return hashlib.sha256(repr((rows, self.target, sorted(self.kinds.items()), self.classes)).encode()).hexdigest()[
+            :16
+        ]
 
     @property
     def outputs(self) -> int:
@@ -164,6 +164,10 @@ def from_table(
         frame = data
     else:
         frame, environment = _read(Path(data), environment, separator, encoding)
+    frame = frame.rename(columns=str)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise ArgumentError("data", twice, "is the name of two columns; rename one")
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
     for option, name in (
@@ -281,6 +285,8 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
 
 def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:
     values = training[target]
+    if pd.api.types.is_float_dtype(values) and np.isinf(frame[target]).any():
+        raise ArgumentError("target", target, "has infinite values; remove these rows")
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     few = values.nunique() <= _MOST_CLASSES
     whole = not pd.api.types.is_float_dtype(values) or bool((values == values.round()).all())

@@ -90,6 +90,7 @@ class TableEncoder:
 
     def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
         """The rows as float32 numbers ``(rows, 2 · numeric + categories)``."""
+        frame = frame.rename(columns=str)
         if lacking := [name for name in self.columns if name not in frame.columns]:
             raise ValueError(f"column {lacking[0]} is missing; the model needs {', '.join(self.columns)}")
         found = np.empty((len(frame), 2 * len(self.numeric) + len(self.categories)), dtype=np.float32)
@@ -109,6 +110,7 @@ class TableEncoder:
 
     def unknown(self, frame: pd.DataFrame) -> dict[str, list[str]]:
         """The levels in the rows without a code of their own, by column."""
+        frame = frame.rename(columns=str)
         found = {
             each.name: sorted(set(_texts(frame[each.name]).dropna()) - set(each.levels)) for each in self.categories
         }

@@ -25,6 +25,9 @@ class TableNetwork(nn.Module):
         embedding: the largest width of a category's embedding; half the number of its codes if that is less.
 
     Input ``(batch, numeric + categories)``, output ``(batch, outputs)``.
+
+    Attributes:
+        codes: the inputs' columns that are codes of categories, whose mean means nothing.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class TableNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.numeric, linear = numeric, hidden_layers == 0
+        self.codes = slice(numeric, None)
         widths = [outputs if linear else min(embedding, (count + 1) // 2) for count in levels]
         self.embeddings = nn.ModuleList(nn.Embedding(*each) for each in zip(levels, widths, strict=True))
         if linear:

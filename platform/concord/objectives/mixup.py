@@ -19,7 +19,8 @@ class Mixup(Objective):
     At each step the environments form a random circle. Each environment a is mixed with its successor b; each pair
     draws its share μ from Beta(α, α). Zhang et al., mixup: Beyond Empirical Risk Minimization, 2018, between
     environments as in DomainBed (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, 2021). Inputs are
-    floating point or bytes, targets classes.
+    floating point or bytes, targets classes. Of a table network's codes each mixed example has that of
+    x_a with probability μ, and else that of x_b.
 
     Args:
         loss: the loss of outputs and classes.
@@ -41,6 +42,12 @@ class Mixup(Objective):
         self.risk = Supervised(_of_mixed(self.risk.loss))
         self.alpha = alpha
         self._seed: int | None = None
+        self._codes: slice | None = None
+
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
+        """Take the model's columns of codes."""
+        super().begin(model, environments, steps)
+        self._codes = getattr(model, "codes", None)
 
     def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
         """Draw a seed in the first process, for all processes."""
@@ -67,6 +74,7 @@ class Mixup(Objective):
         circle = draws.sample(range(len(classes)), len(classes))
         after = dict(zip(circle, [*circle[1:], circle[0]], strict=True))
         shares = [draws.betavariate(self.alpha, self.alpha) for _ in circle]
+        choices = {each: draws.getrandbits(32) for each in circle}
         pairs = [(each, after[each]) for each in (own if own is not None else range(len(classes)))]
 
         def mixed(leaf: Tensor) -> Tensor:
@@ -76,6 +84,10 @@ class Mixup(Objective):
                     torch.lerp(leaf[other], leaf[one], shares[one], out=place)
                 else:
                     place.copy_(torch.lerp(leaf[other].float(), leaf[one].float(), shares[one]).round())
+                if self._codes is not None:
+                    first, second = (leaf[each][:, self._codes] for each in (one, other))
+                    drawn = torch.rand(first.shape, generator=torch.Generator().manual_seed(choices[one]))
+                    place[:, self._codes] = torch.where((drawn < shares[one]).to(leaf.device), first, second)
             return result
 
         firsts, seconds = (torch.stack([classes[each] for each in side]) for side in zip(*pairs, strict=True))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import hashlib
 import json
 import re
 import shlex
@@ -45,6 +46,7 @@ METHODS = "methods"  # instead of a table's name: a study of each method
 LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
 FOLDS = "left out"  # in the record of that table; no option has a space in its name
 DATA = "data version"  # among a run's options in the record; no option has a space in its name
+_RULE = "text of the rule"  # likewise
 
 
 @dataclass(frozen=True)
@@ -319,16 +321,15 @@ def _seeds(comparison: Comparison, options: SeedsOptions) -> range:
 
 def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[str], where: str) -> RunConfig:
     """The configuration of a row (an InputError names the row)."""
-    known = options_of(type(base))
+    known, given = options_of(type(base)), with_alternatives(given)
     chosen = {name: frozen(value) for name, value in options.items()}
     for name, value in chosen.items():
         if name not in known:
             raise InputError(f"{where}: there is no option {name}{did_you_mean(name, known)}")
         if name == "seed" or name in RUNTIME_OPTIONS:
             raise InputError(f"{where}: {name} cannot differ between configurations; give it on the command line")
-        if not fits(value, known[name].hint):
+        if name not in given and not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
-    given = with_alternatives(given)
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
     averaged = isinstance(config, TrainConfig) and config.resolve().aggregation.aggregator == "mean"
     if averaged and "significance" in given:
@@ -347,6 +348,8 @@ def _planned(
     resolved = config.resolve()
     left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
     point = {name: frozen(value) for name, value in recorded_config(resolved).items() if name not in left_out}
+    if sources := config.sources():  # a file's name does not say what is in it
+        point[_RULE] = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
     if versions is not None and job.job.loop is None:
         # The version of the data depends neither on the seed nor on what is left out, and may be slow to compute.
         key = json.dumps({**point, "seed": None, "leave_out": None}, sort_keys=True)

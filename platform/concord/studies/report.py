@@ -151,7 +151,7 @@ def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
     methods = {}
     for result in results:
         runs = {split: result.over_seeds(split) for split in ("train", "ood")}
-        if len(result.reruns) > 1 and all(len(values) == len(result.reruns) for values in runs.values()):
+        if len(result.reruns) > 1 and all(runs.values()):
             methods[result.method] = runs
     if not methods:
         return {}
@@ -169,11 +169,12 @@ def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[
     metrics = {split: metric_on(split, measure) for split in ("train", "ood")}
 
     def top(run: EndedRun) -> float:
-        return (max if largest else min)(at.metrics[metrics["ood"]] for at in run.history)
+        return (max if largest else min)(finite(at.metrics[metrics["ood"]] for at in run.history))
 
     found: dict[str, list[EndedRun]] = {}
     for result in results:
-        if there := [each for each in result.ended if set(metrics.values()) <= each.metrics.keys()]:
+        reporting = [each for each in result.ended if set(metrics.values()) <= each.metrics.keys()]
+        if there := [each for each in reporting if finite(at.metrics[metrics["ood"]] for at in each.history)]:
             found.setdefault(result.method, []).extend(there)
     if len(found) < 2:
         return {}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from matplotlib.figure import Figure
 
 from concord.analysis.figures import save
-from concord.analysis.spread import median_and_range
+from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.record import read_history, require_record
 from concord.runs.lifecycle import Opened
@@ -213,14 +213,17 @@ class StudyResult(GroupResult):
         splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
         measure = self.reported_measure
         labels = {f"{split} {measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
-        rows = [NamedMetrics(label, median_and_range(values)) for label, values in labels.items() if values]
-        columns: dict[str, Column] = {f"best, {len(self.reruns)} new seeds": attrgetter("name")}
+        count, rows = len(self.reruns), []
+        for label, values in labels.items():
+            name = label if len(values) == count else f"{label} ({len(values)} of {count})"
+            rows += [NamedMetrics(name, median_and_range(values))] if values else []
+        columns: dict[str, Column] = {f"best, {count} new seeds": attrgetter("name")}
         return table(columns | {part: part for part in ("median", "least", "largest")}, rows)
 
     def over_seeds(self, split: str) -> list[float]:
-        """The best trial's measure on a split over new seeds, as far as reported."""
+        """The best trial's measure on a split over new seeds, as far as reported and finite."""
         metric = metric_on(split, self.reported_measure)
-        return [metrics[metric] for metrics in self.reruns.values() if metric in metrics]
+        return finite(metrics[metric] for metrics in self.reruns.values() if metric in metrics)
 
     @property
     def registration(self) -> str | None:

@@ -68,8 +68,17 @@ def log_model(
             elif raw is None:
                 signature = _save(model, input_example.detach().cpu(), path, description)
             else:
-                _save(model, input_example.detach().cpu(), network, Model(run_id=run_id))
+                found = (
+                    _save(model, input_example.detach().cpu(), network, Model(run_id=run_id)).outputs.inputs[0].shape
+                )
+                if found[1:] != (len(raw.outputs),):
+                    raise ExportError(
+                        f"this {type(model).__name__} gives {found[1:]} for each row, and the table needs "
+                        f"({len(raw.outputs)},), for {', '.join(raw.outputs)}"
+                    )
                 signature = _save_table(raw, network, path, description)
+        except ExportError:
+            raise
         except Exception as error:  # export runs the user's code: anything may come out of it
             raise ExportError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
         # MLflow's log_model would do the rest through a process-wide address and active run.
