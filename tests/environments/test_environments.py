@@ -32,7 +32,7 @@ from concord.environments import (
     split_held_out,
 )
 from concord.environments.collection import generator_for
-from concord.environments.source import ConcatSource, InMemory, joined
+from concord.environments.source import ConcatSource, joined
 from concord.environments.summary import summarize
 from concord.errors import InputError
 from concord_jobs.synthetic.spirals import Spirals
