@@ -211,7 +211,7 @@ def robustness_figure(runs: Runs) -> Figure:
 
 def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
     """Fig. 15: o.o.d. accuracy by number of training environments; a point for each run, a line for the best runs."""
-    figure, axes = one_panel(5, 3.2, layout=None)
+    figure, axes = one_panel(7, 3.2)
     for (method, by_count), colour in zip(accuracies.items(), _METHOD_COLOURS, strict=False):
         counts = sorted(by_count)
         axes.plot(
@@ -222,5 +222,5 @@ def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]])
     axes.set_xscale("log", base=2)
     axes.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
     axes.set(xlabel="training environments", ylabel="o.o.d. accuracy", ylim=(0.4, 1.02))
-    finish(axes)
+    finish(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
