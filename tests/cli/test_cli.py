@@ -207,6 +207,9 @@ def test_the_folder_and_the_name_of_a_run_may_stand_in_a_file(
     refused: Callable[..., str], recorded: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "where.yaml"
+    file.write_text("name: 7\n")
+    line = refused("tune", "synthetic", "--config", file, "--output", recorded)
+    assert line == f"--config {file}: name 7: must be text"
     file.write_text(f"output: {recorded}\nname: old\n")
     assert refused("train", SHARED_RULE, "--config", file, "--resume", "--lr", "0.5") == (
         "--lr 0.5: the run old was started with 0.001; a resumed run keeps its options"

@@ -159,6 +159,8 @@ def test_dates_may_change_their_time_zone_and_texts_may_only_begin_like_dates() 
 
 def test_the_version_is_of_what_is_predicted_from_what_and_where() -> None:
     frame = patients().assign(readmitted=lambda rows: rows.died).dropna(subset="smokes")
+    named = frame.rename(columns={"age": "environment"})
+    assert environments(named).version != environments(named.assign(environment=0.0)).version
     versions = [
         environments(frame, kinds=ignored, **more).version
         for ignored, more in (
@@ -179,6 +181,9 @@ def test_columns_may_have_numbers_as_names_but_no_name_twice() -> None:
     assert found["a"].inputs.shape == (20, 4)
     assert found.encoder is not None
     assert found.encoder.encode(frame).shape == (60, 4)
+    named = frame.set_axis(range(4), axis=1)
+    by_number = from_table(named, target=2, environment=3, kinds={1: "ignore"})  # type: ignore[arg-type, dict-item]
+    assert list(by_number.table.kinds) == ["0"]
     with pytest.raises(ArgumentError, match=r"^data=y: is the name of two columns; rename one"):
         from_table(pd.concat([frame, frame[["y"]]], axis=1), target="y", environment="site")
 

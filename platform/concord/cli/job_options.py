@@ -61,7 +61,7 @@ def read_command(
     tables, words = tables_and_options(words) if name == "compare" else ([], list(words))
     early = _early_values(words, "config", "output", "name")[0]
     file = _read_file(early.config)
-    in_file = {} if file is None else file.values
+    in_file = {} if file is None else {name: value for name, value in file.values.items() if isinstance(value, str)}
     output, run = early.output or in_file.get("output"), early.name or in_file.get("name")
     record = earlier(_output(output), run, words) if earlier and run else None
     job, words = with_own_rule(job, words, record, file)

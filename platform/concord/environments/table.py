@@ -55,11 +55,10 @@ class Table:
     @functools.cached_property
     def version(self) -> str:
         """Text that differs when the rows do, or what is predicted, from what, in which environments."""
-        used = self.frame[[self.target, *sorted(self.kinds)]].assign(environment=self.environment)
+        used = pd.concat([self.frame[[self.target, *sorted(self.kinds)]], self.environment], axis=1)
         rows = int(pd.util.hash_pandas_object(used, index=False).sum())
-        return hashlib.sha256(repr((rows, self.target, sorted(self.kinds.items()), self.classes)).encode()).hexdigest()[
-            :16
-        ]
+        what = repr((rows, self.target, sorted(self.kinds.items()), self.classes))
+        return hashlib.sha256(what.encode()).hexdigest()[:16]
 
     @property
     def outputs(self) -> int:
@@ -164,7 +163,10 @@ def from_table(
         frame = data
     else:
         frame, environment = _read(Path(data), environment, separator, encoding)
-    frame = frame.rename(columns=str)
+    # A frame's columns may have numbers as names.
+    frame, target = frame.rename(columns=str), str(target)
+    kinds = {str(name): kind for name, kind in (kinds or {}).items()}
+    environment = None if environment is None else str(environment)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise ArgumentError("data", twice, "is the name of two columns; rename one")
@@ -173,7 +175,7 @@ def from_table(
     for option, name in (
         ("environment", environment),
         ("target", target),
-        *(("columns", each) for each in kinds or {}),
+        *(("columns", each) for each in kinds),
     ):
         if name not in frame.columns:
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
@@ -195,7 +197,7 @@ def from_table(
         )
     training = kept[names.isin(train)]
     inferred = inferred_kinds(training.drop(columns=[environment, target]))
-    chosen = {**inferred, **{name: kind for name, kind in (kinds or {}).items() if name not in (environment, target)}}
+    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")

@@ -45,9 +45,10 @@ class Mixup(Objective):
         self._codes: slice | None = None
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
-        """Take the model's columns of codes."""
+        """Take the columns of codes, if the model is a table network."""
         super().begin(model, environments, steps)
-        self._codes = getattr(model, "codes", None)
+        codes = getattr(model, "codes", None)
+        self._codes = codes if isinstance(codes, slice) else None
 
     def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
         """Draw a seed in the first process, for all processes."""

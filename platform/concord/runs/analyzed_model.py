@@ -144,6 +144,7 @@ def analyze_model(
         "origin": run_origin(trained.job.path),
         "asked": options.asked,
     }
+    folder.keep(FOLDER)  # the figures
     return _kept(report, options, folder)
 
 

@@ -316,6 +316,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                 except StoppedError:
                     raise
                 except RunFailedError as error:
+                    if method == next(iter(plan.studies)):
+                        raise RunFailedError(f"{method}, with which all others are compared: {error}") from error
                     failed[method] = str(error)
                     info(f"{method}: {error}")
                 done = total - sum(left.values()) + left.pop(method)
@@ -328,9 +330,6 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
         raise RunFailedError(f"fewer than two methods have a result: {reasons}")
-    if (first := next(iter(plan.studies))) in failed:
-        reason = failed[first].splitlines()[0]
-        raise RunFailedError(f"{first}, with which all others are compared, has no result: {reason}")
     seconds, seeds = time.perf_counter() - started, next(iter(plan.studies.values())).new_seeds
     result = MethodsResult(plan.job.name, found, failed, plan.environments, seeds, seconds)
     if (results := plan.results) is not None:
