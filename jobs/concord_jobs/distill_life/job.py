@@ -21,7 +21,8 @@ from concord.space import Entry, Integers, LogUniform, Space, Uniform
 from concord.training import Job, Measure, Outcome, Study, TrainConfig
 from concord_jobs.distill_life.frame_attention import FrameAttention
 from concord_jobs.distill_life.life import boards_figure, random_trajectories
-from concord_jobs.distillation.taught import binary_accuracy, binary_loss, student_environments, training_parts
+from concord_jobs.distillation.taught import student_environments, training_parts
+from concord_jobs.distillation.two_classes import binary_accuracy, binary_loss
 
 SIZE, STEPS, LAYERS, ORDER = 17, 3, 9, (2, 0, 1)  # frame i of x* is the board after ORDER[i] + 1 steps
 

@@ -15,13 +15,8 @@ from concord.distillation import Distillation, TeacherOptions, Teaching, with_pr
 from concord.objectives import Objective
 from concord.options import group
 from concord.training import Job, Measure, TrainConfig
-from concord_jobs.distillation.taught import (
-    binary_accuracy,
-    binary_loss,
-    generator_of,
-    student_environments,
-    training_parts,
-)
+from concord_jobs.distillation.taught import generator_of, student_environments, training_parts
+from concord_jobs.distillation.two_classes import binary_accuracy, binary_loss
 
 TAUGHT = 32  # units of the student's first layer
 

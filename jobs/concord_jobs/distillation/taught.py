@@ -1,12 +1,12 @@
-"""The examples of distillation: those that train a student, those that judge its teacher, and two classes' loss."""
+"""The split of examples into those that train a student and those that judge its teacher."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from concord.distillation import Parts, inner_outer, of_labels
+from concord.distillation import Parts, inner_outer
 from concord.environments import Environments
 
 Examples = Callable[[Any, str], tuple[Tensor, Tensor]]
@@ -23,18 +23,6 @@ def generator_of(config: Any, purpose: str) -> torch.Generator:
     """The generator of the examples for ``train``, ``validation`` or ``test``."""
     seed = 2**32 + 3 * config.run.seed + ("train", "validation", "test").index(purpose)
     return torch.Generator().manual_seed(seed)
-
-
-@of_labels
-def binary_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross-entropy of logits ``(examples, 1)``."""
-    return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), labels)
-
-
-@of_labels
-def binary_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """1 where the logit has the label's sign."""
-    return ((outputs.squeeze(1) > 0) == labels.bool()).float()
 
 
 def student_environments(config: Any, examples: Examples, version: str | None = None) -> Environments:

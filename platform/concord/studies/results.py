@@ -215,8 +215,9 @@ class StudyResult(GroupResult):
         labels = {f"{split} {measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
         count, rows = len(self.reruns), []
         for label, values in labels.items():
-            name = label if len(values) == count else f"{label} ({len(values)} of {count})"
-            rows += [NamedMetrics(name, median_and_range(values))] if values else []
+            if values:
+                name = label if len(values) == count else f"{label} ({len(values)} of {count})"
+                rows.append(NamedMetrics(name, median_and_range(values)))
         columns: dict[str, Column] = {f"best, {count} new seeds": attrgetter("name")}
         return table(columns | {part: part for part in ("median", "least", "largest")}, rows)
 

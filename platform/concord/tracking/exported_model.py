@@ -68,12 +68,11 @@ def log_model(
             elif raw is None:
                 signature = _save(model, input_example.detach().cpu(), path, description)
             else:
-                found = (
-                    _save(model, input_example.detach().cpu(), network, Model(run_id=run_id)).outputs.inputs[0].shape
-                )
-                if found[1:] != (len(raw.outputs),):
+                of_network = _save(model, input_example.detach().cpu(), network, Model(run_id=run_id))
+                found = of_network.outputs.inputs[0].shape[1:]
+                if found != (len(raw.outputs),):
                     raise ExportError(
-                        f"this {type(model).__name__} gives {found[1:]} for each row, and the table needs "
+                        f"this {type(model).__name__} gives {found} for each row, and the table needs "
                         f"({len(raw.outputs)},), for {', '.join(raw.outputs)}"
                     )
                 signature = _save_table(raw, network, path, description)

@@ -51,6 +51,7 @@ class WeightAverage:
         """Compute batch norm's statistics of a mean over epochs from the batches of environments."""
         if self._by_steps or self.count == 0:
             return
+        # Unlike torch.optim.swa_utils.update_bn, which also resets layers in evaluation.
         model = self.averaged.module
         training = model.training
         model.train()
