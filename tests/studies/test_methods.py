@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Concord
+from command_line import Concord, outcome
 from hypothesis import given
 from hypothesis import strategies as st
 from tracked import tracked_runs
@@ -99,7 +99,9 @@ def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: N
     assert "2 environments, on which each trial trains, are few votes for a mask" in " ".join(result.lines())
 
 
-def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched_and_one_that_fails_is_said(
+    ray_cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "rules.py").write_text(OWN_RULE)
     own = f"{tmp_path}/rules.py:Scaled"
     few: dict[str, Any] = {"methods": (own, "mean"), "trials": 2, "seeds": 2}
@@ -110,11 +112,18 @@ def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched(ray_cluster:
     assert {"lr", "l2", "threshold"} == {name for run in result.studies[own].finished for name in run.run.point}
     only = dataclasses.replace(result, studies={own: result.studies[own]})
     assert f"--aggregator {own} " in _train_command(planned, only)
-    again = run_methods(plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, **few), [], lambda _: None)
-    assert again.as_json()["rows"] == result.as_json()["rows"]
+
+    options = ("--trials", "2", "--seeds", "2", "--epochs", "2", "--evaluations", "1", "--output", str(tmp_path))
+    failing = f"{tmp_path}/rules.py:Failing"
+    status, again = outcome(capsys, "compare", SENSORS, "methods", "--methods", own, "mean", failing, *options)
+    assert status == 1
+    assert again["rows"] == json.loads(json.dumps(result.as_json()["rows"]))
+    assert again["error"].startswith(f"1 methods failed, the first of them {failing}: ")
+    assert "not finite" in again["failed"][failing]
 
 
 OWN_RULE = """
+import math
 from dataclasses import dataclass
 from concord.aggregation import GRADIENT, Update
 
@@ -128,6 +137,11 @@ class Scaled:
 
     def finish(self, sums, environments):
         return Update(sums["gradient"] / environments * (1 + self.threshold), sums["gradient"] != 0)
+
+@dataclass(frozen=True)
+class Failing(Scaled):
+    def finish(self, sums, environments):
+        return Update(sums["gradient"] * math.inf, sums["gradient"] != 0)
 """
 
 

@@ -258,7 +258,12 @@ comparisons = {
         title="Table 2 of the Fishr paper: the settings of IRM's authors",
     ),
     "similarity": Comparison(
-        {"irm": {**METHODS["irm"], "similarity": True}, "meta-irm": {**TWO_CLASSES, "similarity": True}},
+        {
+            "irm": {**METHODS["irm"], "similarity": True},
+            "meta-irm": {**TWO_CLASSES, "similarity": True},
+            "meta-irm, without the test": {**METHODS["meta-irm"], "similarity": True},
+            "meta-irm, without the test, two layers": {**SHARED, **META, **TRIALS["trial 11"], "similarity": True},
+        },
         columns={f"p_e = {flip / 10:g}": f"pwcca_{flip / 10:g}" for flip in range(1, 10)},
         figures={"similarity": figures.similarities},
         title="Fig. 10: representations under other colours (PWCCA)",

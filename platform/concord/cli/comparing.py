@@ -22,12 +22,11 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if not as_json:
         show(result.shown())
     shown: Mapping[str, Any] = result.as_json()
-    if METHODS not in command.tables and result.failed:
+    if result.failed:
         name, failure = next(iter(result.failed.items()))
+        what, again = ("methods", "") if METHODS in command.tables else ("runs", "; the same command tries again")
         first = f"{name}: {failure.splitlines()[0]}"
-        raise UnfinishedError(
-            f"{len(result.failed)} runs failed, the first of them {first}; the same command tries again", shown
-        )
+        raise UnfinishedError(f"{len(result.failed)} {what} failed, the first of them {first}{again}", shown)
     return shown
 
 
