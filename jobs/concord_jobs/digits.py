@@ -41,8 +41,7 @@ class CodedDomains(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        for option in ("validation_domains", "code_dimensions", "code_scale"):
-            self.require(option, getattr(self, option) >= 0, "must not be negative")
+        self.require_at_least(0, "validation_domains", "code_dimensions", "code_scale")
 
     def environments(self, inputs: Tensor, targets: Tensor, seed: int) -> Environments:
         """Training and validation domains, and ``ood``, where every example has its own code."""

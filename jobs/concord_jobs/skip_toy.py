@@ -52,8 +52,7 @@ class ToyConfig(TrainConfig):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        for option in ("side", "passed", "examples"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require_at_least(1, "side", "passed", "examples")
         self.require("exits", self.exits >= 2, "must be at least 2")
         right = len(set(self.brightness)) == len(self.brightness) and all(0 <= each <= 1 for each in self.brightness)
         self.require("brightness", right and len(self.brightness) > 0, "give different probabilities, in [0, 1]")

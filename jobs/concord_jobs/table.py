@@ -80,7 +80,7 @@ class TableCheck(TableOptions):
     # fmt: off
     # Its option is --check: ``check`` is the method of every group of options.
     checked: Annotated[Path | None, tyro.conf.arg(name="check")] = None
-    """CSV or Parquet file, or a folder with a file an environment, to look at."""
+    """CSV or Parquet file to look at, or a folder with one file for each environment."""
     # fmt: on
 
 

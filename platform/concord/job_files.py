@@ -27,19 +27,19 @@ class JobText:
     def parts(self) -> dict[str, ast.expr]:
         """The argument expressions of ``job = Job(…)``, by name."""
         for line in self._module.body:
-            if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call) and _names(line, "job"):
+            if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call) and _is_job(line):
                 return {part.arg: part.value for part in line.value.keywords if part.arg is not None}
         return {}
 
     @property
-    def reproduces(self) -> str | None:
-        """The papers' results that the job is for; None if it is not a literal."""
+    def reproduces(self) -> str:
+        """The papers' results that the job is for, a literal; empty without any."""
         value = self.parts.get("reproduces")
-        return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+        return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
-def _names(line: ast.Assign, name: str) -> bool:
-    return any(isinstance(target, ast.Name) and target.id == name for target in line.targets)
+def _is_job(line: ast.Assign) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == "job" for target in line.targets)
 
 
 def jobs_folder() -> Path:

@@ -46,6 +46,9 @@ class Option:
         return flag_of(self.name)
 
 
+_AT_LEAST = {0: "must not be negative", 1: "must be at least 1"}
+
+
 class OptionGroup:
     """Base of dataclasses of options; a field of such a type is an inner group."""
 
@@ -71,6 +74,12 @@ class OptionGroup:
             value = without_secrets({option: option_values(self)[option]})[option]
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
             raise InputError(f"{flag_of(option)} {shown}: {expected}")
+
+    def require_at_least(self, least: int, *options: str) -> None:
+        """Raise InputError for the first of these options that is below ``least``, 0 or 1; None is not."""
+        for option in options:
+            value = option_values(self)[option]
+            self.require(option, value is None or value >= least, _AT_LEAST[least])
 
     def with_options(self, **changes: Any) -> Self:
         """A copy with these values, in any group."""

@@ -83,8 +83,8 @@ def test_a_command_without_its_job_lists_the_jobs_and_is_refused(concord_: Conco
 def test_what_a_job_s_file_says_of_it_is_what_the_running_job_says() -> None:
     for text in job_texts():
         assert text.title.endswith("."), text.name
-        assert text.reproduces in (None, load_job(text.name).job.reproduces)
-    assert JobText("mine", "from concord.training import Job\njob = Job(reproduces=some_text)\n").reproduces is None
+        assert text.reproduces == load_job(text.name).job.reproduces
+    assert JobText("mine", "from concord.training import Job\njob = Job(reproduces=some_text)\n").reproduces == ""
     assert JobText("mine", "pass\n").title == ""
 
 

@@ -71,12 +71,11 @@ def test_every_command_names_a_job_and_its_tables(items: list[Item]) -> None:
 def test_a_job_names_the_results_that_its_commands_make(items: list[Item]) -> None:
     """And says nothing of how they come out: the page does."""
     for text in job_texts():
-        reproduces = text.reproduces or ""
-        lists = re.findall(r"(Fig\.|Table)s? ([\w., ]+)", reproduces)
+        lists = re.findall(r"(Fig\.|Table)s? ([\w., ]+)", text.reproduces)
         named = {f"{kind} {number}" for kind, numbers in lists for number in numbers.split(", ")}
         of_job = {item.item for item in items if any(f" {text.name} " in f"{each} " for each in commands(item))}
         assert named == {each for each in of_job if re.match(r"(Fig\.|Table) ", each)}, text.name
-        assert not re.search("reproduc|only| not |but for", reproduces), reproduces
+        assert not re.search("reproduc|only| not |but for", text.reproduces), text.reproduces
 
 
 def papers_of(folder: Path, *rows: tuple[str, float, str], **entry: object) -> Item:

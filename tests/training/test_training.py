@@ -606,7 +606,7 @@ def test_the_source_of_gradients_is_what_the_table_says(
     batch = torch.randn(environments, 8, 5), torch.randint(0, 3, (environments, 8))
     source = gradient_source(
         nn.Linear(5, 3),
-        config.objective.build(JOB.batch_risk, 10),
+        config.objective.build(JOB.risk_of(config), 10),
         config.rule(),
         list("ab"[:environments]),
         group if grouped else None,

@@ -28,8 +28,7 @@ class TrajectoryChoice(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        self.require("trajectories", self.trajectories >= 0, "must not be negative")
-        self.require("switch_epoch", self.switch_epoch >= 0, "must not be negative")
+        self.require_at_least(0, "trajectories", "switch_epoch")
         for option, given in (("perturbed_dir", self.perturbed_dir is not None), ("switch_epoch", self.switch_epoch)):
             alone = not (self.perturbed and given)
             self.require(option, alone, "with --perturbed there is no other physics; leave one of them out")

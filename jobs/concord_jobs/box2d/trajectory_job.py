@@ -73,7 +73,7 @@ class TrajectoryConfig(TrainConfig):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        self.require("lr_decay_steps", self.lr_decay_steps >= 0, "must not be negative")
+        self.require_at_least(0, "lr_decay_steps")
         known = self.data_selection.trajectories > 0 or self.lr_decay_steps == 0
         self.require("lr_decay_steps", known, "needs the number of a run's steps; give also --trajectories")
         whole = self.data.environments_per_step == 0 or self.lr_decay_steps == 0

@@ -48,7 +48,7 @@ class ColoredMNISTConfig(TrainConfig):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        self.require("examples", self.examples >= 1, "must be at least 1")
+        self.require_at_least(1, "examples")
         compared = not self.similarity or len(self.colours.observed_flips) > 0
         self.require("similarity", compared, "compares with the first of --observed-flips; give one")
 
@@ -122,7 +122,7 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
 
 
 # Nothing in the studies sees a test. IRMv1 is judged by the spread of held-out losses. meta-IRM ends when they are
-# equal, the paper's early stopping, and is judged by its accuracy then: models that are sure of nothing are equal, too.
+# equal, the paper's early stopping. Its accuracy then decides, since a model that is sure of nothing has equal losses.
 _VARIED: dict[str, Entry] = {
     "lr": LogUniform(5e-4, 3e-3),
     "hidden_layers": Choice(1, 2),

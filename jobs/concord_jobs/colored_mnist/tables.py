@@ -98,7 +98,8 @@ AUTHORS: dict[str, Any] = {
 }
 AUTHORS_PENALTY = {**AUTHORS, "penalty_weight": 91257.18613115903, "penalty_warmup": 190 / 501}
 GAPS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)
-# Fewer examples take 399 or 400 steps, too, as they do with IRM's authors, whose steps have whole environments.
+# With fewer examples a run has 399 or 400 steps, too, as in the code of IRM's authors, whose steps have whole
+# environments.
 SIZES = (25_000, 12_500, 6_250)
 STEPS_PER_EPOCH = {size: math.ceil(size / SHARED["batch_size"]) for size in SIZES}
 STEPS = SHARED["epochs"] * STEPS_PER_EPOCH[SIZES[0]]

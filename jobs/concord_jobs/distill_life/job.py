@@ -65,8 +65,7 @@ class LifeConfig(TrainConfig):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        for option in ("examples", "filters"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require_at_least(1, "examples", "filters")
         objective(self)
         if self.teaching.fixed_split:
             training_parts(self, examples)

@@ -39,7 +39,7 @@ class LogitsConfig(TrainConfig):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        self.require("examples", self.examples >= 1, "must be at least 1")
+        self.require_at_least(1, "examples")
         self.require("logit_scale", 0 < self.logit_scale < math.inf, "must be a finite number above 0")
         self.require("entropy_weight", 0 <= self.entropy_weight < math.inf, "must be a finite number, not below 0")
         objective(self)

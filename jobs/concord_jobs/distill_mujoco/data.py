@@ -49,9 +49,8 @@ class ReturnOptions(MakingOptions):
         """Validate options."""
         super().check()
         check_simulator(self.simulator)
-        for option in ("examples", "test_examples", "validation_examples"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
-        self.require("seed", self.seed >= 0, "must not be negative")
+        self.require_at_least(1, "examples", "test_examples", "validation_examples")
+        self.require_at_least(0, "seed")
 
 
 def make_returns(options: ReturnOptions, info: Info) -> dict[str, Any]:

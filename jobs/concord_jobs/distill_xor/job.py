@@ -36,8 +36,7 @@ class XorConfig(TrainConfig):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        for option in ("dimensions", "examples"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require_at_least(1, "dimensions", "examples")
         objective(self)
         if self.teaching.fixed_split:
             training_parts(self, examples)

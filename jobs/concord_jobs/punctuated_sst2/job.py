@@ -38,7 +38,7 @@ class PunctuatedSST2Config(TrainConfig):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        self.require("embedding_size", self.embedding_size is None or self.embedding_size >= 1, "must be at least 1")
+        self.require_at_least(1, "embedding_size")
 
 
 @functools.lru_cache(maxsize=1)

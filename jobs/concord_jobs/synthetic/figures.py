@@ -127,7 +127,7 @@ def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
 
 
 def curves_figure(runs: Runs) -> Figure:
-    """Fig. 14: accuracy by epoch in training (above) and test (below), a column for each method, a line a run."""
+    """Fig. 14: accuracy by epoch in training (above) and test: a column for each method, a line for each run."""
     figure = Figure(figsize=(1.9 * len(runs), 3.6), layout="constrained")
     panels = figure.subplots(2, len(runs), sharex=True, sharey=True, squeeze=False)
     for column, (method, each) in zip(panels.T, runs.items(), strict=True):
@@ -167,7 +167,7 @@ def environments_of_runs(runs: Runs) -> Figure:
 
 def robustness_figure(runs: Runs) -> Figure:
     """O.o.d. accuracy over the number of environments, a panel for each variance of the shortcuts and number of
-    revolutions, a line a method: the median of its runs, and from the least to the largest.
+    revolutions, a line for each method: the median of its runs, and from the least to the largest.
 
     A row's name begins with its method, up to the first comma.
     """

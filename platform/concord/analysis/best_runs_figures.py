@@ -14,7 +14,7 @@ _RESAMPLINGS = 10_000
 
 
 def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Figure:
-    """The panel in §3.3 of the paper (Fig. 3.12 of the thesis): each of the best runs, a column a method."""
+    """The panel in §3.3 of the paper (Fig. 3.12 of the thesis): each of the best runs, one column for each method."""
     figure, axes = one_panel(1.5 + 1.2 * len(values), 3.2)
     jitter = np.random.default_rng(0)
     for index, each in enumerate(values.values()):

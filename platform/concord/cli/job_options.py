@@ -53,7 +53,7 @@ def read_command(
 ) -> JobCommand:
     """A command's options: the words override the file, which overrides the record of a resumed run or study.
 
-    ``earlier`` returns that record, if there is one, by output folder, name and words.
+    ``earlier(output, name, words)`` returns that record, if there is one.
     """
     from concord.cli.config_file import with_file_options
     from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of

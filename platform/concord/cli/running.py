@@ -13,9 +13,10 @@ from concord.cli.output import info, nested_table, show, table
 from concord.cli.parsing import asks_for_help, job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.job_files import JobText, job_texts
+from concord.job_files import job_texts
+from concord.options import flag_of
 from concord.redaction import redact
-from concord.storage import display_path, is_remote
+from concord.storage import check_local_folder
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,10 @@ class Jobs:
 def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """List the built-in jobs."""
     parse(Jobs, words, "concord jobs")
-    jobs = [{"name": each.name, "reproduces": _reproduces(each)} for each in job_texts()]
+    jobs = [{"name": each.name, "reproduces": each.reproduces} for each in job_texts()]
     if not as_json:
         table(["job", "papers' results"], [[job["name"], job["reproduces"]] for job in jobs])
     return {"jobs": jobs}
-
-
-def _reproduces(text: JobText) -> str:
-    if text.reproduces is not None:
-        return text.reproduces
-    from concord.training.job import load_job
-
-    return str(load_job(text.name).job.reproduces)
 
 
 def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -184,21 +177,16 @@ def _relative(path: Path) -> str:
 def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Make the data of a job."""
     job, rest = job_and_words(words, "data")
-    making = getattr(job.job, "data", None)
+    making = job.job.data
     if making is None:
         raise InputError(f"data {words[0]}: this job has no data to make; train it")
     options = parse(making.options, rest, f"concord data {words[0]}")
     for option in ("output", "data_dir"):
-        _require_disk(option, getattr(options, option, None), "give a local folder; copy the data afterwards")
+        check_local_folder(flag_of(option), getattr(options, option, None))
     result: Mapping[str, Any] = making.make(options, info)
     if not as_json and not making.tells:
         nested_table("data", result)
     return {"job": job.name, **result}
-
-
-def _require_disk(option: str, path: Path | None, why: str) -> None:
-    if path is not None and is_remote(path):
-        raise InputError(f"--{option.replace('_', '-')} {display_path(path)}: {why}")
 
 
 def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -208,7 +196,7 @@ def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
     tables, rest = tables_and_options(rest)
     options = parse(report_options(job), rest, f"concord report {words[0]}")
-    _require_disk("output", options.output, "give a local folder; a study's figures are kept with it")
+    check_local_folder("--output", options.output)
     result, shown = report_groups(job, tables, options, info)
     if not as_json:
         show(shown)

@@ -58,8 +58,7 @@ class TeacherOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        for option in ("unrolled_steps", "student_steps"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require_at_least(1, "unrolled_steps", "student_steps")
         self.require("validation_fraction", 0 < self.validation_fraction < 1, "must lie between 0 and 1")
         self.require("meta_lr", 0 < self.meta_lr < float("inf"), "must be a finite number above 0")
         right = 0 <= self.auxiliary_weight < float("inf")

@@ -6,7 +6,7 @@ from typing import Literal
 from concord.dynamics.curriculum import Curriculum
 from concord.dynamics.skip_risk import SkipRisk
 from concord.dynamics.unroll import SkipConfig
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,8 @@ class SkipOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        values = option_values(self)
-        for option in ("horizon", "stride"):
-            self.require(option, values[option] >= 1, "must be at least 1")
-        for option in ("exploration_steps", "sampling_steps"):
-            self.require(option, values[option] >= 0, "must not be negative")
+        self.require_at_least(1, "horizon", "stride")
+        self.require_at_least(0, "exploration_steps", "sampling_steps")
         right = self.skip == "fixed" or self.stride == 1
         self.require("stride", right, "--skip adaptive finds its own; give --skip fixed")
 

@@ -1,8 +1,8 @@
 """Data as a set of named environments.
 
 An :class:`Environments` has the names with their purposes (train, validate, test), and makes one environment's data on
-demand, in the process that owns the environment. From arrays, from a folder, from any dataset with a group an example,
-from images in ``DOMAIN/CLASS/IMAGE``, or from a generator; :class:`BatchStream` draws the batches.
+demand, in the process that owns the environment. From arrays, from a folder, from any dataset whose examples name their
+group, from images in ``DOMAIN/CLASS/IMAGE``, or from a generator; :class:`BatchStream` draws the batches.
 :func:`image_dataset` reads MNIST, CIFAR-10 or a folder of images.
 """
 

@@ -168,7 +168,7 @@ def from_dataset(
     transform: Transform | None = None,
     train_transform: Transform | None = None,
 ) -> Environments:
-    """Environments from a dataset with a group an example: a map-style dataset of PyTorch, or one of Hugging Face.
+    """Environments from a dataset, of PyTorch (map-style) or Hugging Face, whose examples each name their group.
 
     Examples are read a batch at a time. ``transform`` makes numbers of one: arrays, tensors, images of Pillow (which
     become uint8, channels first), alone or in tuples and dictionaries. Random augmentation belongs into

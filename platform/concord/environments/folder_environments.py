@@ -42,7 +42,9 @@ def from_folder(
             corrupt or lacks an array or column.
     """
     if folder is None:
-        raise ArgumentError("data_dir", None, "is required; give a folder with a .npz or .parquet file an environment")
+        raise ArgumentError(
+            "data_dir", None, "is required; give a folder with one .npz or .parquet file for each environment"
+        )
     folder = Path(folder)
     names = listing(folder)
     if names is None:

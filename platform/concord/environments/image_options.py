@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concord.environments.images import DATASETS, ImageDataset, image_dataset
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup
 from concord.storage import check_address, resolve
 
 
@@ -28,8 +28,7 @@ class ImageOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         check_address("data", Path(self.data))
-        for option in ("train_images", "test_images"):
-            self.require(option, option_values(self)[option] >= 0, "must not be negative")
+        self.require_at_least(0, "train_images", "test_images")
 
     def images(self, data_dir: Path | None) -> ImageDataset:
         """The images of these options; cached, so that a process reads them once."""

@@ -147,7 +147,8 @@ def from_table(
     separator: str = ",",
     encoding: str = "utf-8",
 ) -> TableEnvironments:
-    """Environments from a table: a CSV or Parquet file, a folder with a file an environment, or a pandas frame.
+    """Environments from a table: a CSV or Parquet file, a folder with one file for each environment, or a pandas
+    frame.
 
     Args:
         data: the table.

@@ -180,7 +180,7 @@ class AggregationHook:
         """Replace the gradients by the averages."""
         if bucket.index() == 0:
             momentum.begin(self.processes.names[self.processes.rank])
-        # Without reading a flag of a GPU, each parameter's gradient is checked once more.
+        # The flag of a GPU is not read, since the host would wait: each parameter's gradient is checked again.
         finite = present > 0 if not present.is_cuda and bool(present > 0) else None
         scale = self.aggregation.scale(present.device)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):

@@ -79,7 +79,9 @@ class PerExample:
         self.aggregation = Aggregation(rule, **options)
         if self.aggregation.environment_momentum > 0:
             beta = self.aggregation.environment_momentum
-            raise ArgumentError("environment_momentum", beta, "examples are other ones at every step; give 0")
+            raise ArgumentError(
+                "environment_momentum", beta, "each step has other examples, which have no earlier gradients; give 0"
+            )
         self.group = group
         self.steps = 0
         self.sums = Sums(model, self.aggregation)

@@ -88,7 +88,7 @@ class DynamicsNetworkOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        self.require("kernels", self.kernels >= 1, "must be at least 1")
+        self.require_at_least(1, "kernels")
 
     def network(self, channels: int) -> DynamicsNetwork:
         """A network for frames with this number of channels."""

@@ -8,7 +8,7 @@ from torch import nn
 from concord.models.fast_resnet import FastResNet
 from concord.models.mlp import MLP
 from concord.models.pixels import Pixels
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,7 @@ class ImageNetworkOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        for option in ("hidden_units", "hidden_layers"):
-            self.require(option, option_values(self)[option] >= 1, "must be at least 1")
+        self.require_at_least(1, "hidden_units", "hidden_layers")
 
     def network(self, channels: int, height: int, width: int, classes: int) -> nn.Module:
         """A network for images of this size, which takes them as bytes."""

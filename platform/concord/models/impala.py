@@ -11,30 +11,17 @@ class ImpalaCNN(nn.Module):
     """Three blocks of convolution, pooling and two residual branches, then one hidden layer.
 
     The deep network of Espeholt et al. (IMPALA, 2018), in the size of Cobbe et al. (Leveraging procedural generation to
-    benchmark reinforcement learning, 2020), with their initial weights:
-    Glorot-uniform, biases zero.
+    benchmark reinforcement learning, 2020), with their initial weights: Glorot-uniform, biases zero.
 
-    Args:
-        channels: the number of the images' channels.
-        size: height and width of the images, pixels.
-        widths: the number of channels of each block; each halves height and width.
-        features: width of the hidden layer.
-
-    Input ``(images, channels, size, size)``, bytes (0 to 255) or floating point (0 to 1); output features
-    ``(images, features)``, after their ReLU.
+    Input ``(images, 3, 64, 64)``, bytes (0 to 255) or floating point (0 to 1); output features ``(images, 256)``, after
+    their ReLU.
     """
 
-    def __init__(
-        self, channels: int = 3, size: int = 64, widths: tuple[int, ...] = (16, 32, 32), features: int = 256
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.pixels = Pixels()
-        blocks: list[nn.Module] = []
-        for width in widths:
-            blocks.append(_ImpalaBlock(channels, width))
-            channels, size = width, (size + 1) // 2
-        self.blocks = nn.Sequential(*blocks)
-        self.hidden = nn.Linear(channels * size * size, features)
+        self.blocks = nn.Sequential(_ImpalaBlock(3, 16), _ImpalaBlock(16, 32), _ImpalaBlock(32, 32))
+        self.hidden = nn.Linear(32 * 8 * 8, 256)
         self.apply(_glorot)
         # Convolutions of few channels are several times faster so, on CPUs and on GPUs.
         for parameter in self.parameters():

@@ -21,5 +21,4 @@ class MLPOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         self.require("dropout", 0 <= self.dropout < 1, "must lie in [0, 1)")
-        self.require("hidden_units", self.hidden_units >= 1, "must be at least 1")
-        self.require("hidden_layers", self.hidden_layers >= 1, "must be at least 1")
+        self.require_at_least(1, "hidden_units", "hidden_layers")

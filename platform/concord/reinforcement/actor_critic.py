@@ -15,7 +15,7 @@ class ActorCritic(nn.Module):
 
     def __init__(self, actions: int = 15) -> None:
         super().__init__()
-        self.encoder = ImpalaCNN(size=64)
+        self.encoder = ImpalaCNN()
         width = self.encoder.hidden.out_features
         self.policy = nn.Linear(width, actions)
         self.value = nn.Linear(width, 1)

@@ -120,8 +120,7 @@ class AgentConfig(RunConfig):
         super().check()
         check_game(self.game, self.difficulty)
         positive = ("steps", "environments", "rollout", "epochs", "minibatches", "evaluations", "evaluation_episodes")
-        for option in (*positive, "final_episodes", "checkpoints"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require_at_least(1, *positive, "final_episodes", "checkpoints")
         for option in ("runners", "learners", "gpus_per_learner", "gpus_per_runner", "clip", "entropy", "value"):
             right = 0 <= getattr(self, option) < math.inf
             self.require(option, right, "must be a finite number, not negative")
@@ -134,8 +133,8 @@ class AgentConfig(RunConfig):
             self.require(option, 0 <= getattr(self, option) <= 1, "must lie in [0, 1]")
         for option in ("lr", "max_grad_norm"):
             self.require(option, 0 < getattr(self, option) < math.inf, "must be a finite number above 0")
-        self.require("final_lr", self.final_lr is None or self.final_lr >= 0, "must not be negative")
-        self.require("threads", self.threads is None or self.threads >= 1, "must be at least 1")
+        self.require_at_least(0, "final_lr")
+        self.require_at_least(1, "threads")
         alone = self.gpus_per_runner == 0 or self.runners > 0
         self.require("gpus_per_runner", alone, "needs --runners; without, sampling is where the learner is")
         if self.gpus_per_learner > 0 and self.learners == 0 and not torch.cuda.is_available():

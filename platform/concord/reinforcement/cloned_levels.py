@@ -30,8 +30,7 @@ class ClonedLevels(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        for option in ("levels", "states", "play_episodes"):
-            self.require(option, option_values(self)[option] >= 0, "must not be negative")
+        self.require_at_least(0, "levels", "states", "play_episodes")
 
     def read(self, data_dir: Path | None, output: Path) -> CloningData:
         """The data of these options."""

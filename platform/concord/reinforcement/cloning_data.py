@@ -71,10 +71,8 @@ class CloningOptions(MakingOptions):
         """Validate options."""
         super().check()
         check_game(self.game, self.difficulty)
-        for option in ("levels", "states", "test_states"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
-        for option in ("validation_states", "first_level", "first_test_level", "seed"):
-            self.require(option, getattr(self, option) >= 0, "must not be negative")
+        self.require_at_least(1, "levels", "states", "test_states")
+        self.require_at_least(0, "validation_states", "first_level", "first_test_level", "seed")
         last = self.first_level + self.levels - 1
         self.require("first_level", last <= LARGEST_LEVEL, f"levels end at {LARGEST_LEVEL}")
         unseen = self.first_test_level + self.unseen_levels

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from concord.errors import InputError, first_line
 from concord.reinforcement.actor_critic import ActorCritic
+from concord.storage import Folder
 
 SHIPPED = Path(__file__).parent / "experts"
 _PROVENANCE = "provenance"
@@ -42,9 +43,7 @@ def shipped_expert(game: str, difficulty: str) -> Path:
 def save_expert(path: Path, network: nn.Module, provenance: Mapping[str, Any]) -> None:
     """Write weights as float16, which halves the file, with their provenance; replaces the file as a whole."""
     weights = {name: each.detach().cpu().to(torch.float16).contiguous() for name, each in network.state_dict().items()}
-    new = path.with_suffix(".new")
-    save_file(weights, new, {_PROVENANCE: json.dumps(dict(provenance))})
-    new.replace(path)
+    Folder(path.parent).write(path.name, save(weights, {_PROVENANCE: json.dumps(dict(provenance))}))
 
 
 def load_expert(path: Path, game: str | None = None, difficulty: str | None = None, option: str = "expert") -> Expert:

@@ -24,6 +24,7 @@ from concord.environments.sharded import (
 from concord.errors import InputError, RunFailedError, last_line
 from concord.options import OptionGroup, option_values
 from concord.runs.session import ray_session
+from concord.storage import Folder
 from concord.storage.checksum import file_checksum
 from concord.training.options import RunConfig
 from concord.training.process import tune_process
@@ -89,7 +90,7 @@ class MakingOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        self.require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
+        self.require_at_least(1, "tasks")
 
 
 def make_sharded(
@@ -114,7 +115,7 @@ def make_sharded(
         info(f"{len(missing)} of {len(shards)} files to make in {folder}")
         with ray_session(RunConfig().with_options(address=options.address)):
             for done, (shard, (content, groups)) in enumerate(_made(missing, task, options.tasks), 1):
-                _replace(folder / shard.file, content)
+                Folder(folder).write(shard.file, content)
                 checksum = file_checksum(folder / shard.file)
                 made[shard.file] = {"file": shard.file, "split": shard.split, "sha256": checksum, "groups": groups}
                 _write_manifest(folder, manifest, [made[each.file] for each in shards if each.file in made])
@@ -146,15 +147,7 @@ def _begin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> None:
-    _replace(folder / MANIFEST, json.dumps({**manifest, "shards": shards}, indent=1).encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace a file atomically: a kill leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_bytes(content)
-    new.replace(path)
+    Folder(folder).write(MANIFEST, json.dumps({**manifest, "shards": shards}, indent=1))
 
 
 def _made(

@@ -70,12 +70,12 @@ def check_address(option: str, path: Path) -> None:
         refuse(f"the scheme {scheme}:// is unknown; give a folder, s3://, gs://, or another scheme of fsspec")
 
 
-def check_local_folder(option: str, path: Path | None) -> None:
+def check_local_folder(flag: str, path: Path | None) -> None:
     """Refuse an address, or a file, where files are to be written to this machine's disk (InputError)."""
     if path is not None and is_remote(path):
-        raise InputError(f"--{option} {display_path(path)}: must be a folder on this machine's disk")
+        raise InputError(f"{flag} {display_path(path)}: must be a folder on this machine's disk")
     if path is not None and path.exists() and not path.is_dir():
-        raise InputError(f"--{option} {path}: is a file; give a folder")
+        raise InputError(f"{flag} {path}: is a file; give a folder")
 
 
 def _is_container(scheme: str, rest: str) -> bool:

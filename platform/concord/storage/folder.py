@@ -88,11 +88,12 @@ class Folder:
             raise self._not_writable(error) from error
         return True
 
-    def write(self, name: str, text: str) -> None:
-        """Replace a file atomically, on the disk before it has its name, and keep it."""
+    def write(self, name: str, content: str | bytes) -> None:
+        """Replace a file, in a folder that may be missing: atomically, on the disk before it has its name. Keep it."""
         new = self.path / f"{name}.new"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(text)
+        new.parent.mkdir(parents=True, exist_ok=True)
+        with new.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path / name)

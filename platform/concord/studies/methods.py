@@ -125,10 +125,10 @@ class MethodsOptions(OptionGroup):
     def check(self) -> None:
         """Validate the options (InputError); a study validates its own."""
         super().check()
-        check_local_folder("results", self.results)
+        check_local_folder("--results", self.results)
         chosen = method_names(self.methods)
         self.require("methods", len(chosen) != 1, "give at least two, or none for the default ones")
-        self.require("trials", self.trials >= 1, "must be at least 1")
+        self.require_at_least(1, "trials")
         self.require("seeds", self.seeds >= 2, "must be at least 2, to have a spread")
 
 

@@ -65,7 +65,7 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
 
     Returns the JSON result, and the output for readers.
     """
-    check_local_folder("results", options.results)
+    check_local_folder("--results", options.results)
     own = None if options.only_studies or tables or options.only else job.job.report
     compared = {} if options.only_studies else _comparisons(job, tables, options, info)
     reported: dict[str, Any] = {} if own is None else dict(own.make(options, info))

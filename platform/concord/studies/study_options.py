@@ -32,7 +32,7 @@ class SharingOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate the options (InputError)."""
-        self.require("concurrent", self.concurrent >= 0, "must not be negative")
+        self.require_at_least(0, "concurrent")
         self.require("gpus_per_trial", self.gpus_per_trial > 0, "must be above 0")
 
 
@@ -90,10 +90,8 @@ class StudyOptions(OptionGroup):
     def check(self) -> None:
         """Validate the options (InputError)."""
         super().check()
-        for option in ("trials", "startup", "top"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
-        for option in ("folds", "shortlist", "max_minutes", "reruns"):
-            self.require(option, getattr(self, option) >= 0, "must not be negative")
+        self.require_at_least(1, "trials", "startup", "top")
+        self.require_at_least(0, "folds", "shortlist", "max_minutes", "reruns")
         if self.selection == "leave-one-out":
             expected = "leave-one-out scores a trial only at its end; give another --selection, or no scheduler"
             self.require("scheduler", self.scheduler == "none", expected)
@@ -125,9 +123,9 @@ class SeedsOptions(OptionGroup):
     def check(self) -> None:
         """Validate the options (InputError)."""
         super().check()
-        check_local_folder("results", self.results)
-        self.require("seeds", self.seeds is None or self.seeds >= 1, "must be at least 1")
-        self.require("first_seed", self.first_seed is None or self.first_seed >= 0, "must not be negative")
+        check_local_folder("--results", self.results)
+        self.require_at_least(1, "seeds")
+        self.require_at_least(0, "first_seed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from concord.analysis.consistency.measurement import as_cells, read_measurements
 from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
-from concord.storage import json_line
+from concord.storage import Folder, json_line
 from concord.training import Comparison
 
 ANALYZED = "analyzed"  # instead of a table's name: the results of ``concord analyze``
@@ -180,10 +180,9 @@ def as_lines(lines: Iterable[KeptLine]) -> bytes:
 
 def write_lines(lines: Iterable[KeptLine], results: Path, job: str, table: str) -> Path:
     """Write the lines of a table into this folder; return the file."""
-    results.mkdir(parents=True, exist_ok=True)
-    file = results / results_file(job, table)
-    file.write_bytes(as_lines(lines))
-    return file
+    file = results_file(job, table)
+    Folder(results).write(file, as_lines(lines))
+    return results / file
 
 
 def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results: Path) -> Path:

@@ -45,8 +45,8 @@ def log_model(
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
     `input_example` is a batch, ``(rows, ...)``, of which two rows are stored (one row is used twice: a batch of one
-    would export a program for batches of one). `model` itself is not changed. The kept program takes numbers of any
-    type if the example has floating-point numbers, otherwise the example's type alone. If the example is a call with
+    would export a program for batches of one). `model` itself is not changed. If the example is floating
+    point, the kept program takes any numeric type, otherwise only the example's. If the example is a call with
     named tensors, the program takes a dictionary of those that its outputs depend on. With `raw` it takes rows of a
     table, and returns the probabilities of classes, or the number, by name.
     Raises ExportError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it

@@ -1,9 +1,9 @@
 """Sends a record's events to MLflow: metrics, children, parameters, tags, artifacts and how runs ended.
 
 One thread reads the event file and sends new events about once a second. A store that is down neither stops nor slows
-the work. A cursor beside the file holds the sent position, and the child of the MLflow run for each run of a group, so
-that a resumed process sends nothing twice. A process killed between sending and moving the cursor leaves a piece that
-is sent again; MLflow stores it once, since the points are equal in name, step, time and value.
+the work. A cursor beside the file holds the sent position, and the child of the MLflow run for each run of a group: a
+resumed process goes on from there. A process killed after sending and before it moves the cursor leaves a piece that is
+sent again; MLflow stores it once, since the points are equal in name, step, time and value.
 """
 
 import contextlib

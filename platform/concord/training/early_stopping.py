@@ -35,7 +35,7 @@ class BestWeights:
         self._weights: dict[str, Tensor] = {}
 
     def see(self, metrics: Mapping[str, float], epoch: int, model: nn.Module, *, last: bool) -> bool:
-        """Take an evaluation; return whether the run must end. The last evaluation always counts."""
+        """Take an evaluation; return whether the run must end. The last one counts even before ``first_epoch``."""
         if epoch < self.first_epoch and not last:
             return False
         value = self._sign * metrics[self.metric]

@@ -56,7 +56,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class EnvironmentEvaluation:
-    """Numbers of whole environments, where no mean over examples gives them: a game is played, a curve has an area::
+    """Numbers of whole environments that are no means over examples, such as the return of a game::
 
         def play(model, environment):
             return {"return": mean_return(model, level=environment.name)}

@@ -124,20 +124,14 @@ class Job(Generic[Config]):
         """Whether the job has a model, which a job with a loop of its own may lack."""
         return self.model is not _not_given
 
-    @property
-    def batch_risk(self) -> Risk:
-        """The risk of a batch: the risk, or the loss of inputs and targets."""
+    def risk_of(self, config: Config) -> Risk:
+        """The risk of a batch: the job's, that of its loss of inputs and targets, or its objective's."""
         if self.risk is not None:
             return self.risk
-        assert self.loss is not None
-        return Supervised(self.loss)
-
-    def risk_of(self, config: Config) -> Risk:
-        """The risk of a batch with these options; it may be the objective's."""
-        if self.risk is None and self.loss is None:
-            assert self.objective is not None
-            return self.objective(config).risk
-        return self.batch_risk
+        if self.loss is not None:
+            return Supervised(self.loss)
+        assert self.objective is not None
+        return self.objective(config).risk
 
     def environments_of(self, config: Config) -> Environments:
         """The data of this configuration, without the environment that ``--leave-out`` names."""

@@ -82,7 +82,7 @@ def initialize_objective(job: Job[Any], config: TrainConfig, model: nn.Module, c
     """
     autocast = torch.bfloat16 if config.optimizer.precision == "bfloat16" else None
     if job.objective is None:
-        objective = config.objective.build(job.batch_risk, steps, autocast)
+        objective = config.objective.build(job.risk_of(config), steps, autocast)
     else:
         objective = job.objective(config)
         if not isinstance(objective, Objective):

@@ -16,11 +16,10 @@ from concord.training.options import TrainConfig
 class Optimization:
     """The optimizer of a run with its schedule and penalties; every parameter needs a gradient at each step.
 
-    Penalties see every trainable parameter. Coupled ones are added to the gradient after aggregation, as in the
-    AND-mask paper's code: a masked weight then has the penalty as its only gradient, which Adam scales to a full
-    step. They are part of the loss, so that an objective that is divided by a large λ divides them, too, as in the
-    code of IRM's authors. Decoupled ones are updates of their own: L2 shrinks a weight by ``lr·l2·w``, L1 moves it by
-    ``lr·l1`` towards zero and stops there.
+    Penalties see every trainable parameter. Coupled ones are added to the gradient after aggregation, as in the AND-
+    mask paper's code: a masked weight then has the penalty as its only gradient, which Adam scales to a full step. An
+    objective that divides its loss by a large λ divides them as well, as in the code of IRM's authors. Decoupled ones
+    are updates of their own: L2 shrinks a weight by ``lr·l2·w``, L1 moves it by ``lr·l1`` towards zero and stops there.
 
     An objective's own module is trained as well: like the model, or by the objective's optimizer, which has neither
     clipping nor penalties. A module that the objective trains itself is only kept in checkpoints.

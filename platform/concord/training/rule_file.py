@@ -1,7 +1,7 @@
 """A rule of the user's own: a frozen dataclass in a Python file, named ``FILE.py:RULE``.
 
-The text of the file is what travels to other processes and is kept with a run. So a rule runs where its file is not,
-and goes on as it began where the file has changed since.
+The text of the file travels to other processes and is kept with a run. So a rule also runs on machines without its
+file, and a resumed run has the text that it began with, even if the file has changed.
 """
 
 import ast

@@ -63,8 +63,7 @@ class Settings(OptionGroup):
         self.require("epsilon", positive and len(self.epsilon) > 0, "give one number above 0, or several")
         self.require("radius", 0 < self.radius < math.inf, "must be a number above 0")
         self.require("parts", len(self.parts) > 0, f"give some of {', '.join(PARTS)}")
-        self.require("pairs", self.pairs >= 1, "must be at least 1")
-        self.require("examples", self.examples >= 1, "must be at least 1")
+        self.require_at_least(1, "pairs", "examples")
         right = self.environments == 0 or self.environments >= 2
         self.require("environments", right, "must be at least 2, or 0 for the job's environments")
 

@@ -33,9 +33,8 @@ class DataOptions(OptionGroup):
         """Validate options."""
         if self.data_dir is not None:
             check_address("data-dir", self.data_dir)
-        self.require("batch_size", self.batch_size >= 1, "must be at least 1")
-        self.require("environments_per_step", self.environments_per_step >= 0, "must not be negative")
-        self.require("readers", self.readers >= 0, "must not be negative")
+        self.require_at_least(1, "batch_size")
+        self.require_at_least(0, "environments_per_step", "readers")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
 
 

@@ -63,8 +63,8 @@ class ObjectiveOptions(OptionGroup):
     def check(self) -> None:
         """Validate options; the objective checks its own."""
         self.require("penalty_warmup", 0 <= self.penalty_warmup < 1, "must be a fraction of the run, in [0, 1)")
-        self.require("outer_environments", self.outer_environments >= 0, "must not be negative")
-        self.require("domain_units", self.domain_units >= 1, "must be at least 1")
+        self.require_at_least(0, "outer_environments")
+        self.require_at_least(1, "domain_units")
         self.build(nn.functional.mse_loss, 1)  # any loss: only the options are tested
 
     def build(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:

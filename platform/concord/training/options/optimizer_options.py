@@ -62,8 +62,7 @@ class OptimizerOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         values = option_values(self)
-        for option in ("l1", "l2", "clip"):
-            self.require(option, values[option] >= 0, "must not be negative")
+        self.require_at_least(0, "l1", "l2", "clip")
         for option in ("momentum", "beta1", "beta2", "beta3"):
             right = (option == "beta1" and self.beta1 is None) or 0 <= values[option] < 1
             self.require(option, right, "must lie in [0, 1)")

@@ -23,8 +23,8 @@ class ParallelOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        self.require("workers", self.workers >= 1, "must be at least 1")
-        self.require("max_failures", self.max_failures >= 0, "must not be negative")
+        self.require_at_least(1, "workers")
+        self.require_at_least(0, "max_failures")
         if self.min_workers is not None:
             right = 1 <= self.min_workers <= self.workers
             self.require("min_workers", right, f"must lie in [1, {self.workers}], up to --workers")

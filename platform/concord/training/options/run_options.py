@@ -41,7 +41,7 @@ class RunOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        self.require("seed", self.seed >= 0, "must not be negative")
+        self.require_at_least(0, "seed")
         self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
         check_address("output", self.output)
         if self.wait_for_resources is not None:

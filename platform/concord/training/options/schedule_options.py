@@ -86,8 +86,7 @@ class ScheduleOptions(OptionGroup):
         expected = "--stop-spread decides which weights are kept; give last"
         self.require("keep", self.keep == "last" or self.stop_spread == 0, expected)
         values = option_values(self)
-        for option in ("epochs", "evaluations", "checkpoints"):
-            self.require(option, values[option] >= 1, "must be at least 1")
+        self.require_at_least(1, "epochs", "evaluations", "checkpoints")
         times = min(self.evaluations, self.epochs)
         right = f"must be from 0 to the number of evaluations, {times}"
         self.require("consistency", 0 <= self.consistency <= times, right)
@@ -95,4 +94,4 @@ class ScheduleOptions(OptionGroup):
             self.require(option, 0 < values[option] <= 1, "must lie in (0, 1]")
         self.require("milestones", all(0 < at < 1 for at in self.milestones), "must be fractions of the run, in (0, 1)")
         self.require("stop_from", 0 <= self.stop_from < 1, "must be a fraction of the run, in [0, 1)")
-        self.require("stop_spread", self.stop_spread >= 0, "must not be negative")
+        self.require_at_least(0, "stop_spread")
