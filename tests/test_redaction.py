@@ -27,6 +27,7 @@ SECRET = "hunter2-7f3a"
 SECRETS = [
     "api key", "aws secret access key", "access key id", "account key", "authorization", "aws session token", "bearer",
     "client secret", "connection string", "credentials", "db password", "google application credentials", "hub token",
+    "hub tokens", "github tokens",
     "passphrase", "password", "passwd", "private key", "refresh tokens", "secret", "signing key", "ssh key",
     "storage account key", "token", "x amz credential", "x amz security token", "x amz signature",
 ]  # fmt: skip
@@ -86,6 +87,7 @@ def test_no_option_of_concord_s_own_is_taken_for_a_secret() -> None:
         ("abfss://ann:hunter2@account.dfs.core.windows.net/x", "abfss://ann:***@account.dfs.core.windows.net/x"),
         ("train --hub-token=abc --lr=0.1", "train --hub-token=*** --lr=0.1"),
         ("--header 'Authorization: Bearer abc.def'", "--header 'Authorization: Bearer ***'"),
+        ("no answer for {'api_key': 'a b', \"lr\": \"1\"}", "no answer for {'api_key': '***', \"lr\": \"1\"}"),
         ("lr=0.01,max_tokens=512,key=a", "lr=0.01,max_tokens=512,key=a"),
         ("give it as a --header, Authorization", "give it as a --header, Authorization"),
     ],
@@ -101,6 +103,7 @@ def test_values_are_hidden_by_their_name_wherever_they_stand() -> None:
     assert SECRET not in repr(kept)
     assert {name for name, value in kept.items() if is_hidden(value)} == {"api_key", "clouds", "sources"}
     assert (kept["token"], kept["use_token"], kept["password"], kept["layers"]) == (None, True, "", (1, 2))
+    assert redact_words(["--hub-tokens", SECRET, SECRET, "--lr", "1"]) == ["--hub-tokens", "***", "***", "--lr", "1"]
     assert redact_words(["train", "j", "--hub-token", SECRET, "--lr", "1"]) == [
         "train",
         "j",

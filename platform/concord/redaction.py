@@ -32,7 +32,8 @@ _SECRET_PAIRS = {
     ),
     "pass": frozenset({"admin", "database", "db", "ftp", "http", "mongo", "mysql", "pg", "postgres", "proxy", "redis",
                        "root", "smtp", "sudo", "user"}),
-    "tokens": frozenset({"access", "api", "auth", "bearer", "refresh"}),
+    "tokens": frozenset({"access", "api", "auth", "bearer", "github", "gitlab", "hf", "hub", "huggingface", "refresh",
+                         "security", "session", "wandb"}),
     "auth": frozenset({"basic", "http", "proxy"}),
     "string": frozenset({"connection"}),
     "signature": frozenset({"amz", "goog"}),
@@ -61,6 +62,8 @@ _USER_INFO = re.compile(r"://([^/@\s:]*)(:\S*)?@")
 _USER_INFO_OF_PATH = re.compile(r"\b(s3|gs|gcs|abfss?|hdfs|viewfs|https?):/([^/@\s:]+):[^/@\s]+@")
 # A query's name and value, or an assignment's: ?password=…, AccountKey=…, --hub-token=…
 _ASSIGNED = re.compile(r"(?P<before>[?&]?)(?P<name>[\w.~%-]+)=(?P<value>(?:[^&\s'\";,]|[;,](?![\w.-]+=))+)")
+# An entry of a printed dictionary: 'api_key': 'abc'
+_ENTRY = re.compile(r"(?P<name>(['\"])[\w.-]+\2)(?P<between>\s*:\s*)(['\"])(?:(?!\4).)+\4")
 _HEADER = re.compile(r"(?i)\b(authorization['\"]?\s*:\s*['\"]?(?:(?:bearer|basic|token)\s+)?)[^\s'\"]+")
 
 _KEY_FILES = frozenset(
@@ -106,6 +109,7 @@ def redact(text: str) -> str:
     text = _USER_INFO.sub(_user_info, text)
     text = _USER_INFO_OF_PATH.sub(rf"\1://\2:{HIDDEN}@", text)
     text = _ASSIGNED.sub(_assigned, text)
+    text = _ENTRY.sub(_entry, text)
     return _HEADER.sub(rf"\1{HIDDEN}", text)
 
 
@@ -120,6 +124,10 @@ def _assigned(found: re.Match[str]) -> str:
     name = found["name"]
     hide = is_secret(name) or (found["before"] and name.lower() in _SECRET_QUERIES)
     return f"{found['before']}{name}={HIDDEN}" if hide else found[0]
+
+
+def _entry(found: re.Match[str]) -> str:
+    return f"{found['name']}{found['between']}{found[4]}{HIDDEN}{found[4]}" if is_secret(found["name"]) else found[0]
 
 
 def redact_words(words: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from concord.dynamics import (
     SkipRisk,
     SquaredError,
     accuracies,
+    as_float,
     best_match,
     rollout,
     rollout_depth,
@@ -518,11 +519,24 @@ def test_the_toy_is_learned_with_any_seed(seed: int) -> None:
     assert metrics["ood_right_skips"] > 0.99
 
 
-def test_the_toy_draws_what_was_matched() -> None:
+@pytest.mark.parametrize("numbers", [False, True])
+def test_the_toy_draws_what_was_matched(numbers: bool) -> None:
+    """The frames that were matched above, and the predictions below, whether frames are bytes or numbers in [0, 1]."""
     config, outcome = TOY.config, Outcome(())
-    assert TOY.figures is not None
-    drawn = TOY.figures(TOY, config, outcome, TOY.model(config).eval())
+    frames = [255 * (torch.rand(6, 1, 4, 4) < 0.5).byte() for _ in range(3)]
+    given = [as_float(each) for each in frames] if numbers else frames
+    job = dataclasses.replace(TOY, environments=lambda _: Environments(lambda name: sequences(name, given), "ab", "v"))
+    model = nn.Conv2d(1, 1, 1)
+    nn.init.constant_(model.weight, -60.0)
+    nn.init.constant_(cast(Tensor, model.bias), 30.0)  # each prediction is the negative of the frame before
+    assert job.figures is not None
+    drawn = job.figures(job, config, outcome, model.eval())
     assert set(drawn) == {"sequence", "skips", "rollout"}
+    (true, predicted) = cast(Tensor, drawn["rollout"])
+    matched = [[torch.equal(each, frame) for frame in frames[0]].index(True) for each in true]
+    assert matched == sorted(set(matched))
+    assert matched[0] > 0
+    assert torch.equal(predicted[0], 255 - frames[0][0])
 
 
 # --- wrong input

@@ -131,12 +131,22 @@ def reviews() -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
+def test_the_version_depends_on_examples_groups_and_targets(reviews: datasets.Dataset) -> None:
+    stars = reviews["stars"]
+    given = from_dataset(reviews, "shop", targets="stars").version
+    assert given is not None
+    assert from_dataset(reviews, "shop", targets=list(stars)).version == given
+    assert from_dataset(reviews, "shop", targets=[1 - each for each in stars]).version != given
+    assert from_dataset(reviews, list("aabbccdc"), targets="stars").version != given
+    assert from_dataset(reviews.select([*range(7), 6]), "shop", targets="stars").version != given
+    assert from_dataset(Noisy(6), list("aabbcc")).version is None
+
+
 def test_a_hugging_face_dataset_gives_groups_and_targets_by_column(reviews: datasets.Dataset) -> None:
     environments = from_dataset(
         reviews, "shop", targets="stars", test=["d"], transform=lambda row: (row["picture"], row["stars"])
     )
     assert (environments.train, environments.test) == (("a", "b", "c"), ("d",))
-    assert environments.version == reviews._fingerprint
     inputs, targets = environments["b"].take(slice(None))
     assert (inputs.shape, inputs.dtype, inputs[:, 0, 0, 0].tolist()) == ((2, 3, 4, 4), torch.uint8, [20, 30])
     bitwise(targets, environments["b"].targets)

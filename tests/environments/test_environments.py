@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -638,6 +639,13 @@ def test_parquet_columns_become_features_in_the_order_given(tmp_path: Path) -> N
     assert from_folder(tmp_path, inputs=["dose", "age"])["a"].inputs.tolist() == [[4, 1], [5, 2], [6, 3]]
     assert from_folder(tmp_path, inputs=["dose"])["a"].inputs.tolist() == [[4], [5], [6]]
     assert from_folder(tmp_path, inputs="age", targets="dose")["a"].targets.tolist() == [4, 5, 6]
+
+
+def test_the_index_of_a_frame_is_no_input(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"site": list("abab"), "x": [1.0, 2.0, 3.0, 4.0], "targets": [0, 1, 1, 0]})
+    for site in "ab":
+        frame[frame.site == site].drop(columns="site").to_parquet(tmp_path / f"{site}.parquet")
+    assert from_folder(tmp_path)["b"].inputs.tolist() == [[2.0], [4.0]]
 
 
 def parquet(**columns: Any) -> Callable[[Path], None]:

@@ -17,7 +17,9 @@ from concord.storage.checksum import file_checksum
 
 columns = st.dictionaries(
     st.text("abc", min_size=1, max_size=2),
-    st.tuples(st.sampled_from(["u1", "i1", "i8", "f4", "f8"]), array_shapes(min_dims=0, max_dims=2, max_side=3)),
+    st.tuples(
+        st.sampled_from(["?", "u1", "i1", "i8", "f4", "f8", "U3"]), array_shapes(min_dims=0, max_dims=2, max_side=3)
+    ),
     min_size=1,
     max_size=3,
 )

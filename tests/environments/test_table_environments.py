@@ -120,7 +120,8 @@ def test_a_column_of_any_size_that_varies_is_scaled(size: float, rows: int) -> N
 
 def test_a_column_without_a_value_in_training_says_nothing_elsewhere() -> None:
     frame = patients().assign(cholesterol=lambda rows: np.where(rows.hospital == "south", 240.0, np.nan))
-    left_out = environments(frame).leaving_out("south").fitted(0.1, 0)
+    assert "cholesterol" not in environments(frame).leaving_out("south").table.kinds
+    left_out = environments(frame, kinds={"cholesterol": "numeric"}).leaving_out("south").fitted(0.1, 0)
     assert left_out.encoder is not None
     place = [each.name for each in left_out.encoder.numeric].index("cholesterol")
     assert (left_out["south"].inputs[:, 2 * place] == 0).all()
@@ -258,6 +259,69 @@ def test_files_folders_and_frames_give_the_same(tmp_path: Path) -> None:
     assert torch.equal(of_folder.inputs, of_frame.inputs)
 
 
+def test_numbers_of_rows_are_no_column(tmp_path: Path) -> None:
+    patients().to_csv(tmp_path / "all.csv")  # with its index, in a column without a name
+    kinds = environments(tmp_path / "all.csv").table.kinds
+    assert kinds.keys() == set(patients()) - {"hospital", "died"}
+    given = environments(tmp_path / "all.csv", kinds={"Unnamed: 0": "numeric"}).table.kinds
+    assert given["Unnamed: 0"] == "numeric"
+
+
+def test_a_level_that_pandas_takes_for_missing_is_one_and_a_missing_number_is_missing(tmp_path: Path) -> None:
+    frame = patients().assign(pain=["None", "Mild", "Severe"] * 80, weight=["None", "70.5", "80", "90"] * 60)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    frame.to_parquet(tmp_path / "all.parquet")
+    assert environments(tmp_path / "all.csv", target="pain").table.classes == ("Mild", "None", "Severe")
+    assert environments(tmp_path / "all.parquet", target="pain").table.classes == ("Mild", "None", "Severe")
+    found = environments(tmp_path / "all.csv")
+    assert (found.table.kinds["weight"], found.table.frame["weight"].isna().sum()) == ("numeric", 60)
+    frame.assign(pain=["", "Mild", "Severe"] * 80).to_csv(tmp_path / "all.csv", index=False)
+    with pytest.warns(UserWarning, match="80 of 240 rows have no pain and are left out"):
+        assert environments(tmp_path / "all.csv", target="pain").table.classes == ("Mild", "Severe")
+
+
+def test_codes_are_read_as_they_are_written(tmp_path: Path) -> None:
+    codes = {"east": "007", "north": "7", "south": "70", "west": "700"}
+    frame = patients().assign(hospital=lambda each: each.hospital.map(codes), zip=["01234", "1234", "90210"] * 80)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    found = environments(tmp_path / "all.csv", test=["007"], kinds={"zip": "category"}).fitted(0.1, 0)
+    assert (found.train, found.test) == (("7", "70", "700"), ("007",))
+    assert found.encoder is not None
+    assert found.encoder.unknown(frame) == {}
+    assert [each.levels for each in found.encoder.categories if each.name == "zip"] == [("01234", "1234", "90210")]
+
+
+def test_a_column_of_a_categorical_type_is_a_category_of_whatever_values(tmp_path: Path) -> None:
+    assert environments(patients().assign(ward=pd.Categorical([1, 2, 3, 4] * 60))).table.kinds["ward"] == "category"
+    patients().assign(ward=pd.Categorical(list("1234") * 60)).to_parquet(tmp_path / "all.parquet")
+    assert environments(tmp_path / "all.parquet").table.kinds["ward"] == "category"
+
+
+def test_an_environment_that_is_left_out_decides_no_kind() -> None:
+    frame = patients().assign(code=lambda each: each.index.astype(str) + np.where(each.hospital == "south", "x", ""))
+    assert "code" not in environments(frame).table.kinds, "its texts name the rows"
+    assert environments(frame).leaving_out("south").table.kinds["code"] == "numeric"
+    given = environments(frame, kinds={"code": "category"}).leaving_out("south")
+    assert given.table.kinds["code"] == "category"
+
+
+def test_a_missing_target_leaves_the_classes_their_names() -> None:
+    frame = patients()
+    whole = environments(frame).fitted(0.1, 0)
+    frame["died"] = frame["died"].astype(float)
+    frame.loc[3, "died"] = None
+    with pytest.warns(UserWarning, match="1 of 240 rows have no died"):
+        found = environments(frame).fitted(0.1, 0)
+    assert found.raw.outputs == whole.raw.outputs == ("0", "1")
+    assert found["north"].targets.tolist() == whole["north"].targets.tolist()
+
+
+def test_the_version_depends_on_the_order_of_rows_which_decides_what_is_held_out() -> None:
+    frame = patients()
+    assert environments(frame).version == environments(patients()).version
+    assert environments(frame).version != environments(frame.sample(frac=1, random_state=1)).version
+
+
 def test_a_target_of_numbers_is_a_regression_and_rows_without_it_are_out() -> None:
     frame = patients().assign(days=np.linspace(0, 9.7, 240))
     frame.loc[:9, "days"] = None
@@ -271,9 +335,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such environment column": ({"environment": "ward"}, "environment=ward: no such column"),
     "no environment column": ({"environment": None}, "environment=None: needed; a column of hospital, age"),
     "no such test environment": ({"test": ["mars"]}, "test=mars: there is no such environment; there are east"),
-    "too many numbers": (
-        {"environment": "age", "test": []}, "environment=age: .* rows have none",
-    ),
+    "rows without an environment": ({"environment": "age", "test": []}, "environment=age: .* rows have none"),
     "one training environment": ({"test": ["east", "north", "south"]}, "two environments are needed .* are west"),
     "the same column twice": ({"target": "hospital"}, "target=hospital: is also the environment's column"),
     "text for a regression": ({"target": "smokes", "task": "regression"}, "target=smokes: has no numbers"),

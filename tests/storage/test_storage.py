@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import s3_server
@@ -39,6 +40,7 @@ from concord.storage import (
     StorageError,
     apply_credentials,
     display_path,
+    listing,
     local,
     resolve,
     storage_credentials,
@@ -340,6 +342,21 @@ def test_a_file_is_fetched_again_if_it_changed_and_gone_if_removed(storage: s3_s
     assert local(address / "x").read_text() == "two"
     storage.client().delete_object(Bucket=BUCKET, Key="changing/x")
     assert not local(address / "x").exists()
+
+
+def test_a_file_is_fetched_again_where_the_storage_tells_no_time_of_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONCORD_CACHE", str(tmp_path))
+    files, folder = fsspec.filesystem("memory"), Path("memory://bucket/runs")
+    files.pipe("/bucket/runs/x", b"one")
+    assert local(folder / "x").read_text() == "one"
+    kept = local(folder / "x").stat().st_ino
+    assert local(folder / "x").stat().st_ino == kept, "fetched again without a change"
+    files.pipe("/bucket/runs/x", b"two")
+    assert local(folder / "x").read_text() == "two"
+    assert listing(folder) == ["x"]
+    assert listing(folder / "x") is None
 
 
 def test_a_file_whose_name_leads_out_of_the_cache_is_refused(storage: s3_server.Server, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def skip_figures(job: Any, config: WithSkips, outcome: Any, model: nn.Module) ->
     return {
         "sequence": aligned_sequences(frames, predicted, matched.tolist()),
         "skips": timelines(times, batch["length"].cpu()),
-        "rollout": torch.stack([frames[matched], as_bytes(predicted)]),
+        "rollout": torch.stack([as_bytes(frames[matched]), as_bytes(predicted)]),
     }
 
 

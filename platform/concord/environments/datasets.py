@@ -1,5 +1,6 @@
 """Environments from any dataset that gives an example by its place: of PyTorch, of Hugging Face, of one's own."""
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -208,7 +209,21 @@ def from_dataset(
         of_own = None if known is None else known[own]
         return DatasetSource(name, dataset, own, of_own, transform, train_transform or transform)
 
-    return Environments(load, train, validation, test, version=getattr(dataset, "_fingerprint", None))
+    return Environments(load, train, validation, test, version=_version(dataset, places, known))
+
+
+def _version(dataset: Any, places: Mapping[str, list[int]], targets: Tensor | None) -> str | None:
+    """Text that differs when the examples, their groups or their targets do; None if the dataset does not identify
+    itself, as those of Hugging Face do.
+    """
+    fingerprint = getattr(dataset, "_fingerprint", None)
+    if fingerprint is None:
+        return None
+    digest = hashlib.sha256(str(fingerprint).encode())
+    for name, own in places.items():
+        digest.update(f" {name} ".encode() + np.array(own).tobytes())
+    digest.update(b"" if targets is None else targets.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _column(dataset: Any, argument: str, given: Any) -> list[Any]:

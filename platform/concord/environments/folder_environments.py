@@ -111,7 +111,8 @@ def _npz(path: Path, inputs: str | Sequence[str], targets: str) -> tuple[Array, 
 def _parquet(path: Path, inputs: str | Sequence[str], targets: str) -> tuple[Array, Array]:
     table = read_table(path)
     if inputs == "inputs" and "inputs" not in table.column_names:
-        inputs = [name for name in table.column_names if name != targets]
+        index = (table.schema.pandas_metadata or {}).get("index_columns", [])  # of a frame: mostly numbers of its rows
+        inputs = [name for name in table.column_names if name != targets and name not in index]
     wanted = [inputs] if isinstance(inputs, str) else list(inputs)
     _require(path, "column", [*wanted, targets], table.column_names)
     columns = [_column(path, name, table[name].combine_chunks()) for name in wanted]

@@ -85,7 +85,7 @@ def _schema(arrays: Arrays) -> pa.Schema:
 
 
 def _column(array: npt.NDArray[Any]) -> pa.Array:
-    if array.ndim == 1:
+    if array.ndim == 1 and array.dtype.kind in "iuf":  # Arrow packs booleans into bits
         return pa.array(array)
     kind = pa.binary(array.itemsize * int(np.prod(array.shape[1:])))
     return pa.FixedSizeBinaryArray.from_buffers(kind, len(array), [None, pa.py_buffer(np.ascontiguousarray(array))])

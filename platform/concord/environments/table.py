@@ -7,6 +7,8 @@ training environments without their held-out parts. A registered model has the e
 import dataclasses
 import functools
 import hashlib
+import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,9 @@ _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regressio
 _MOST_ENVIRONMENTS = 200  # of a numeric environment column
 _EXAMPLE_ROWS = 5
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
+# Cells of a CSV file without a value: pandas' own but for "None", which may be a class (None, Mild, Severe).
+_MISSING = ("", "#N/A", "#NA", "<NA>", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null", "-NaN", "-nan")
+_ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without one, such as an index in a file
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Table:
         environment: the environment of each row.
         target: the name of the target's column.
         kinds: of the other columns, without ignored ones.
+        given: the kinds that were given.
         classes: the target's values in order; None for a regression.
         by_purpose: the names of the environments.
         without_target: the number of rows left out.
@@ -48,6 +54,7 @@ class Table:
     environment: pd.Series
     target: str
     kinds: Mapping[str, str]
+    given: Mapping[str, Kind]
     classes: tuple[Any, ...] | None
     by_purpose: Mapping[str, tuple[str, ...]]
     without_target: int
@@ -56,7 +63,7 @@ class Table:
     def version(self) -> str:
         """Text that differs when the rows do, or what is predicted, from what, in which environments."""
         used = pd.concat([self.frame[[self.target, *sorted(self.kinds)]], self.environment], axis=1)
-        rows = int(pd.util.hash_pandas_object(used, index=False).sum())
+        rows = hashlib.sha256(pd.util.hash_pandas_object(used, index=False).to_numpy().tobytes()).hexdigest()
         what = repr((rows, self.target, sorted(self.kinds.items()), self.classes))
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
@@ -95,8 +102,10 @@ class TableEnvironments(Environments):
 
     def leaving_out(self, name: str) -> "TableEnvironments":
         """See :meth:`Environments.leaving_out`."""
-        purposes = super().leaving_out(name).by_purpose()
-        return TableEnvironments(dataclasses.replace(self.table, by_purpose=purposes))
+        table, purposes = self.table, super().leaving_out(name).by_purpose()
+        rows = table.rows(purposes["train"]).drop(columns=table.target)
+        left = dataclasses.replace(table, by_purpose=purposes, kinds=_used_kinds(rows, table.given))
+        return TableEnvironments(left)
 
     def fitted(self, fraction: float, seed: int) -> "TableEnvironments":
         """With the encoder fitted on the training environments, without their held-out parts."""
@@ -163,7 +172,10 @@ def from_table(
     if isinstance(data, pd.DataFrame):
         frame = data
     else:
-        frame, environment = _read(Path(data), environment, separator, encoding)
+        texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"}
+        if environment_bins is None:
+            texts.add(environment or "environment")
+        frame, environment = _read(Path(data), target, environment, separator, encoding, texts)
     # A frame's columns may have numbers as names.
     frame, target = frame.rename(columns=str), str(target)
     kinds = {str(name): kind for name, kind in (kinds or {}).items()}
@@ -184,6 +196,8 @@ def from_table(
         raise ArgumentError("target", target, "is also the environment's column; give another")
     there = frame[target].notna()
     kept = frame[there].reset_index(drop=True)
+    if len(kept) < len(frame):
+        warnings.warn(f"{len(frame) - len(kept)} of {len(frame)} rows have no {target} and are left out", stacklevel=2)
     names = _environment_names(kept[environment], environment, environment_bins)
     known = list(dict.fromkeys(sorted(names)))
     require_names(validation, known, "validation")
@@ -197,25 +211,34 @@ def from_table(
             f"{', '.join(train) or 'none'}",
         )
     training = kept[names.isin(train)]
-    inferred = inferred_kinds(training.drop(columns=[environment, target]))
-    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
-    used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
+    kept = kept.drop(columns=environment)
+    given = {name: kind for name, kind in kinds.items() if name not in (environment, target)}
+    used = _used_kinds(training.drop(columns=[environment, target]), given)
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
     classes = _classes(kept, training, target, task)
     purposes = {"train": train, "validation": tuple(validation), "test": tuple(test)}
-    return TableEnvironments(Table(kept, names, target, used, classes, purposes, int((~there).sum())))
+    return TableEnvironments(Table(kept, names, target, used, given, classes, purposes, int((~there).sum())))
+
+
+def _used_kinds(training: pd.DataFrame, given: Mapping[str, Kind]) -> dict[str, str]:
+    """The kinds of the columns of the training rows, as given or inferred, without ignored ones."""
+    chosen = {**inferred_kinds(training), **given}
+    return {name: kind for name, kind in chosen.items() if kind != "ignore"}
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
-    """The kind of each column: numbers, booleans, dates (ISO 8601) or categories; texts that name rows are ignored."""
-    return {str(name): _kind(frame[name]) for name in frame.columns}
+    """The kind of each column: numbers, booleans, dates (ISO 8601) or categories; what names rows is ignored."""
+    named = {str(name): _kind(frame[name]) for name in frame.columns}
+    return {name: "ignore" if _ROW_NUMBERS.fullmatch(name) else kind for name, kind in named.items()}
 
 
 def _kind(column: pd.Series) -> Kind:
     there = column.dropna()
     if there.empty:
         return "ignore"
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return "category"
     if pd.api.types.is_bool_dtype(there):
         return "boolean"
     if pd.api.types.is_datetime64_any_dtype(there):
@@ -234,22 +257,29 @@ def _kind(column: pd.Series) -> Kind:
     return "ignore" if texts.nunique() > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
 
 
-def _read(path: Path, environment: str | None, separator: str, encoding: str) -> tuple[pd.DataFrame, str | None]:
+def _read(
+    path: Path, target: str, environment: str | None, separator: str, encoding: str, texts: Collection[str]
+) -> tuple[pd.DataFrame, str | None]:
+    """The rows of a file or folder, and the name of the environment's column."""
+    read = functools.partial(_file, separator=separator, encoding=encoding, texts=texts, named=(target, environment))
     names = listing(path)
     if names is None:
-        return _file(path, separator, encoding), environment
+        return read(path), environment
     files = sorted(name for name in names if Path(name).suffix in (".csv", ".parquet"))
     if not files:
         raise ArgumentError("data", display_path(path), "no .csv or .parquet file in this folder")
     column = environment or "environment"
     frames = []
     for name in files:
-        frame = _file(path / name, separator, encoding)
+        frame = read(path / name)
         frames.append(frame if column in frame.columns else frame.assign(**{column: Path(name).stem}))
     return pd.concat(frames, ignore_index=True), column
 
 
-def _file(path: Path, separator: str, encoding: str) -> pd.DataFrame:
+def _file(
+    path: Path, separator: str, encoding: str, texts: Collection[str], named: Collection[str | None]
+) -> pd.DataFrame:
+    """The rows of a file. Columns ``texts`` of a CSV file hold no numbers; in those ``named`` None is a value."""
     shown = display_path(path)
     found = local(path)
     if not found.is_file():
@@ -257,7 +287,15 @@ def _file(path: Path, separator: str, encoding: str) -> pd.DataFrame:
     try:
         if path.suffix == ".parquet":
             return cast(pd.DataFrame, read_table(found).to_pandas())
-        frame = pd.read_csv(found, sep=separator, encoding=encoding, low_memory=False)
+        frame = pd.read_csv(
+            found,
+            sep=separator,
+            encoding=encoding,
+            low_memory=False,
+            keep_default_na=False,
+            na_values=_MISSING,
+            dtype=dict.fromkeys(texts, str),
+        )
     except InputError:
         raise
     except UnicodeDecodeError as error:
@@ -268,18 +306,25 @@ def _file(path: Path, separator: str, encoding: str) -> pd.DataFrame:
         raise ArgumentError("data", shown, f"has one column; give its separator, which looks like {other!r}")
     if frame.empty:
         raise ArgumentError("data", shown, "has no rows")
+    for name in frame.select_dtypes(["object", "string"]):
+        without = frame[name].mask(frame[name] == "None")
+        numbers = pd.to_numeric(without, errors="coerce")
+        if name not in texts and numbers.count() == without.count() < frame[name].count():
+            frame[name] = numbers
+        elif name not in named:  # as pandas.read_csv gives the rows that a model predicts
+            frame[name] = without
     return frame
 
 
 def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Series:
     if missing := int(column.isna().sum()):
-        raise ArgumentError("environment", name, f"{missing} rows have none; name or remove them")
+        raise ArgumentError("environment", name, f"{missing} rows have none (an empty cell, NA); name or remove them")
     if bins is not None:
         if not pd.api.types.is_numeric_dtype(column):
             raise ArgumentError("environment_bins", bins, f"column {name} has no numbers")
         return pd.qcut(column, bins, duplicates="drop").astype("string")
     count = column.nunique()
-    if pd.api.types.is_numeric_dtype(column) and count > _MOST_ENVIRONMENTS:
+    if count > _MOST_ENVIRONMENTS and pd.to_numeric(column, errors="coerce").notna().all():
         raise ArgumentError(
             "environment", name, f"has {count} different numbers; give environment_bins, or another column"
         )
@@ -298,7 +343,9 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
             raise ArgumentError("target", target, "has no numbers, which a regression needs")
         return None
     try:
-        classes = tuple(sorted(values.unique().tolist()))
+        found = values.unique().tolist()
+        # Whole numbers are floating-point ones where the target of another row is missing.
+        classes = tuple(sorted(int(each) if isinstance(each, float) and whole else each for each in found))
     except TypeError:
         kinds = sorted({type(value).__name__ for value in values})
         raise ArgumentError("target", target, f"has values of several kinds, {' and '.join(kinds)}") from None
