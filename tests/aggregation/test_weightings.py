@@ -246,6 +246,30 @@ def test_gradients_of_zero_have_an_update_of_zero(rule: Weighting) -> None:
 
 
 @claim
+@given(matrices(100), st.booleans(), st.integers(0, 1 << 20))
+def test_the_point_of_least_norm_is_that_of_gradients_of_any_precision(
+    gradients: Tensor, twice: bool, seed: int
+) -> None:
+    """No point of the hull has a smaller product with it, but for the rounding of float32."""
+    if twice:  # the same gradients again, added in another order
+        noise = torch.randn(gradients.shape, generator=torch.Generator().manual_seed(seed))
+        gradients = torch.cat([gradients, gradients * (1 + 1e-7 * noise)])
+    for rows in (gradients, gradients.float()):
+        weights = weights_of(MGDA(), gram_of(rows))
+        assert_close(weights.sum(), torch.ones((), dtype=torch.float64))
+        assert weights.min() >= 0
+        products = gradients.double() @ (weights @ gradients.double())
+        slack = 1e-6 * gradients.double().square().sum(1).mean()
+        assert products.min() >= weights @ products - slack
+
+
+def test_a_hundred_dependent_gradients_of_float32_have_the_conflict_averse_update_of_float64() -> None:
+    rows = torch.randn(100, 10, generator=torch.Generator().manual_seed(0)) @ torch.randn(10, 2000)
+    expected = update(CAGrad(), rows.double())
+    assert_near(update(CAGrad(), rows), expected, rows, tolerance=1e-3)
+
+
+@claim
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 1 << 20))
 def test_the_quadratic_programs_are_solved_exactly(size: int, rank: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

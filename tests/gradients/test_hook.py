@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing import assert_close
 
 from concord.aggregation import (
     AndMask,
@@ -42,6 +43,7 @@ from concord.errors import InputError
 from concord.gradients import (
     AggregationHook,
     HookedGradients,
+    StackedGradients,
     aggregation_hook,
     register_aggregation_hook,
 )
@@ -279,6 +281,48 @@ def test_hook_with_unused_parameters(bucket_view: bool) -> None:
             if not name.startswith("nobody")
         }
         assert_same(actual, {name: expected[name] for name in actual})
+
+
+class Branch(nn.Module):
+    """A network one part of which is used in some steps only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.part: nn.Linear | None = nn.Linear(6, 6)
+        self.used = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        assert self.part is not None
+        return self.second(hidden + self.part(hidden) if self.used else hidden)
+
+
+@in_processes(2, momentum=[0.0, 0.9])
+def test_what_no_environment_uses_in_a_step_has_the_gradient_that_it_has_in_one_process(momentum: float) -> None:
+    rank, options = dist.get_rank(), {"environment_momentum": momentum}
+    ours, theirs = Branch(), Branch()
+    hooked = HookedGradients(ours, mse_loss, Mean(), environment="01"[rank], find_unused_parameters=True, **options)
+    one = StackedGradients(theirs, mse_loss, Mean(), names="01", **options)
+    for step in range(4):
+        ours.used = theirs.used = step != 2
+        inputs, targets = batches(2, step)
+        hooked(inputs[rank : rank + 1], targets[rank : rank + 1], step=step)
+        one(inputs, targets, step=step)
+        for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert_close(found.grad, expected.grad)
+
+
+@in_processes(2)
+def test_a_branch_that_is_left_out_unannounced_is_refused() -> None:
+    model, rank = Branch(), dist.get_rank()
+    gradients = HookedGradients(model, mse_loss, AndMask(1.0), environment="01"[rank])
+    inputs, targets = (each[rank : rank + 1] for each in batches(2, 0))
+    gradients(inputs, targets)
+    model.used = False
+    with pytest.raises(InputError, match=f"step 1: the risk left out parameters in environment {rank}.*find_unused"):
+        gradients(inputs, targets)
 
 
 @in_processes(4)

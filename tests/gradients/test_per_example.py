@@ -595,6 +595,43 @@ def test_autocast_of_the_gradient_source_is_the_same_as_around_the_model():
         assert torch.equal(ours.grad, theirs.grad)
 
 
+class _Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, inputs):
+        return self.attention(inputs, inputs, inputs)[0]
+
+
+class _Recurrent(nn.LSTM):
+    def forward(self, inputs):
+        return super().forward(inputs)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.ConvTranspose1d(3, 3, 3, padding=1),
+        nn.PReLU,
+        _Attention,
+        lambda: _Recurrent(6, 6, batch_first=True),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+    ],
+    ids=["transposed", "prelu", "attention", "lstm", "weight norm"],
+)
+def test_layers_without_a_formula_are_differentiated_in_the_precision_of_their_pass(layer, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), layer(), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3))
+    exact, inputs, targets = copy.deepcopy(model), torch.randn(8, 3, 6), torch.arange(8) % 3
+    PerExampleGradients(model, cross_entropy, AndMask(0.0), autocast=dtype)(inputs[None], targets[None])
+    PerExampleGradients(exact, cross_entropy, AndMask(0.0))(inputs[None], targets[None])
+    for half, full in zip(model.parameters(), exact.parameters(), strict=True):
+        assert half.grad.dtype == torch.float32
+        assert (half.grad - full.grad).norm() < 0.05 * full.grad.norm() + 1e-4
+
+
 @pytest.mark.parametrize("rule", [AndMask(0.4), GeometricMean(0.4), SandMask(0.2)], ids=str)
 def test_a_scaled_loss_makes_a_scaled_update_under_the_same_mask(rule):
     model, inputs, targets = made("mlp")

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -250,6 +251,19 @@ def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.mean()
 
 
+def test_sparse_gradients_of_a_table_are_those_of_a_dense_one() -> None:
+    tokens, targets = torch.randint(0, 20, (3, 8, 5)), torch.randint(0, 4, (3, 8))
+    found = {}
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(20, 6, sparse=sparse), nn.Flatten(), nn.Linear(30, 4))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            StackedGradients(model, cross_entropy, AndMask(0.3))(tokens, targets)
+        found[sparse] = [parameter.grad for parameter in model.parameters()]
+    assert_close(found[True], found[False])
+
+
 @pytest.mark.parametrize("vectorize", [True, False])
 def test_kept_fractions_come_in_the_order_of_named_parameters(vectorize: bool) -> None:
     model = Direct()
@@ -334,6 +348,7 @@ def test_buffers_that_the_model_only_reads_stay_exactly_as_they_are(vectorize: b
             self.body = normalized()
             self.register_buffer("table", torch.randn(6) * 1e-3)
             self.register_buffer("count", torch.tensor(2**40 + 1))
+            self.register_buffer("turns", torch.polar(torch.ones(6), torch.randn(6)))
             self.register_buffer("mask", torch.tensor([True, False, True, True, True, True]))
             self.register_buffer("bias", torch.tensor([0.0, float("-inf")]))
             self.body[1].eval()
@@ -341,7 +356,7 @@ def test_buffers_that_the_model_only_reads_stay_exactly_as_they_are(vectorize: b
             self.body[1].running_var.uniform_(0.5, 2)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return self.body(inputs * self.mask + self.table)
+            return self.body(inputs * self.mask + self.table + 0 * self.turns.real)
 
     model = Reading()
     before = copy.deepcopy(dict(model.named_buffers()))

@@ -143,6 +143,11 @@ def test_a_step_of_changing_environments_has_no_weights_by_name() -> None:
         ({"aggregator": "trimmed-mean", "trimmed_fraction": 0.5}, "--trimmed-fraction 0.5: must be at least 0, and"),
         ({"aggregator": "krum", "byzantine": -1}, "--byzantine -1: must be at least 0"),
         ({"aggregator": "krum", "selected": 0}, "--selected 0: must be at least 1"),
+        (
+            {"aggregator": "krum", "environments_per_step": 2},
+            "--byzantine 1: needs 4 environments at each step, and there",
+        ),
+        ({"aggregator": "krum", "selected": 50}, "--selected 50: there are"),
         ({"aggregator": "cagrad", "conflict_radius": -1.0}, "--conflict-radius -1.0: must be at least 0"),
     ],
     ids=lambda value: list(value)[-1] if isinstance(value, dict) else "",

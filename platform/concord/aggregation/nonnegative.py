@@ -41,12 +41,17 @@ def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
 def minimum_norm(gram: Tensor) -> Tensor:
     """The weights w ≥ 0 with Σ w = 1 of the point of least norm among Σ w_e g_e, from the Gram matrix of the g_e.
 
-    It is the x ≥ 0 that minimizes xᵀ(G + s 11ᵀ)x / 2 - s 1ᵀx, divided by its sum, for any s > 0.
+    It is the x ≥ 0 that minimizes ‖R x‖² + (1ᵀx - 1)², divided by its sum, where RᵀR = G (Lawson and Hanson: Solving
+    least squares problems, 1974, chapter 23). Equal or dependent gradients have no unique weights; any of them will do.
     """
+    from scipy.optimize import nnls  # here, since every worker imports this module and few need SciPy
+
     scale = gram.diagonal().mean()
     if scale <= 0:
         return gram.new_full((len(gram),), 1 / len(gram))
-    # Equal or dependent gradients have no unique weights; this takes those of least norm.
-    quadratic = gram / scale + 1 + 1e-12 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    solution = nonnegative_minimum(quadratic, gram.new_full((1, len(gram)), -1.0))[0]
+    # Products in float32 make a matrix of dependent gradients that has negative eigenvalues.
+    values, vectors = torch.linalg.eigh(gram / scale)
+    rows = torch.cat([(vectors * values.clamp(min=0).sqrt()).mT, gram.new_ones(1, len(gram))])
+    aim = [0.0] * len(gram) + [1.0]
+    solution = torch.from_numpy(nnls(rows.numpy(), aim)[0])
     return solution / solution.sum()

@@ -103,6 +103,7 @@ class AggregationHook:
         self.weights: Tensor | None = None
         self._kept: dict[int, Tensor] = {}
         self._exchanges: dict[tuple[int, torch.dtype, tuple[int, ...]], SliceExchange] = {}
+        self._averages: dict[int, Tensor] = {}  # of each parameter; aggregated in place
         self._waiting: list[_Bucket] = []
         self._sent: list[_Bucket] = []
         self._scale: Tensor | None = None
@@ -117,6 +118,11 @@ class AggregationHook:
         if not masks(self.aggregation.rule):
             raise InputError(f"rule {name_of(self.aggregation.rule)}: drops no components; there is no kept fraction")
         return self._kept[id(parameter)]
+
+    def average(self, parameter: Tensor) -> Tensor:
+        """The aggregate of the environments' averages in the last backward pass; 0 without ``environment_momentum``."""
+        average = self._averages.get(id(parameter))
+        return torch.zeros_like(parameter) if average is None else average.clone()
 
     def aggregate(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Aggregate a bucket; its future is done after the last bucket of this backward pass has arrived.
@@ -187,6 +193,7 @@ class AggregationHook:
             given = gradient if scale is None else gradient / scale
             average = momentum.averaged(self._indices[id(parameter)], slice(None), given[None], finite)[0]
             gradient.copy_(average if scale is None else average * scale)
+            self._averages[id(parameter)] = gradient
 
     def _send(self, present: Tensor, everyones: Tensor | None = None) -> None:
         # A bucket's second phase starts when the next bucket is there: its first phase had that long to travel
@@ -311,7 +318,16 @@ class HookedGradients:
         risk, weight = self._risk(take(batch, 0), self.hook.step)
         check_weights(weight)
         scale = self.hook.aggregation.scale(weight.device)
+        before = self.hook.step
         (risk if scale is None else risk * scale).backward()
+        if self.hook.step == before:
+            raise InputError(
+                f"step {before}: the risk left out parameters in environment {names[0]}; give "
+                "find_unused_parameters=True, or two environments or more to each process"
+            )
+        for parameter in self._parameters:
+            if parameter.grad is None:  # used in no environment, so DDP has thrown its aggregate away
+                parameter.grad = self.hook.average(parameter)
         kept = torch.empty(0, device=weight.device)
         if masks(self.hook.aggregation.rule):
             kept = torch.stack([self.hook.kept_fraction(parameter) for parameter in self._parameters])

@@ -353,7 +353,8 @@ class StackedGradients:
             gradients = torch.autograd.grad(scaled, parameters, materialize_grads=True)
             risks.append(risk.detach())
             weights.append(weight)
-            self._add([gradient[None] for gradient in gradients], scale, environment)
+            dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+            self._add([gradient[None] for gradient in dense], scale, environment)
             state = dict(self.model.named_buffers())
             after = {name: state[name].detach().clone()[None] for name in before}
             for name, value in before.items():
@@ -426,6 +427,7 @@ class _BufferMeans:
         old = dict(self._model.named_buffers()) if self._sums else {}
         new = {}
         for name, total in self._sums.items():
-            mean = total / environments if total.is_floating_point() else total // environments
+            whole = not (total.is_floating_point() or total.is_complex())
+            mean = total // environments if whole else total / environments
             new[name] = torch.where(self._changed[name], mean.to(old[name].dtype), old[name])
         return new

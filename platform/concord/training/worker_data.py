@@ -68,8 +68,13 @@ def check_environments(config: TrainConfig, environments: Environments) -> None:
             f"--consistency {asked}: compares training environments, and there is only {environments.train[0]}; give 0"
         )
     together, workers = config.data.environments_per_step, config.parallel.workers
-    alone = config.aggregation.compares and config.num_gradients(len(environments.train)) == 1
+    given = config.num_gradients(len(environments.train))
+    alone = config.aggregation.compares and given == 1
     config.require("aggregator", not alone, "compares environments, and a step has only one")
+    if config.aggregation.aggregator == "krum":
+        least = config.aggregation.byzantine + 3
+        config.require("byzantine", given >= least, f"needs {least} environments at each step, and there are {given}")
+        config.require("selected", given >= config.aggregation.selected, f"there are {given} environments at a step")
     compares = objective_type(objective).compares
     if compares or spread > 0:
         option = f"--objective {objective}" if compares else f"--stop-spread {spread}"
