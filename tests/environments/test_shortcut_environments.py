@@ -1,5 +1,6 @@
 """Colored MNIST, PunctuatedSST-2 and Example 1: the shared signal, the shortcut, and its frequency."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from concord_jobs.cow_grass import CowGrassConfig
 from concord_jobs.cow_grass import job as cow_grass
 from concord_jobs.digits import CodedDomains
 from concord_jobs.irm_regression.data import linear_example
-from concord_jobs.punctuated_sst2.data import PADDING, SST2, UNKNOWN, PunctuatedSST2, read_glove, vocabulary
+from concord_jobs.punctuated_sst2.data import PADDING, SST2, UNKNOWN, PunctuatedSST2, Sentences, read_glove, vocabulary
 from concord_jobs.punctuated_sst2.word_average import WordAverage
 from concord_jobs.tumours import SpuriousColumn
 
@@ -154,7 +155,7 @@ def sst2(tmp_path_factory: pytest.TempPathFactory) -> SST2:
 
 
 def test_marks_mislead_and_words_do_not(sst2: SST2) -> None:
-    numbers = vocabulary([sst2.train])
+    numbers = vocabulary(sst2.train)
     environments = PunctuatedSST2(sst2, numbers, noise=0.25).as_environments()
     for name, flip in {"train-0-0.1": 0.1, "train-1-0.2": 0.2, "ood-0.9": 0.9}.items():
         inputs, labels = environments[name].inputs, environments[name].targets
@@ -172,7 +173,7 @@ def test_marks_mislead_and_words_do_not(sst2: SST2) -> None:
 def test_a_validation_environment_has_the_sentences_of_dev(sst2: SST2, tmp_path: Path) -> None:
     folder = write_sst2(tmp_path / "sst2")
     (folder / "dev.tsv").write_text("a fine play .\t1\na dull play .\t0\n" * 1000)
-    numbers = vocabulary([sst2.train])
+    numbers = vocabulary(sst2.train)
     environments = PunctuatedSST2(SST2.read(folder), numbers, noise=0.0, validation_flip=0.5).as_environments()
     assert environments.validation == ("validation-0.5",)
     inputs, labels = environments["validation-0.5"].inputs, environments["validation-0.5"].targets
@@ -191,7 +192,9 @@ def test_a_validation_environment_has_the_sentences_of_dev(sst2: SST2, tmp_path:
 
 
 def test_words_that_training_never_saw_are_one(sst2: SST2) -> None:
-    environments = PunctuatedSST2(sst2, vocabulary([sst2.train], least=2)).as_environments()
+    words = Counter(word for words in sst2.train.words for word in words)
+    known = vocabulary(Sentences((tuple(word for word, count in words.items() if count > 1),), torch.tensor([0])))
+    environments = PunctuatedSST2(sst2, known).as_environments()
     assert (environments["ood-0.9"].inputs == UNKNOWN).any(1).all()
 
 

@@ -209,7 +209,10 @@ def test_a_beta_out_of_range_is_refused(beta: float) -> None:
     [
         (lambda m, **o: StackedGradients(m, mse_loss, Mean(), vectorize="pooled", **o), "vectorize=pooled: forms no"),
         (lambda m, **o: per_example(m, Mean(), **o), "environment_momentum=0.9: each step has other examples"),
-        (lambda m, **o: PerExampleGradients(m, mse_loss, Mean(), **o), "environment_momentum=0.9: each step has other examples"),
+        (
+            lambda m, **o: PerExampleGradients(m, mse_loss, Mean(), **o),
+            "environment_momentum=0.9: each step has other examples",
+        ),
         (lambda m, **o: AggregationHook(Mean(), **o), "environment_momentum=0.9: is kept by parameter; register"),
     ],
 )

@@ -1,7 +1,6 @@
 """PunctuatedSST-2: the words of a sentence show its sentiment everywhere; the mark at its end misleads."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +76,9 @@ def _read(path: Path) -> Sentences:
     return Sentences(tuple(words), torch.tensor(labels))
 
 
-def vocabulary(sentences: Sequence[Sentences], least: int = 1) -> dict[str, int]:
-    """A number from 2 on for each sufficiently frequent word (0 pads, 1 is any other word), and for the two marks."""
-    counts = Counter(word for part in sentences for words in part.words for word in words)
-    known = sorted({word for word, count in counts.items() if count >= least} - set(_MARKS))
+def vocabulary(sentences: Sentences) -> dict[str, int]:
+    """A number from 2 on for each word (0 pads, 1 is any other word), and for the two marks."""
+    known = sorted({word for words in sentences.words for word in words} - set(_MARKS))
     return {word: number for number, word in enumerate([*_MARKS, *known], UNKNOWN + 1)}
 
 

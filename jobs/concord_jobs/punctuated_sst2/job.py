@@ -45,7 +45,7 @@ class PunctuatedSST2Config(TrainConfig):
 def sentences(data_dir: Path | None) -> tuple[SST2, dict[str, int]]:
     """SST-2 and the numbers of its training words, read once in each process."""
     data = SST2.read(data_dir)
-    return data, vocabulary([data.train])
+    return data, vocabulary(data.train)
 
 
 @functools.lru_cache(maxsize=1)

@@ -66,12 +66,12 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--compare {options.compare[0]}: is one run; give at least two names")
     if options.mode and not options.metric:
         raise InputError(f"--mode {options.mode}: needs a metric; give --metric")
-    from concord.tracking.run_search import Condition, find_runs, named_run
+    from concord.tracking.run_search import Condition, compared_run, find_runs
 
     where = tuple(map(Condition.of, options.where))
     store = open_store(options.output, options.tracking_uri)
     if options.compare:
-        return _compared([named_run(store, "compare", name) for name in options.compare], as_json)
+        return _compared([compared_run(store, name) for name in options.compare], as_json)
     metric = _field_name(options.metric) if options.metric else None
     show = tuple(map(_field_name, options.show))
     found = find_runs(

@@ -99,15 +99,15 @@ def _quoted(option: str, value: str) -> str:
     return f"'{value}'"
 
 
-def named_run(store: Store, option: str, name: str) -> Run:
-    """The run of this name or id. Raises InputError if there is none, or more than one."""
+def compared_run(store: Store, name: str) -> Run:
+    """The run of a name or id given by ``--compare``. Raises InputError if there is none, or more than one."""
     if _ID.fullmatch(name):
         return store.run(name)
-    found = list(store.search(f"attributes.run_name = {_quoted(option, name)}"))
+    found = list(store.search(f"attributes.run_name = {_quoted('compare', name)}"))
     if not found:
         names = [run.name for _, run in zip(range(_MANY), store.search(""), strict=False)]
-        raise InputError(f"--{option} {name}: there is no such run{did_you_mean(name, names)}")
+        raise InputError(f"--compare {name}: there is no such run{did_you_mean(name, names)}")
     if len(found) > 1:
         ids = ", ".join(run.run_id for run in found)
-        raise InputError(f"--{option} {name}: {len(found)} runs have this name; give the id of one: {ids}")
+        raise InputError(f"--compare {name}: {len(found)} runs have this name; give the id of one: {ids}")
     return found[0]

@@ -8,6 +8,11 @@ from concord.options import OptionGroup
 from concord.storage import check_address
 
 
+def _default_data_dir() -> Path | None:
+    value = os.environ.get("CONCORD_DATA")
+    return Path(value) if value else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(OptionGroup):
     """The data of a run."""
@@ -22,7 +27,7 @@ class DataOptions(OptionGroup):
     its share from its own environments, so the combinations depend on --workers."""
     leave_out: str | None = None
     """Training environment to leave out; it becomes the only validation environment."""
-    data_dir: Path | None = field(default_factory=lambda: _path_from_environment("CONCORD_DATA"))
+    data_dir: Path | None = field(default_factory=_default_data_dir)
     """Folder with the job's data, or with a folder of the dataset's name (mnist, heart-disease), or s3://BUCKET/FOLDER,
     gs://… (or CONCORD_DATA)."""
     readers: int = 0
@@ -36,8 +41,3 @@ class DataOptions(OptionGroup):
         self.require_at_least(1, "batch_size")
         self.require_at_least(0, "environments_per_step", "readers")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
-
-
-def _path_from_environment(variable: str) -> Path | None:
-    value = os.environ.get(variable)
-    return Path(value) if value else None
