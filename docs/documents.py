@@ -29,8 +29,7 @@ from concord.studies.methods import KNOWN
 from concord.studies.recommendation import TEST
 from concord.studies.tables import Column, ResultsTable, markdown, results_file
 from concord.studies.tables import table as cells_of
-from concord.training import load_job
-from kept_results import ORIGIN, read_table
+from kept_results import ORIGIN, job_of, read_table
 from reproduction import PARTS, read_papers
 
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
@@ -87,7 +86,7 @@ def _test(table: ResultsTable, method: str) -> list[float]:
 def _kept(job: str, name: str, results: Path) -> ResultsTable:
     table = read_table(job, name, results)
     if not table.lines:
-        raise InputError(f"results of {job} {name}: there is no {results / results_file(load_job(job).name, name)}")
+        raise InputError(f"results of {job} {name}: there is no {results / results_file(job_of(job).name, name)}")
     return table
 
 
@@ -97,7 +96,7 @@ def _origin(job: str, name: str, table: ResultsTable) -> str:
     commits = " and ".join(dict.fromkeys(map(_short, made_by["commit"])))
     data = "".join(f"data {version}; " for version in made_by["data"] if version)
     commands, machines = "` and `".join(made_by["command"]), " and ".join(made_by["machine"])
-    return f"`{commands}` at commit {commits}; {data}{machines}; {results_file(load_job(job).name, name)}"
+    return f"`{commands}` at commit {commits}; {data}{machines}; {results_file(job_of(job).name, name)}"
 
 
 def _short(commit: str) -> str:

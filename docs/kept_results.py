@@ -1,5 +1,6 @@
 """The kept results of a table, read from the folder of results in the repository."""
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,13 @@ from concord.studies.left_out_table import left_out_table
 from concord.studies.tables import ANALYZED, KeptLine, ResultsTable, results_file
 from concord.training import Comparison, load_job
 
+job_of = functools.cache(load_job)
 ORIGIN = ("command", "commit", "machine", "data")  # of a run; the version of its data if known
 
 
 def read_table(job: str, name: str, results: Path) -> ResultsTable:
     """A table with its kept lines; without any if its file does not exist."""
-    file = load_job(job)
+    file = job_of(job)
     path = results / results_file(file.name, name)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     lines = [_read(json.loads(line)) for line in text.splitlines()]

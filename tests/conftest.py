@@ -184,6 +184,14 @@ def s3() -> Iterator[s3_server.Server]:
     started.stop()
 
 
+@pytest.fixture(scope="module")
+def training_without_figures() -> Iterator[None]:
+    """For files that look at no figure of a run: it would take half of a tiny run's time to draw them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("concord.runs.run._draw", lambda *_: [])
+        yield
+
+
 @pytest.fixture
 def seeded() -> Iterator[None]:
     """Seed PyTorch's generator."""

@@ -5,6 +5,7 @@ A name is read as words (``hubToken``, ``HUB_TOKEN`` and ``hub-token`` are *hub 
 A hidden value becomes :data:`HIDDEN`.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -86,6 +87,7 @@ _SETTINGS = frozenset(
 )  # fmt: skip
 
 
+@functools.cache
 def is_secret(name: str) -> bool:
     """Tell whether an option, parameter, tag or variable of this name (``api_key``, ``hub.token``) holds a secret."""
     words = [word.lower() for word in _WORDS.findall(name) if not word.isdigit()]

@@ -40,6 +40,8 @@ from concord.tracking.store import Run
 from concord.training import load_job
 from concord.training.options import RunConfig, TrainConfig
 
+pytestmark = pytest.mark.usefixtures("training_without_figures")
+
 JOB = "shared-rule"
 
 

@@ -63,7 +63,7 @@ class AnalyzeOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        check_local_folder("results", self.results)
+        check_local_folder("--results", self.results)
         if bool(self.name) == bool(self.model):
             raise InputError(
                 "analyze: no model is named; give --name RUN, or several, or --model NAME@champion; concord runs lists"
