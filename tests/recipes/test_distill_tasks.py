@@ -23,6 +23,7 @@ from concord.gradients.risk import as_risk
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord.training.loop import build_model
 from concord_jobs.distill_life.frame_attention import FrameAttention
 from concord_jobs.distill_life.life import boards_figure, following, random_trajectories
 from concord_jobs.distill_mujoco.data import ReturnOptions, examples_of, make_returns, returns_of
@@ -47,6 +48,21 @@ from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
 
 def board(*rows: str) -> Any:
     return np.array([[cell == "#" for cell in row] for row in rows], np.uint8)
+
+
+@pytest.mark.parametrize("name", ["distill-xor", "distill-logits"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_students_first_weights_know_nothing_of_the_task(name: str, seed: int) -> None:
+    """Drawn by the same generator they would be rows of A."""
+    job = load_job(name).job
+    config = job.config.with_options(seed=seed, examples=1000)
+    inputs, targets = (each.double() for each in job.environments(config).load(["train"])[0].data)
+    numbers = targets[:, 1:3] * targets[:, 3:5] if name == "distill-xor" else targets[:, 1:5]  # A x
+    mixing = torch.linalg.lstsq(inputs, numbers).solution.T
+    assert_close(inputs @ mixing.T, numbers, rtol=0, atol=1e-4)
+    first = next(iter(build_model(job, config).parameters())).detach().double()
+    alike = torch.nn.functional.normalize(first) @ torch.nn.functional.normalize(mixing).T
+    assert alike.abs().max() < 0.8
 
 
 def test_a_block_stays() -> None:

@@ -49,7 +49,7 @@ class LogitsConfig(TrainConfig):
 
 def mixings(config: LogitsConfig) -> tuple[Tensor, Tensor]:
     """A ``(classes, dimensions)``, times --logit-scale, and B ``(privileged, classes)``, drawn by the seed."""
-    generator = torch.Generator().manual_seed(config.run.seed)
+    generator = generator_of(config, "mixing")
     hidden = 2 * torch.rand(CLASSES, DIMENSIONS, generator=generator) - 1
     shown = 2 * torch.rand(PRIVILEGED, CLASSES, generator=generator) - 1
     return config.logit_scale * hidden / DIMENSIONS**0.5, shown / CLASSES**0.5

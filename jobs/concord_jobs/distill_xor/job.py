@@ -44,13 +44,12 @@ class XorConfig(TrainConfig):
 
 def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
     """Inputs, and targets with x*; outside training x* is unknown, and 0."""
-    generator = torch.Generator().manual_seed(config.run.seed)
-    mixing = (2 * torch.rand(2, config.dimensions, generator=generator) - 1) / config.dimensions**0.5
+    mixing = 2 * torch.rand(2, config.dimensions, generator=generator_of(config, "mixing")) - 1
     generator = generator_of(config, purpose)
     count = config.examples if purpose == "train" else 1000
     inputs = torch.randn(count, config.dimensions, generator=generator)
     signs = 2.0 * torch.randint(0, 2, (count, 2), generator=generator) - 1
-    hidden = inputs @ mixing.T
+    hidden = inputs @ mixing.T / config.dimensions**0.5
     privileged = torch.cat([signs, signs * hidden], 1) * (purpose == "train")
     return inputs, with_privileged((hidden > 0).sum(1) % 2, privileged)
 

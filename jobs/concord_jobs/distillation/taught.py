@@ -8,6 +8,7 @@ from torch import Tensor
 
 from concord.distillation import Parts, inner_outer
 from concord.environments import Environments
+from concord.environments.collection import generator_for
 
 Examples = Callable[[Any, str], tuple[Tensor, Tensor]]
 """A function of the options and ``train``, ``validation`` or ``test`` to inputs, and targets with x*."""
@@ -20,9 +21,11 @@ def training_parts(config: Any, examples: Examples) -> Parts:
 
 
 def generator_of(config: Any, purpose: str) -> torch.Generator:
-    """The generator of the examples for ``train``, ``validation`` or ``test``."""
-    seed = 2**32 + 3 * config.run.seed + ("train", "validation", "test").index(purpose)
-    return torch.Generator().manual_seed(seed)
+    """The generator of what a seed draws: ``train``, ``validation`` and ``test``, or ``mixing`` of the task.
+
+    With the seed itself a generator would draw the numbers of the student's first weights.
+    """
+    return generator_for(config.run.seed, purpose)
 
 
 def student_environments(config: Any, examples: Examples, version: str | None = None) -> Environments:
