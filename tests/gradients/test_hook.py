@@ -43,10 +43,12 @@ from concord.errors import InputError
 from concord.gradients import (
     AggregationHook,
     HookedGradients,
+    PerExampleGradients,
     StackedGradients,
     aggregation_hook,
     register_aggregation_hook,
 )
+from concord.objectives import ObjectiveGradients, PenaltyWeight, VREx
 
 
 @in_processes(2, policy=["skip", "propagate"], scaled=[False, True])
@@ -312,6 +314,18 @@ def test_what_no_environment_uses_in_a_step_has_the_gradient_that_it_has_in_one_
         one(inputs, targets, step=step)
         for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert_close(found.grad, expected.grad)
+
+
+@in_processes(2)
+def test_a_wrapped_model_is_refused_where_its_exchange_would_not_run() -> None:
+    model = ddp(network())
+    for make in (
+        lambda: StackedGradients(model, mse_loss, Mean()),
+        lambda: ObjectiveGradients(model, VREx(mse_loss, PenaltyWeight(1.0)), ["a", "b"]),
+        lambda: PerExampleGradients(model, mse_loss, Mean()),
+    ):
+        with pytest.raises(InputError, match="wrapped in DistributedDataParallel, whose exchange would not run"):
+            make()
 
 
 @in_processes(2)

@@ -12,9 +12,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from concord.aggregation import AGGREGATORS, AndMask, Mean, Statistic, Statistics, TMask, Update, aggregate, aggregator
+from concord.aggregation import (
+    AGGREGATORS,
+    AndMask,
+    Mean,
+    Statistic,
+    Statistics,
+    TMask,
+    Update,
+    UPGrad,
+    aggregate,
+    aggregator,
+)
 from concord.errors import InputError
-from concord.gradients import stacked
+from concord.gradients import PerExampleGradients, register_aggregation_hook, stacked
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.stacked import StackedGradients
 from concord.machine import last_level_cache
@@ -665,3 +676,58 @@ def test_the_choice_leaves_gradients_buffers_and_draws_unchanged() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
+
+
+class Normalizing(nn.Module):
+    """Normalizes over the batch in training only, without being a batch norm of PyTorch."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs - inputs.mean(0)) / (inputs.var(0) + 1e-3).sqrt() if self.training else inputs
+
+
+def test_the_way_is_chosen_again_when_the_model_changes_its_mode() -> None:
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), Normalizing(), nn.Tanh(), nn.Linear(8, CLASSES)).eval()
+    ours = StackedGradients(model, cross_entropy, AndMask(0.3))
+    ours(numbers(6), labels())
+    assert ours.vectorize == "pooled"
+    model.train()
+    inputs, targets = numbers(6), labels()
+    ours(inputs, targets)
+    assert ours.vectorize is True
+    found = [parameter.grad for parameter in model.parameters()]
+    StackedGradients(model, cross_entropy, AndMask(0.3), vectorize=False)(inputs, targets)
+    assert_close(found, [parameter.grad for parameter in model.parameters()])
+
+
+def test_a_risk_without_a_graph_is_refused() -> None:
+    model, given = nn.Linear(6, CLASSES), (numbers(6), labels())
+    with pytest.raises(InputError, match="risk: does not depend on the model's parameters"):
+        StackedGradients(model, lambda model, batch, step: cross_entropy(model(batch[0]).detach(), batch[1]), Mean())(
+            given
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda m: StackedGradients(m, cross_entropy, Mean(), vectorize="one-by-one"), "vectorize=one-by-one: must be"),
+        (
+            lambda m: StackedGradients(m, cross_entropy, Mean(), names=["a", "a"], environment_momentum=0.9),
+            "names=a, a: two environments have one name",
+        ),
+        (
+            lambda m: PerExampleGradients(m, cross_entropy, Mean(), definition="losses"),
+            "definition=losses: must be",
+        ),
+        (lambda m: StackedGradients(m, cross_entropy, AndMask), "rule AndMask: is a class; give an instance"),
+        (lambda m: aggregate(UPGrad(), torch.randn(4, 5)), "rule UPGrad: compares whole gradients"),
+        (lambda m: register_aggregation_hook(m, Mean()), "model: Linear, expected a model in DistributedDataParallel"),
+        (
+            lambda m: StackedGradients(m, cross_entropy, Mean())(numbers(6), (labels(), labels())),
+            "step: tuple, expected a number; give inputs and targets as one pair",
+        ),
+    ],
+)
+def test_what_would_be_misunderstood_is_refused_by_name(make: Callable[[nn.Module], Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        make(nn.Linear(6, CLASSES))

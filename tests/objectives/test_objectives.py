@@ -736,8 +736,44 @@ def test_irms_penalty_can_be_measured_without_a_graph() -> None:
 def test_a_risk_knows_its_step() -> None:
     model, (inputs, targets) = network(), batches()
     ours = VREx(lambda model, batch, step: cross_entropy(model(batch[0]), batch[1]) * (step + 1), PenaltyWeight(0.0))
-    assert_close(ours(model, inputs, targets, 4), 5 * ours(model, (inputs, targets)))
-    assert_close(ours(model, (inputs, targets), step=4), 5 * ours(model, (inputs, targets), 0))
+    once = ours(model, (inputs, targets), 0)
+    assert_close(ours(model, inputs, targets, 4), 5 * once)
+    assert_close(ours(model, (inputs, targets), step=4), 5 * once)
+
+
+def test_steps_that_are_not_given_are_counted_and_evaluations_are_none() -> None:
+    model, (inputs, targets) = network(), batches()
+    warm = VREx(cross_entropy, PenaltyWeight(100.0, warmup=2))
+    expected = [float(VREx(cross_entropy, PenaltyWeight(weight))(model, inputs, targets)) for weight in (1.0, 100.0)]
+    with torch.no_grad():
+        warm(model, inputs, targets)
+    found = [warm(model, inputs, targets).item() for _ in range(4)]
+    assert found == pytest.approx([expected[0], expected[0], expected[1], expected[1]])
+
+
+@pytest.mark.parametrize("name", ["group-dro", "fishr", "dann"])
+def test_an_objective_that_keeps_values_of_each_environment_needs_all_of_them(name: Any) -> None:
+    model, (inputs, targets) = network(), batches()
+    ours = objective(name, cross_entropy)
+    ours.begin(model, len(inputs), 10)
+    ours(model, inputs, targets)  # of a network in float64
+    with pytest.raises(
+        InputError, match=f"{len(inputs) - 1} environments; {name} keeps values of each of {len(inputs)}"
+    ):
+        ours(model, inputs[1:], targets[1:])
+
+
+def test_a_normalization_without_running_statistics_sees_one_environment_at_a_time() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(6, track_running_stats=False, dtype=torch.float64), network()).eval()
+    inputs, targets = batches()
+    inputs = inputs * torch.arange(1, len(inputs) + 1)[:, None, None]
+    expected = torch.stack([cross_entropy(model(one), two) for one, two in zip(inputs, targets, strict=True)]).mean()
+    assert_close(objective("erm", cross_entropy)(model, inputs, targets), expected)
+
+
+def test_a_weight_that_is_a_number_is_refused() -> None:
+    with pytest.raises(InputError, match=r"weight=100\.0: must be a PenaltyWeight"):
+        VREx(cross_entropy, 100.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"mixup"}))  # which takes no risk

@@ -91,7 +91,11 @@ def check_statistics(rule: Any) -> None:
     statistics = getattr(rule, "statistics", None)
     kind = type(rule).__name__
     known = isinstance(statistics, Sequence) and all(isinstance(each, Statistic) for each in statistics)
+    if isinstance(rule, type):
+        raise InputError(f"rule {rule.__name__}: is a class; give an instance, {rule.__name__}()")
     if not known or not statistics or not callable(getattr(rule, "finish", None)):
+        if callable(getattr(rule, "weights", None)) or callable(getattr(rule, "combine", None)):
+            raise InputError(f"rule {kind}: compares whole gradients; give it to a gradient source (StackedGradients)")
         raise InputError(f"rule {kind}: needs statistics, a tuple of Statistic, and finish(sums, environments)")
     names = [each.name for each in statistics] + list(getattr(rule, "draws", ()))
     if len(set(names)) < len(names):

@@ -197,6 +197,7 @@ def from_dataset(
     places: dict[str, list[int]] = {name: [] for name in sorted(set(map(str, labels)))}
     for place, label in enumerate(labels):
         places[str(label)].append(place)
+    validation, test = tuple(map(str, validation)), tuple(map(str, test))
     require_names([*validation, *test], places)
     train = [name for name in places if name not in {*validation, *test}]
     if len(train) < 2:

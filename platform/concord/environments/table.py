@@ -125,7 +125,11 @@ class TableEnvironments(Environments):
         return RawRows(self.encoder, rows, classes)
 
     def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.encoder is not None, "environments of a table are fitted before they are read"
+        if self.encoder is None:
+            raise InputError(
+                "environments of a table: the encoder is not fitted; call fitted(fraction, seed), with the fraction of "
+                "rows that are held out, or 0"
+            )
         rows = self.table.rows([name])
         try:
             inputs = self.encoder.encode(rows)
@@ -200,6 +204,7 @@ def from_table(
         warnings.warn(f"{len(frame) - len(kept)} of {len(frame)} rows have no {target} and are left out", stacklevel=2)
     names = _environment_names(kept[environment], environment, environment_bins)
     known = list(dict.fromkeys(sorted(names)))
+    validation, test = tuple(map(str, validation)), tuple(map(str, test))
     require_names(validation, known, "validation")
     require_names(test, known, "test")
     train = tuple(name for name in known if name not in {*validation, *test})

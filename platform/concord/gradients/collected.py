@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from concord.errors import InputError
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.group_gradients import GroupGradients
-from concord.gradients.layout import Layout, store_gradients, trainable
+from concord.gradients.layout import Layout, require_unwrapped, store_gradients, trainable
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import Aggregation, EnvironmentStep
 
@@ -18,6 +18,7 @@ class Collected(ABC):
     """The trainable parameters of a model, and the collection of their gradients."""
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
+        require_unwrapped(model)
         self.parameters = trainable(model)
         if not self.parameters:
             raise InputError("model: none of its parameters requires a gradient")

@@ -252,6 +252,8 @@ def register_aggregation_hook(
     not notice. ``model.join()`` also raises InputError: a process without batches would be an environment with a
     gradient of zero.
     """
+    if not isinstance(model, DistributedDataParallel):
+        raise InputError(f"model: {type(model).__name__}, expected a model in DistributedDataParallel")
     parameters = trainable(model.module)
     hook = AggregationHook(rule, environment=environment, group=model.process_group, parameters=parameters, **options)
     model.register_comm_hook(hook, aggregation_hook)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation.rule import accumulation_dtype
 from concord.aggregation.strides import match_strides
@@ -94,6 +96,17 @@ class Layers:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that require a gradient, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def require_unwrapped(model: nn.Module) -> None:
+    """Refuse a model that exchanges gradients in its backward pass, which does not run here (InputError)."""
+    if isinstance(model, DistributedDataParallel):
+        raise InputError(
+            "model: is wrapped in DistributedDataParallel, whose exchange would not run; give model.module and a "
+            "group, or call register_aggregation_hook(model, rule)"
+        )
+    if any(isinstance(each, FSDPModule) for each in model.modules()):
+        raise InputError("model: is sharded by fully_shard; call register_aggregation(model, rule) in place of this")
 
 
 def require_unchanged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -1,6 +1,6 @@
 """A gradient source for which every example of a batch is an environment."""
 
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,8 @@ class PerExampleGradients:
         memory_limit: int = MEMORY_LIMIT,
         **options: Unpack[AggregationOptions],
     ) -> None:
+        if definition not in get_args(ExampleGradient):
+            raise ArgumentError("definition", definition, f"must be one of {', '.join(get_args(ExampleGradient))}")
         self.model = model
         self.definition = definition
         self._group = group

@@ -133,9 +133,9 @@ def check_weights(weights: Tensor) -> None:
 class Calls:
     """The calls of a gradient source: its batches, whose structure the first one decides, and its steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int = 0) -> None:
         self._structure: pytree.TreeSpec | None = None
-        self._steps = 0
+        self._steps = steps
 
     def take(
         self, batch: Batch, more: Sequence[Any], step: int | None, names: Sequence[str] | None = None
@@ -149,6 +149,10 @@ class Calls:
             batch = (batch, given.pop(0))
         at = given[0] if given else step
         at = self._steps if at is None else at
+        if isinstance(at, tuple | list | Mapping):
+            raise InputError(
+                f"step: {type(at).__name__}, expected a number; give inputs and targets as one pair, (inputs, targets)"
+            )
         batch, sizes = self.check(batch, names)
         self._steps = at + 1
         return batch, sizes, at
@@ -161,6 +165,8 @@ class Calls:
         if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
             kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)}))
             raise InputError(f"batch: holds {kinds or 'nothing'}; expected a tree of tensors")
+        if any(leaf.is_nested for leaf in leaves):
+            raise InputError("batch: holds a nested tensor; expected padded ones, with a mask beside them")
         shapes = [tuple(leaf.shape) for leaf in leaves]
         if min(map(len, shapes)) < 2 or len({shape[:2] for shape in shapes}) > 1 or 0 in shapes[0][:2]:
             found = ", ".join(f"{self._place(batch, index)} {shape}" for index, shape in enumerate(shapes))

@@ -98,11 +98,15 @@ class StackedGradients:
         vectorize: Vectorize | None = None,
         **options: Unpack[AggregationOptions],
     ) -> None:
+        if vectorize not in (None, True, False, "pooled"):
+            raise ArgumentError("vectorize", vectorize, "must be True, False, 'pooled' or None")
         self.aggregation = Aggregation(rule, **options)
         limit = _LARGEST_CHUNK if memory_limit is None else memory_limit
         compares = not masks(self.aggregation.rule)
         self._sums: Collected = Rows(model, self.aggregation, limit) if compares else Sums(model, self.aggregation)
         self._momentum = self.aggregation.momentum(self._sums.parameters)
+        if self._momentum is not None and names is not None and len(set(names)) < len(names):
+            raise ArgumentError("names", ", ".join(names), "two environments have one name, by which momentum is kept")
         if self._momentum is not None and vectorize == "pooled":
             raise ArgumentError(
                 "vectorize", vectorize, "forms no gradient of an environment, of which momentum is kept"
@@ -118,6 +122,8 @@ class StackedGradients:
         size = self._sums.layout.components * self._sums.layout.dtype.itemsize
         self._chunk = sys.maxsize if compares else _environments_together(size, self._device, memory_limit)
         self._chosen = vectorize is False
+        self._given = vectorize
+        self._modes: tuple[bool, ...] = ()  # of the modules, when the way was chosen
         self._pooled: PooledPass | None = None
         self._finite_flags: list[Tensor] | None = None
         self._left: Tensor | None = None  # the environments that a sum is of; None: all
@@ -142,7 +148,8 @@ class StackedGradients:
         batch, (environments, _), at = self._calls.take(batch, more, step, self.names)
         require_unchanged(self.model, self._sums.parameters)
         require_no_hooks_after_accumulation(self._sums.parameters)
-        if not self._chosen:
+        # In another mode a layer may mix examples, as normalization over the batch does in training.
+        if not self._chosen or (self._given is None and self.vectorize == "pooled" and self._modes != self._present):
             self.choose(batch, at)
         names = self.names or [f"environment {index}" for index in range(environments)]
         if self._momentum is not None:
@@ -175,6 +182,11 @@ class StackedGradients:
         self.aggregation.scale_gradients(self._sums.parameters.values())
         return applied._replace(losses=risks, weights=weights)
 
+    @property
+    def _present(self) -> tuple[bool, ...]:
+        """Whether each module is in training mode."""
+        return tuple(module.training for module in self.model.modules())
+
     def state_dict(self) -> dict[str, Tensor]:
         """The state for a checkpoint: the averages of these environments' gradients by name, if any."""
         return {} if self._momentum is None else self._momentum.state_dict()
@@ -200,6 +212,7 @@ class StackedGradients:
             step: the step's number.
         """
         batch, (environments, _) = self._calls.check(batch, self.names)
+        self.vectorize = self._given
         if environments == 1:
             return
         if isinstance(self._sums, Rows) and environments > self._sums.most:  # compared by some of them
@@ -212,7 +225,7 @@ class StackedGradients:
         finally:
             self._momentum = momentum
             set_random_state(self._device, random)
-        self._chosen = True
+        self._chosen, self._modes = True, self._present
         if reason is not None:
             _warn(reason, stacklevel=4)
 
@@ -225,9 +238,20 @@ class StackedGradients:
                 self._sum_pooled(batch, environments, step)
                 return "pooled", None
         expected, reason = self._sum_separately(batch, environments, step)
+        if not any(bool(part.any()) for parts in self._sums.values().values() for part in parts):
+            self._require_graph(batch, step)
         if pooled and self.vectorize is None and self._pooled_gives(expected, batch, environments, step):
             return "pooled", None
         return reason is None, reason
+
+    def _require_graph(self, batch: Batch, step: int) -> None:
+        """Refuse a risk without a graph, such as one of detached outputs (InputError): by vmap its gradients are 0."""
+        before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        risk, _ = self._risk(take(batch, 0), step)
+        for name, buffer in before.items():
+            self.model.get_buffer(name).copy_(buffer)
+        if not risk.requires_grad:
+            raise InputError("risk: does not depend on the model's parameters (no_grad, detach), so nothing is trained")
 
     def _sum(self, batch: Batch, environments: int, step: int) -> _Sum:
         """Put the summed statistics into ``self._sums``; return risks, weights, and the new buffers of the model.

@@ -23,7 +23,8 @@ class EnvironmentStep(NamedTuple):
         losses: ``(local environments,)``, each environment's mean risk in this process; empty if the source does not
             compute it.
         kept_fraction: ``(parameters,)``, the fraction of each parameter tensor's components that the rule kept,
-            in the order of ``model.named_parameters()``; float32. Empty if the rule drops no components.
+            in the order of the trained ones of ``model.named_parameters()``; float32. Empty if the rule drops no
+            components.
         skipped: the names of the environments of all processes whose gradient was not finite, and was left out.
         weights: ``(local environments,)``, the weight of each of ``losses`` in a mean over several batches of its
             environment: the batch's number of examples, or the risk's weight.

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from concord.errors import ArgumentError
 from concord.gradients.risk import Batch, Loss, Risk, autocast_to
+from concord.objectives.objective import require_all
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.representation import Represented, head
 
@@ -50,6 +51,7 @@ class DomainClassifier(nn.Sequential):
             nn.ReLU(),
             nn.Linear(hidden_units, environments),
         )
+        self.environments = environments
 
 
 class DANN(Represented):
@@ -87,7 +89,9 @@ class DANN(Represented):
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the domain classifier, for the representation of this model."""
-        self.module = DomainClassifier(model, environments, self._hidden_units, self.layer)
+        first = head(model, self.layer)[1].weight
+        made = DomainClassifier(model, environments, self._hidden_units, self.layer)
+        self.module = made.to(first.device, first.dtype)
 
     def terms(
         self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
@@ -103,6 +107,8 @@ class DANN(Represented):
             raise ArgumentError("objective", "dann", "it has no domain classifier yet; call begin with the model first")
         risks, weights, features, _ = self.represented(model, batch, step)
         environments, examples = features.shape[:2]
+        if own is None:
+            require_all(environments, classifier.environments, "dann")
         features = reverse_gradient(features.flatten(0, 1), self.weight.after_warmup(step))
         with autocast_to(features.device, self.autocast):
             told = classifier(features)

@@ -9,6 +9,7 @@ from concord.errors import ArgumentError
 from concord.gradients.risk import Batch, Loss, Risk
 from concord.objectives.environment_state import EnvironmentState
 from concord.objectives.environment_vectors import EnvironmentVectors
+from concord.objectives.objective import require_all
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.representation import Represented, head
 
@@ -74,6 +75,7 @@ class Fishr(Represented, EnvironmentVectors):
     def distance(self, vectors: Tensor) -> Tensor:
         """The distance of the averages to their mean."""
         state = EnvironmentState.of(self.module, "fishr")
+        require_all(len(vectors), len(state.kept), "fishr")
         averages = self.momentum * state.kept + (1 - self.momentum) * vectors
         state.keep(averages)
         scaled = averages / (1 - self.momentum)

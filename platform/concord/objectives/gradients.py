@@ -15,6 +15,7 @@ from concord.gradients.layout import (
     Layout,
     require_no_hooks_after_accumulation,
     require_unchanged,
+    require_unwrapped,
     store_gradients,
     trainable,
 )
@@ -59,6 +60,7 @@ class ObjectiveGradients:
         if options.setdefault("autocast", objective.autocast) != objective.autocast:
             raise ArgumentError("autocast", options["autocast"], "an objective has its own; give it there")
         self.aggregation = Aggregation(Mean(), **options)
+        require_unwrapped(model)
         self.model = model
         self.objective = objective
         self.names = list(names)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from concord.errors import ArgumentError
 from concord.gradients.risk import Loss, Risk
 from concord.objectives.environment_state import EnvironmentState
-from concord.objectives.objective import Objective, require_several
+from concord.objectives.objective import Objective, require_all, require_several
 
 
 class GroupDRO(Objective):
@@ -46,6 +46,7 @@ class GroupDRO(Objective):
         """Update the weights, and return the weighted sum."""
         require_several(len(terms), "group-dro")
         state = EnvironmentState.of(self.module, "group-dro")
+        require_all(len(terms), len(state.kept), "group-dro")
         logarithms = (state.kept + self.rate * terms.detach()).log_softmax(0)
         state.keep(logarithms)
         return (logarithms.exp() * terms).sum()

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from concord.errors import ArgumentError
+from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import (
     Batch,
     Calls,
@@ -77,6 +77,7 @@ class Objective:
         self.risk = as_risk(loss)
         self.autocast = autocast
         self._supervised = isinstance(self.risk, Supervised)
+        self._step = 0
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make module, optimizer and schedule for this model. Called once, before any step.
@@ -156,13 +157,15 @@ class Objective:
         Args:
             model: the model that the risk calls.
             batch: a tree of tensors ``(environments, batch, ...)``, of all environments.
-            step: the step's number, for schedules; 0 if None.
+            step: the step's number, for schedules; if None, the calls with gradients are counted from 0.
             more: ``objective(model, inputs, targets, step)`` is short for a pair.
 
         Raises:
-            InputError: the batch is not such a tree, or the risk is not a scalar.
+            InputError: the batch is not such a tree or lacks environments of which the objective keeps values, or the
+                risk is not a scalar.
         """
-        batch, _, at = Calls().take(batch, more, step)
+        batch, _, at = Calls(self._step).take(batch, more, step)
+        self._step = at + torch.is_grad_enabled()
         return self.combine(self.terms(model, batch, at)[0], at)
 
     def risks(
@@ -181,7 +184,7 @@ class Objective:
             weights: parameters in place of the model's own.
         """
         first = pytree.tree_leaves(batch)[0]
-        if self._supervised and not any(isinstance(each, _BatchNorm) and each.training for each in model.modules()):
+        if self._supervised and not any(map(_normalizes_over_the_batch, model.modules())):
             inputs, targets = pair(batch)
             inputs = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
             with autocast_to(first.device, self.autocast):
@@ -200,6 +203,10 @@ class Objective:
         return torch.stack(means), torch.stack(counts)
 
 
+def _normalizes_over_the_batch(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+
+
 class Penalized(Objective):
     """An objective with the weight of a penalty.
 
@@ -211,6 +218,8 @@ class Penalized(Objective):
 
     def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
         super().__init__(loss, autocast)
+        if not isinstance(weight, PenaltyWeight):
+            raise ArgumentError("weight", weight, "must be a PenaltyWeight, such as PenaltyWeight(1.0)")
         self.weight = weight
 
 
@@ -220,6 +229,14 @@ class Rescaled(Penalized):
     def scale(self, step: int) -> float:
         """1 / max(1, λ) at this step."""
         return self.weight.scale(step)
+
+
+def require_all(environments: int, begun: int, name: str) -> None:
+    """Refuse another number of environments than :meth:`Objective.begin` was called with (InputError)."""
+    if environments != begun:
+        raise InputError(
+            f"batch: {environments} environments; {name} keeps values of each of {begun}, and needs all of them"
+        )
 
 
 def require_several(environments: int, name: str) -> None:
