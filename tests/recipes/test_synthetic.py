@@ -76,6 +76,16 @@ def test_a_linear_shortcut_holds_in_as_many_environments_as_dimensions(environme
         assert (found.status == 0) == there_is_one
 
 
+def test_cross_entropy_of_one_logit_is_binary_cross_entropy() -> None:
+    made = JOB.model(config(outputs=1))
+    inputs, targets = torch.randn(64, 34), torch.randint(0, 2, (64,))
+    logit = made.network(inputs)[:, 0]
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logit, targets.float())
+    torch.testing.assert_close(torch.nn.functional.cross_entropy(made(inputs), targets), expected)
+    assert torch.equal(made(inputs).argmax(1), (logit > 0).long())
+    assert JOB.model(config())(inputs).shape == (64, 2)
+
+
 def test_agreement_raises_the_mechanisms_part_of_the_gradient() -> None:
     """Fig. 7 in small: ρ with the mechanism's gradient at τ = 0, at τ = 0.6, and under the XOR-mask."""
     spirals = Spirals(environments=16, examples=512).as_environments()

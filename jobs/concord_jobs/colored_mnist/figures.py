@@ -24,6 +24,8 @@ _COLOURS = {
     "mm-rex": PURPLE,
     "vrex": GREEN,
     "meta-irm": RED,
+    "meta-irm, without the test": GREEN,
+    "meta-irm, without the test, two layers": ORANGE,
     "erm, grey": ORANGE,
     "meta-irm, by hand (oracle)": "black",
 }
@@ -81,7 +83,7 @@ def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Fi
         axes.plot(places, mean, color=_colour(method, index), label=method_name(method), marker="o", markersize=3)
         axes.fill_between(places, mean - spread, mean + spread, color=_colour(method, index), alpha=0.2, linewidth=0)
     axes.set(xlabel=across, ylabel=measure)
-    finish(axes)
+    finish(axes, loc="lower left")
     return figure
 
 

@@ -17,7 +17,6 @@ from concord.aggregation import DEFAULT_SIGNIFICANCE
 from concord.aggregation.chance import least_environments
 from concord.analysis.figures import method_name
 from concord.environments import Environments
-from concord.models import MLP
 from concord.models.mlp_options import MLPOptions
 from concord.options import group, option_values
 from concord.space import Choice, Entry, OneOf, Space, Uniform
@@ -25,6 +24,7 @@ from concord.training import Job, Outcome, Report, Study, TrainConfig
 from concord.training.options import AggregatorOptions
 from concord_jobs.synthetic.correlation_report import CorrelationReport, report_correlations
 from concord_jobs.synthetic.figures import data_figure, decision_figure
+from concord_jobs.synthetic.network import Outputs, network
 from concord_jobs.synthetic.spirals import MECHANISM_DIMENSIONS, SpiralOptions, Spirals
 
 COUNTING = ("threshold", "environment_momentum", "steps_per_update", "per_example")
@@ -45,6 +45,8 @@ class SyntheticConfig(TrainConfig):
     """Batch normalization of the hidden layers, by each environment's own batch."""
     initialization: Literal["kaiming", "default"] = "kaiming"
     """Distribution of the first weights."""
+    outputs: Outputs = 2
+    """Number of outputs: one for each class, or 1, the logit of class 1, as in the code of the paper's authors."""
     # fmt: on
 
     def resolve(self, num_environments: int | None = None) -> Self:
@@ -69,11 +71,10 @@ def environments(config: SyntheticConfig) -> Environments:
 
 
 def model(config: SyntheticConfig) -> nn.Module:
-    """An MLP with LeakyReLU and two outputs."""
+    """An MLP with LeakyReLU."""
     features = MECHANISM_DIMENSIONS + config.spirals.shortcut_dimensions
-    return MLP(
-        features, 2, **option_values(config.mlp), batch_norm=config.batch_norm, initialization=config.initialization
-    )
+    options = option_values(config.mlp) | {"batch_norm": config.batch_norm, "initialization": config.initialization}
+    return network(features, config.outputs, **options)
 
 
 def figures(job: Job[Any], config: SyntheticConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:
