@@ -66,8 +66,9 @@ class StackedGradients:
         rule: the rule.
         names: the environments' names, for errors; ``environment 0…`` if None.
         group: the two-level form: other processes of this group hold other environments, and the rule is applied
-            to all of them together. Every process must then call equally often. Give ``names``, since
-            their number is that of this process's environments. None: this process has all environments.
+            to all of them together. Every process must then begin with the same weights, which nothing sends, and call
+            equally often. Give ``names``, since their number is that of this process's environments. None: this process
+            has all environments.
         memory_limit: bytes of per-environment gradients that may exist at once. None chooses by the device: on a
             CPU the size of its last cache, but at least 8 environments; at most 1 GiB; on a GPU 1 GiB. The size of the
             chunks decides the rounding of sums and dropout's draws, so give a number if runs on different machines must

@@ -38,7 +38,7 @@ class ObjectiveGradients:
             unless the objective trains that itself (``alternates``).
         objective: the objective; call its ``begin`` before, if it makes a module.
         names: the names of this process's environments.
-        group: the other processes; None if this one has all environments.
+        group: the other processes, which begin with the same weights; None if this one has all environments.
         options: see :class:`~concord.gradients.Aggregation`. No environment can be skipped; ``rescale`` and
             ``environment_momentum`` have no effect; ``autocast`` is the objective's.
 
