@@ -88,6 +88,7 @@ def test_no_option_of_concord_s_own_is_taken_for_a_secret() -> None:
         ("train --hub-token=abc --lr=0.1", "train --hub-token=*** --lr=0.1"),
         ("--header 'Authorization: Bearer abc.def'", "--header 'Authorization: Bearer ***'"),
         ("no answer for {'api_key': 'a b', \"lr\": \"1\"}", "no answer for {'api_key': '***', \"lr\": \"1\"}"),
+        (r"{'api_key': 'it\'s', 'lr': '1'}", "{'api_key': '***', 'lr': '1'}"),
         ("lr=0.01,max_tokens=512,key=a", "lr=0.01,max_tokens=512,key=a"),
         ("give it as a --header, Authorization", "give it as a --header, Authorization"),
     ],

@@ -64,7 +64,7 @@ _USER_INFO_OF_PATH = re.compile(r"\b(s3|gs|gcs|abfss?|hdfs|viewfs|https?):/([^/@
 # A query's name and value, or an assignment's: ?password=…, AccountKey=…, --hub-token=…
 _ASSIGNED = re.compile(r"(?P<before>[?&]?)(?P<name>[\w.~%-]+)=(?P<value>(?:[^&\s'\";,]|[;,](?![\w.-]+=))+)")
 # An entry of a printed dictionary: 'api_key': 'abc'
-_ENTRY = re.compile(r"(?P<name>(['\"])[\w.-]+\2)(?P<between>\s*:\s*)(['\"])(?:(?!\4).)+\4")
+_ENTRY = re.compile(r"(?P<name>(['\"])[\w.-]+\2)(?P<between>\s*:\s*)(['\"])(?:\\.|(?!\4).)+\4")
 _HEADER = re.compile(r"(?i)\b(authorization['\"]?\s*:\s*['\"]?(?:(?:bearer|basic|token)\s+)?)[^\s'\"]+")
 
 _KEY_FILES = frozenset(

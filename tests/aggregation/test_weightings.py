@@ -263,6 +263,16 @@ def test_the_point_of_least_norm_is_that_of_gradients_of_any_precision(
         assert products.min() >= weights @ products - slack
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_of_very_different_norms_have_a_point_of_least_norm(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(64, 30, generator=generator, dtype=torch.float64)
+    rows *= 10 ** (4 * torch.rand(64, 1, generator=generator, dtype=torch.float64) - 2)
+    weights = weights_of(MGDA(), gram_of(rows))
+    products = rows @ (weights @ rows)
+    assert products.min() >= weights @ products - 1e-9 * rows.square().sum(1).mean()
+
+
 def test_a_hundred_dependent_gradients_of_float32_have_the_conflict_averse_update_of_float64() -> None:
     rows = torch.randn(100, 10, generator=torch.Generator().manual_seed(0)) @ torch.randn(10, 2000)
     expected = update(CAGrad(), rows.double())

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from concord.environments import table
 from concord.environments.table import TableEnvironments, from_table, inferred_kinds
 from concord.environments.table_encoder import RARE, TableEncoder
 from concord.errors import ArgumentError, InputError
@@ -120,8 +121,7 @@ def test_a_column_of_any_size_that_varies_is_scaled(size: float, rows: int) -> N
 
 def test_a_column_without_a_value_in_training_says_nothing_elsewhere() -> None:
     frame = patients().assign(cholesterol=lambda rows: np.where(rows.hospital == "south", 240.0, np.nan))
-    assert "cholesterol" not in environments(frame).leaving_out("south").table.kinds
-    left_out = environments(frame, kinds={"cholesterol": "numeric"}).leaving_out("south").fitted(0.1, 0)
+    left_out = environments(frame).leaving_out("south").fitted(0.1, 0)
     assert left_out.encoder is not None
     place = [each.name for each in left_out.encoder.numeric].index("cholesterol")
     assert (left_out["south"].inputs[:, 2 * place] == 0).all()
@@ -291,18 +291,38 @@ def test_codes_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert [each.levels for each in found.encoder.categories if each.name == "zip"] == [("01234", "1234", "90210")]
 
 
+def test_codes_without_zeros_have_the_levels_that_pandas_reads(tmp_path: Path) -> None:
+    """Also where a missing cell makes them floats: a model is asked with what ``pandas.read_csv`` gives."""
+    frame = patients().assign(ward=[1.0, 2.0, None] * 80)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    found = environments(tmp_path / "all.csv", kinds={"ward": "category"}).fitted(0.1, 0)
+    assert found.encoder is not None
+    assert found.encoder.unknown(pd.read_csv(tmp_path / "all.csv")) == {}
+
+
+def test_an_environment_may_be_called_none_and_have_spaces_around(tmp_path: Path) -> None:
+    frame = patients().assign(environment=lambda each: each.hospital.map({"east": "None", "north": "1 "}).fillna("2"))
+    (tmp_path / "folder").mkdir()
+    frame.drop(columns="hospital").to_csv(tmp_path / "folder" / "all.csv", index=False)
+    assert environments(tmp_path / "folder", environment=None, test=[]).train == ("1", "2", "None")
+    codes = patients().assign(hospital=lambda each: each.hospital.map({"east": "1", "north": "2 "}).fillna("3"))
+    codes.to_csv(tmp_path / "codes.csv", index=False)
+    assert environments(tmp_path / "codes.csv", test=["1"]).train == ("2", "3")
+
+
+def test_the_cells_without_a_value_are_those_of_pandas_but_for_none() -> None:
+    assert {*table._MISSING} == pd._libs.parsers.STR_NA_VALUES - {"None"}
+
+
+def test_classes_that_are_no_whole_numbers_stay() -> None:
+    frame = patients().assign(died=pd.Series([1.0, 1.3, 1.7, 2.0] * 60, dtype=object))
+    assert environments(frame, task="classification").table.classes == (1.0, 1.3, 1.7, 2.0)
+
+
 def test_a_column_of_a_categorical_type_is_a_category_of_whatever_values(tmp_path: Path) -> None:
     assert environments(patients().assign(ward=pd.Categorical([1, 2, 3, 4] * 60))).table.kinds["ward"] == "category"
     patients().assign(ward=pd.Categorical(list("1234") * 60)).to_parquet(tmp_path / "all.parquet")
     assert environments(tmp_path / "all.parquet").table.kinds["ward"] == "category"
-
-
-def test_an_environment_that_is_left_out_decides_no_kind() -> None:
-    frame = patients().assign(code=lambda each: each.index.astype(str) + np.where(each.hospital == "south", "x", ""))
-    assert "code" not in environments(frame).table.kinds, "its texts name the rows"
-    assert environments(frame).leaving_out("south").table.kinds["code"] == "numeric"
-    given = environments(frame, kinds={"code": "category"}).leaving_out("south")
-    assert given.table.kinds["code"] == "category"
 
 
 def test_a_missing_target_leaves_the_classes_their_names() -> None:

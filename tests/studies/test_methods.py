@@ -118,7 +118,7 @@ def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched_and_one_that
     status, again = outcome(capsys, "compare", SENSORS, "methods", "--methods", own, "mean", failing, *options)
     assert status == 1
     assert again["rows"] == json.loads(json.dumps(result.as_json()["rows"]))
-    assert again["error"].startswith(f"1 methods failed, the first of them {failing}: ")
+    assert again["error"].startswith(f"failed methods: 1, the first of them {failing}: ")
     assert "not finite" in again["failed"][failing]
 
 

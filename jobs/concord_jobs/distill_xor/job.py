@@ -93,7 +93,7 @@ settings = {
     "milestones": (),
 }
 job = Job(
-    environments=partial(student_environments, examples=examples),
+    environments=partial(student_environments, examples=examples, version="2"),
     model=student,
     loss=binary_loss,
     objective=objective,

@@ -53,5 +53,6 @@ def minimum_norm(gram: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(gram / scale)
     rows = torch.cat([(vectors * values.clamp(min=0).sqrt()).mT, gram.new_ones(1, len(gram))])
     aim = [0.0] * len(gram) + [1.0]
-    solution = torch.from_numpy(nnls(rows.numpy(), aim)[0])
+    # Norms that differ much take more than SciPy's 3 iterations a variable.
+    solution = torch.from_numpy(nnls(rows.numpy(), aim, maxiter=100 * len(gram))[0])
     return solution / solution.sum()

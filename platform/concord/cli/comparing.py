@@ -26,7 +26,7 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         name, failure = next(iter(result.failed.items()))
         what, again = ("methods", "") if METHODS in command.tables else ("runs", "; the same command tries again")
         first = f"{name}: {failure.splitlines()[0]}"
-        raise UnfinishedError(f"{len(result.failed)} {what} failed, the first of them {first}{again}", shown)
+        raise UnfinishedError(f"failed {what}: {len(result.failed)}, the first of them {first}{again}", shown)
     return shown
 
 

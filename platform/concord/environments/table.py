@@ -31,7 +31,10 @@ _MOST_ENVIRONMENTS = 200  # of a numeric environment column
 _EXAMPLE_ROWS = 5
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
 # Cells of a CSV file without a value: pandas' own but for "None", which may be a class (None, Mild, Severe).
-_MISSING = ("", "#N/A", "#NA", "<NA>", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null", "-NaN", "-nan")
+_MISSING = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+    "NULL", "NaN", "n/a", "nan", "null",
+)  # fmt: skip
 _ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without one, such as an index in a file
 
 
@@ -44,7 +47,6 @@ class Table:
         environment: the environment of each row.
         target: the name of the target's column.
         kinds: of the other columns, without ignored ones.
-        given: the kinds that were given.
         classes: the target's values in order; None for a regression.
         by_purpose: the names of the environments.
         without_target: the number of rows left out.
@@ -54,7 +56,6 @@ class Table:
     environment: pd.Series
     target: str
     kinds: Mapping[str, str]
-    given: Mapping[str, Kind]
     classes: tuple[Any, ...] | None
     by_purpose: Mapping[str, tuple[str, ...]]
     without_target: int
@@ -102,10 +103,8 @@ class TableEnvironments(Environments):
 
     def leaving_out(self, name: str) -> "TableEnvironments":
         """See :meth:`Environments.leaving_out`."""
-        table, purposes = self.table, super().leaving_out(name).by_purpose()
-        rows = table.rows(purposes["train"]).drop(columns=table.target)
-        left = dataclasses.replace(table, by_purpose=purposes, kinds=_used_kinds(rows, table.given))
-        return TableEnvironments(left)
+        purposes = super().leaving_out(name).by_purpose()
+        return TableEnvironments(dataclasses.replace(self.table, by_purpose=purposes))
 
     def fitted(self, fraction: float, seed: int) -> "TableEnvironments":
         """With the encoder fitted on the training environments, without their held-out parts."""
@@ -176,7 +175,7 @@ def from_table(
     if isinstance(data, pd.DataFrame):
         frame = data
     else:
-        texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"}
+        texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
         if environment_bins is None:
             texts.add(environment or "environment")
         frame, environment = _read(Path(data), target, environment, separator, encoding, texts)
@@ -217,19 +216,14 @@ def from_table(
         )
     training = kept[names.isin(train)]
     kept = kept.drop(columns=environment)
-    given = {name: kind for name, kind in kinds.items() if name not in (environment, target)}
-    used = _used_kinds(training.drop(columns=[environment, target]), given)
+    inferred = inferred_kinds(training.drop(columns=[environment, target]))
+    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
+    used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
     classes = _classes(kept, training, target, task)
     purposes = {"train": train, "validation": tuple(validation), "test": tuple(test)}
-    return TableEnvironments(Table(kept, names, target, used, given, classes, purposes, int((~there).sum())))
-
-
-def _used_kinds(training: pd.DataFrame, given: Mapping[str, Kind]) -> dict[str, str]:
-    """The kinds of the columns of the training rows, as given or inferred, without ignored ones."""
-    chosen = {**inferred_kinds(training), **given}
-    return {name: kind for name, kind in chosen.items() if kind != "ignore"}
+    return TableEnvironments(Table(kept, names, target, used, classes, purposes, int((~there).sum())))
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
@@ -266,14 +260,16 @@ def _read(
     path: Path, target: str, environment: str | None, separator: str, encoding: str, texts: Collection[str]
 ) -> tuple[pd.DataFrame, str | None]:
     """The rows of a file or folder, and the name of the environment's column."""
-    read = functools.partial(_file, separator=separator, encoding=encoding, texts=texts, named=(target, environment))
+    column = environment or "environment"
+    read = functools.partial(
+        _file, separator=separator, encoding=encoding, texts=texts, target=target, environment=column
+    )
     names = listing(path)
     if names is None:
         return read(path), environment
     files = sorted(name for name in names if Path(name).suffix in (".csv", ".parquet"))
     if not files:
         raise ArgumentError("data", display_path(path), "no .csv or .parquet file in this folder")
-    column = environment or "environment"
     frames = []
     for name in files:
         frame = read(path / name)
@@ -282,9 +278,11 @@ def _read(
 
 
 def _file(
-    path: Path, separator: str, encoding: str, texts: Collection[str], named: Collection[str | None]
+    path: Path, *, separator: str, encoding: str, texts: Collection[str], target: str, environment: str
 ) -> pd.DataFrame:
-    """The rows of a file. Columns ``texts`` of a CSV file hold no numbers; in those ``named`` None is a value."""
+    """The rows of a file. In a CSV file numbers with leading zeros in the columns ``texts`` are texts, and None is a
+    class of the target or the name of an environment.
+    """
     shown = display_path(path)
     found = local(path)
     if not found.is_file():
@@ -312,12 +310,14 @@ def _file(
     if frame.empty:
         raise ArgumentError("data", shown, "has no rows")
     for name in frame.select_dtypes(["object", "string"]):
-        without = frame[name].mask(frame[name] == "None")
-        numbers = pd.to_numeric(without, errors="coerce")
-        if name not in texts and numbers.count() == without.count() < frame[name].count():
+        given = frame[name].str.strip() if name in texts else frame[name]
+        if name != environment:
+            given = given.mask(given == "None")
+        numbers = pd.to_numeric(given, errors="coerce")
+        if numbers.count() == given.count() and not (name in texts and given.str.match(r"0\d").any()):
             frame[name] = numbers
-        elif name not in named:  # as pandas.read_csv gives the rows that a model predicts
-            frame[name] = without
+        elif name != target:  # as pandas.read_csv gives the rows that a model predicts
+            frame[name] = given
     return frame
 
 
@@ -329,7 +329,7 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
             raise ArgumentError("environment_bins", bins, f"column {name} has no numbers")
         return pd.qcut(column, bins, duplicates="drop").astype("string")
     count = column.nunique()
-    if count > _MOST_ENVIRONMENTS and pd.to_numeric(column, errors="coerce").notna().all():
+    if pd.api.types.is_numeric_dtype(column) and count > _MOST_ENVIRONMENTS:
         raise ArgumentError(
             "environment", name, f"has {count} different numbers; give environment_bins, or another column"
         )
@@ -349,8 +349,10 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
         return None
     try:
         found = values.unique().tolist()
-        # Whole numbers are floating-point ones where the target of another row is missing.
-        classes = tuple(sorted(int(each) if isinstance(each, float) and whole else each for each in found))
+        if all(each.is_integer() for each in found if isinstance(each, float)):
+            # Whole numbers are floating-point ones where the target of another row is missing.
+            found = [int(each) if isinstance(each, float) else each for each in found]
+        classes = tuple(sorted(found))
     except TypeError:
         kinds = sorted({type(value).__name__ for value in values})
         raise ArgumentError("target", target, f"has values of several kinds, {' and '.join(kinds)}") from None

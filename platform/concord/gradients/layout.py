@@ -2,12 +2,12 @@
 
 import functools
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation.rule import accumulation_dtype
@@ -105,7 +105,8 @@ def require_unwrapped(model: nn.Module) -> None:
             "model: is wrapped in DistributedDataParallel, whose exchange would not run; give model.module and a "
             "group, or call register_aggregation_hook(model, rule)"
         )
-    if any(isinstance(each, FSDPModule) for each in model.modules()):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # which a sharded model has imported, in a second
+    if fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in model.modules()):
         raise InputError("model: is sharded by fully_shard; call register_aggregation(model, rule) in place of this")
 
 

@@ -99,7 +99,7 @@ class StackedGradients:
         vectorize: Vectorize | None = None,
         **options: Unpack[AggregationOptions],
     ) -> None:
-        if vectorize not in (None, True, False, "pooled"):
+        if not (vectorize is None or isinstance(vectorize, bool) or vectorize == "pooled"):
             raise ArgumentError("vectorize", vectorize, "must be True, False, 'pooled' or None")
         self.aggregation = Aggregation(rule, **options)
         limit = _LARGEST_CHUNK if memory_limit is None else memory_limit
@@ -150,7 +150,8 @@ class StackedGradients:
         require_unchanged(self.model, self._sums.parameters)
         require_no_hooks_after_accumulation(self._sums.parameters)
         # In another mode a layer may mix examples, as normalization over the batch does in training.
-        if not self._chosen or (self._given is None and self.vectorize == "pooled" and self._modes != self._present):
+        pooled = self._given is None and self.vectorize == "pooled" and environments > 1
+        if not self._chosen or (pooled and self._modes != self._present):
             self.choose(batch, at)
         names = self.names or [f"environment {index}" for index in range(environments)]
         if self._momentum is not None:
@@ -213,9 +214,9 @@ class StackedGradients:
             step: the step's number.
         """
         batch, (environments, _) = self._calls.check(batch, self.names)
-        self.vectorize = self._given
         if environments == 1:
             return
+        self.vectorize = self._given
         if isinstance(self._sums, Rows) and environments > self._sums.most:  # compared by some of them
             environments = self._sums.most
             batch = take(batch, slice(environments))
