@@ -77,7 +77,7 @@ def test_a_linear_shortcut_holds_in_as_many_environments_as_dimensions(environme
 
 
 def test_cross_entropy_of_one_logit_is_binary_cross_entropy() -> None:
-    made = JOB.model(config(outputs=1))
+    made = JOB.model(config(one_logit=True))
     inputs, targets = torch.randn(64, 34), torch.randint(0, 2, (64,))
     logit = made.network(inputs)[:, 0]
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logit, targets.float())

@@ -12,7 +12,7 @@ from concord.environments import BatchStream
 from concord.errors import ArgumentError
 from concord_jobs.synthetic.correlations import Correlation, gradient_correlations, summarize, write_correlations
 from concord_jobs.synthetic.figures import correlation_figure
-from concord_jobs.synthetic.network import Outputs, network
+from concord_jobs.synthetic.network import network
 from concord_jobs.synthetic.spirals import MECHANISM_DIMENSIONS, Spirals
 
 
@@ -31,8 +31,8 @@ class CorrelationReport:
     """Standard deviation of the shortcuts."""
     revolutions: float = 3.0
     """Revolutions of each spiral."""
-    outputs: Outputs = 2
-    """Number of outputs of the networks: one for each class, or 1, the logit of class 1."""
+    one_logit: bool = False
+    """Networks with one output, the logit of class 1, in place of two."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, figures and, without a tracking URI, for MLflow's store."""
     # fmt: on
@@ -53,7 +53,7 @@ def report_correlations(options: CorrelationReport, info: Callable[[str], None])
     thresholds = [index / 10 for index in range(11)]
     found: list[Correlation] = []
     for seed in range(options.seeds):
-        made = lambda: network(inputs.shape[-1], options.outputs, initialization="default")  # noqa: E731
+        made = lambda: network(inputs.shape[-1], options.one_logit, initialization="default")  # noqa: E731
         found += gradient_correlations(made, inputs, targets, MECHANISM_DIMENSIONS, thresholds, seed)
         info(f"gradient correlations: {seed + 1} of {options.seeds} networks")
     folder = options.output / "reports" / "synthetic"

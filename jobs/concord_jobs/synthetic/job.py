@@ -1,9 +1,10 @@
-"""The synthetic memorization task (AND-mask paper, §3.1): spirals that all environments share, shortcuts that differ.
+"""The synthetic memorization task (AND-mask paper, §3.1): spirals and shortcuts.
 
-Shortcuts perfectly and easily separate every training environment, and also the pooled data. Only the spirals hold in
-the test environment, where shortcuts are random. ``concord train synthetic`` trains with the AND-mask, or with the
-t-mask below 18 environments; ``--aggregator mean`` is the baseline. ``concord compare synthetic`` makes the paper's
-Fig. 6, 14 and 15, ``concord report synthetic`` Fig. 7.
+All environments share the spirals; the shortcuts differ. Shortcuts perfectly and easily separate every training
+environment, and also the pooled data. Only the spirals hold in the test environment, where shortcuts are random.
+``concord train synthetic`` trains with the AND-mask, or with the t-mask below 18 environments; ``--aggregator mean``
+is the baseline. ``concord compare synthetic`` makes the paper's Fig. 6, 14 and 15, ``concord report synthetic`` Fig.
+7.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from concord.training import Job, Outcome, Report, Study, TrainConfig
 from concord.training.options import AggregatorOptions
 from concord_jobs.synthetic.correlation_report import CorrelationReport, report_correlations
 from concord_jobs.synthetic.figures import data_figure, decision_figure
-from concord_jobs.synthetic.network import Outputs, network
+from concord_jobs.synthetic.network import network
 from concord_jobs.synthetic.spirals import MECHANISM_DIMENSIONS, SpiralOptions, Spirals
 
 COUNTING = ("threshold", "environment_momentum", "steps_per_update", "per_example")
@@ -45,8 +46,8 @@ class SyntheticConfig(TrainConfig):
     """Batch normalization of the hidden layers, by each environment's own batch."""
     initialization: Literal["kaiming", "default"] = "kaiming"
     """Distribution of the first weights."""
-    outputs: Outputs = 2
-    """Number of outputs: one for each class, or 1, the logit of class 1, as in the code of the paper's authors."""
+    one_logit: bool = False
+    """One output in place of two, the logit of class 1, as in the code of the paper's authors."""
     # fmt: on
 
     def resolve(self, num_environments: int | None = None) -> Self:
@@ -74,7 +75,7 @@ def model(config: SyntheticConfig) -> nn.Module:
     """An MLP with LeakyReLU."""
     features = MECHANISM_DIMENSIONS + config.spirals.shortcut_dimensions
     options = option_values(config.mlp) | {"batch_norm": config.batch_norm, "initialization": config.initialization}
-    return network(features, config.outputs, **options)
+    return network(features, config.one_logit, **options)
 
 
 def figures(job: Job[Any], config: SyntheticConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:

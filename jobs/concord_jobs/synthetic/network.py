@@ -1,12 +1,10 @@
 """The network of the synthetic task, with two outputs or one."""
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
 from concord.models import MLP
-
-Outputs = Literal[1, 2]
 
 
 class OneLogit(nn.Module):
@@ -24,7 +22,6 @@ class OneLogit(nn.Module):
         return nn.functional.pad(self.network(inputs), (1, 0))
 
 
-def network(features: int, outputs: Outputs, **options: Any) -> nn.Module:
+def network(features: int, one_logit: bool, **options: Any) -> nn.Module:
     """An MLP with LeakyReLU; ``options`` are those of :class:`~concord.models.MLP`."""
-    made = MLP(features, outputs, **options)
-    return OneLogit(made) if outputs == 1 else made
+    return OneLogit(MLP(features, 1, **options)) if one_logit else MLP(features, 2, **options)
