@@ -76,7 +76,7 @@ class OptionGroup:
             raise InputError(f"{flag_of(option)} {shown}: {expected}")
 
     def require_at_least(self, least: int, *options: str) -> None:
-        """Raise InputError for the first of these options that is below ``least``, 0 or 1; None is not."""
+        """Raise InputError for the first of these options that is below ``least``, 0 or 1; None passes."""
         for option in options:
             value = option_values(self)[option]
             self.require(option, value is None or value >= least, _AT_LEAST[least])

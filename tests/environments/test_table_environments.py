@@ -280,6 +280,15 @@ def test_a_level_that_pandas_takes_for_missing_is_one_and_a_missing_number_is_mi
         assert environments(tmp_path / "all.csv", target="pain").table.classes == ("Mild", "Severe")
 
 
+def test_booleans_with_missing_cells_stay_booleans(tmp_path: Path) -> None:
+    frame = patients().assign(smokes=[True, False, None, True] * 60, died=[True, False, False] * 80)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    assert environments(tmp_path / "all.csv").table.kinds["smokes"] == "boolean"
+    frame.assign(died=[True, False, None] * 80).to_csv(tmp_path / "all.csv", index=False)
+    with pytest.warns(UserWarning, match="80 of 240 rows have no died"):
+        assert environments(tmp_path / "all.csv").table.classes == (False, True)
+
+
 def test_codes_are_read_as_they_are_written(tmp_path: Path) -> None:
     codes = {"east": "007", "north": "7", "south": "70", "west": "700"}
     frame = patients().assign(hospital=lambda each: each.hospital.map(codes), zip=["01234", "1234", "90210"] * 80)

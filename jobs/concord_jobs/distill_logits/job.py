@@ -120,6 +120,7 @@ def objective(config: LogitsConfig) -> Objective:
 
 published = {"teaching_weight": 1e4, "student_steps": 8, "batch_size": 32, "epochs": 16}
 job = Job(
+    # In version 1 the matrix was among the student's first weights.
     environments=partial(student_environments, examples=examples, version="2"),
     model=lambda _: perceptron(DIMENSIONS),
     loss=loss,

@@ -93,6 +93,7 @@ settings = {
     "milestones": (),
 }
 job = Job(
+    # In version 1 the matrix was among the student's first weights.
     environments=partial(student_environments, examples=examples, version="2"),
     model=student,
     loss=binary_loss,

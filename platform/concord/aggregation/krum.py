@@ -26,11 +26,16 @@ class Krum:
             if getattr(self, name) < least:
                 raise ArgumentError(name, getattr(self, name), f"must be at least {least}")
 
+    @property
+    def least(self) -> int:
+        """The least number of environments."""
+        return self.byzantine + 3
+
     def weights(self, gram: Tensor) -> Tensor:
         """1 / m for the selected ones, of equal scores the first, else 0."""
         count, squares = len(gram), gram.diagonal()
-        if count < self.byzantine + 3:
-            most = f"needs {self.byzantine + 3} environments at least, and there are {count}"
+        if count < self.least:
+            most = f"needs {self.least} environments at least, and there are {count}"
             raise ArgumentError("byzantine", self.byzantine, most)
         if count < self.selected:
             raise ArgumentError("selected", self.selected, f"there are only {count} environments")

@@ -314,7 +314,9 @@ def _file(
         if name != environment:
             given = given.mask(given == "None")
         numbers = pd.to_numeric(given, errors="coerce")
-        if numbers.count() == given.count() and not (name in texts and given.str.match(r"0\d").any()):
+        read_as_text = name in texts or given.count() < frame[name].count()
+        zeros = name in texts and given.str.match(r"0\d").any()
+        if read_as_text and not zeros and numbers.count() == given.count():
             frame[name] = numbers
         elif name != target:  # as pandas.read_csv gives the rows that a model predicts
             frame[name] = given

@@ -119,8 +119,10 @@ class AggregationHook:
             raise InputError(f"rule {name_of(self.aggregation.rule)}: drops no components; there is no kept fraction")
         return self._kept[id(parameter)]
 
-    def average(self, parameter: Tensor) -> Tensor:
-        """The aggregate of the environments' averages in the last backward pass; 0 without ``environment_momentum``."""
+    def aggregated(self, parameter: Tensor) -> Tensor:
+        """The aggregate for a parameter that no environment used in the last backward pass: that of the environments'
+        averages; 0 without ``environment_momentum``.
+        """
         average = self._averages.get(id(parameter))
         return torch.zeros_like(parameter) if average is None else average.clone()
 
@@ -329,7 +331,7 @@ class HookedGradients:
             )
         for parameter in self._parameters:
             if parameter.grad is None:  # used in no environment, so DDP has thrown its aggregate away
-                parameter.grad = self.hook.average(parameter)
+                parameter.grad = self.hook.aggregated(parameter)
         kept = torch.empty(0, device=weight.device)
         if masks(self.hook.aggregation.rule):
             kept = torch.stack([self.hook.kept_fraction(parameter) for parameter in self._parameters])

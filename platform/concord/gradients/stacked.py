@@ -124,7 +124,7 @@ class StackedGradients:
         self._chunk = sys.maxsize if compares else _environments_together(size, self._device, memory_limit)
         self._chosen = vectorize is False
         self._given = vectorize
-        self._modes: tuple[bool, ...] = ()  # of the modules, when the way was chosen
+        self._chosen_in: tuple[bool, ...] = ()  # of the modules, when the way was chosen
         self._pooled: PooledPass | None = None
         self._finite_flags: list[Tensor] | None = None
         self._left: Tensor | None = None  # the environments that a sum is of; None: all
@@ -151,7 +151,7 @@ class StackedGradients:
         require_no_hooks_after_accumulation(self._sums.parameters)
         # In another mode a layer may mix examples, as normalization over the batch does in training.
         pooled = self._given is None and self.vectorize == "pooled" and environments > 1
-        if not self._chosen or (pooled and self._modes != self._present):
+        if not self._chosen or (pooled and self._chosen_in != self._training_modes):
             self.choose(batch, at)
         names = self.names or [f"environment {index}" for index in range(environments)]
         if self._momentum is not None:
@@ -185,7 +185,7 @@ class StackedGradients:
         return applied._replace(losses=risks, weights=weights)
 
     @property
-    def _present(self) -> tuple[bool, ...]:
+    def _training_modes(self) -> tuple[bool, ...]:
         """Whether each module is in training mode."""
         return tuple(module.training for module in self.model.modules())
 
@@ -227,7 +227,7 @@ class StackedGradients:
         finally:
             self._momentum = momentum
             set_random_state(self._device, random)
-        self._chosen, self._modes = True, self._present
+        self._chosen, self._chosen_in = True, self._training_modes
         if reason is not None:
             _warn(reason, stacklevel=4)
 

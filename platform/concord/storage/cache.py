@@ -145,7 +145,7 @@ def _changed(files: Any, about: Any) -> int:
     if about.mtime_ns or not hasattr(files, "handler"):
         return about.mtime_ns or 0
     said = repr(files.handler.fs.info(about.path))
-    return int(hashlib.sha256(said.encode()).hexdigest()[:12], 16)  # within four days of 1970
+    return int(hashlib.sha256(said.encode()).hexdigest()[:12], 16)  # in the first days of 1970, when nothing changed
 
 
 def _fetch(files: Any, about: Any, target: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from concord.aggregation import Krum
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.summary import DataSummary, summarize
 from concord.errors import InputError
@@ -72,7 +73,7 @@ def check_environments(config: TrainConfig, environments: Environments) -> None:
     alone = config.aggregation.compares and given == 1
     config.require("aggregator", not alone, "compares environments, and a step has only one")
     if config.aggregation.aggregator == "krum":
-        least = config.aggregation.byzantine + 3
+        least = Krum(config.aggregation.byzantine).least
         config.require("byzantine", given >= least, f"needs {least} environments at each step, and there are {given}")
         config.require("selected", given >= config.aggregation.selected, f"there are {given} environments at a step")
     compares = objective_type(objective).compares
