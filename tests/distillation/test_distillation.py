@@ -360,9 +360,11 @@ def thirty_two(name: str) -> tuple[Tensor, Tensor]:
     return inputs[:32], targets[:32]
 
 
-def drawn_anew(inner: int = 3, real: int = 2, make: Callable[[str], Any] = thirty_two) -> Job[Any]:
+def drawn_anew(
+    inner: int = 3, real: int = 2, make: Callable[[str], Any] = thirty_two, fraction: float = 0.5
+) -> Job[Any]:
     """The split is another for each step of the teacher: 32 examples, four batches of 8 a pass."""
-    learning = MetaLearning(None, inner, real)
+    learning = MetaLearning(None, inner, real, validation_fraction=fraction)
     return dataclasses.replace(
         job(),
         environments=lambda _: Environments(make, train=["a", "b"], test=["test"]),
@@ -370,7 +372,10 @@ def drawn_anew(inner: int = 3, real: int = 2, make: Callable[[str], Any] = thirt
     )
 
 
-def test_a_split_that_is_drawn_anew_judges_by_the_rest_of_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("real", "fraction", "judging"), [(2, 0.5, 2), (1, 0.5, 2), (1, 0.25, 1), (2, 0.1, 1)])
+def test_a_split_that_is_drawn_anew_judges_by_a_fraction_of_the_pass(
+    real: int, fraction: float, judging: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     splits: list[tuple[list[Tensor], Tensor]] = []
 
     def recorded(student: Student, teacher: nn.Module, batches: Any, outer: Any, *rest: Any, **options: Any) -> Any:
@@ -378,20 +383,29 @@ def test_a_split_that_is_drawn_anew_judges_by_the_rest_of_the_pass(monkeypatch: 
         return meta_gradient(student, teacher, batches, outer, *rest, **options)
 
     monkeypatch.setattr("concord.distillation.distillation.meta_gradient", recorded)
-    given = drawn_anew()
+    training = 4 - judging
+    given = drawn_anew(inner=training + 1, real=real, fraction=fraction)
     model, ours = given.model(CONFIG), given.objective(CONFIG)
     data = [Environment(name, *thirty_two(name)) for name in ("a", "b")]
     stream = BatchStream(data, 8, 0)
     ours.begin(model, 2, 8)
     ours.attach(stream.batch, torch.optim.SGD(model.parameters(), 0.1), 4)
-    for step in (0, 2, 4, 6):
+    judged_by = set()
+    for step in range(0, 16, real):
         splits.clear()
         ours.prepare(model, step, [0, 1], lambda total: total)
         for index, (environment, (inner, outer)) in enumerate(zip(data, splits, strict=True)):
-            expected = [stream.batch(step + at)[0][index] for at in (0, 1, 0)]
-            assert all(torch.equal(*pair) for pair in zip(inner, expected, strict=True))
-            seen = torch.cat([*inner[:2], outer])
+            whole = [stream.batch(at)[0][index] for at in range(step - step % 4, step - step % 4 + 4)]
+            expected = [stream.batch(step + at)[0][index] for at in range(real)]
+            assert all(torch.equal(*pair) for pair in zip(inner[:real], expected, strict=True))
+            assert torch.equal(inner[training], inner[0])  # in cycles
+            seen = torch.cat([*inner[:training], outer])
+            assert len(outer) == 8 * judging
             assert sorted(seen.tolist()) == sorted(environment.inputs.tolist())
+            judged_by |= {
+                (at - step) % 4 for at in range(4) if any(torch.equal(whole[at], part) for part in outer.split(8))
+            }
+    assert judged_by == set(range(real, 4))  # any other batch of the pass judges at some step
 
 
 def _on_several(rank: int, world_size: int, folder: Path) -> None:
@@ -523,7 +537,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "nobody to judge": (
         lambda: metrics_of(drawn_anew(real=4)),
-        "student_steps=4: with a split drawn anew: a part of the 4 steps of a pass, and a divisor",
+        "student_steps=4: with a split drawn anew: a divisor of the 4 steps of a pass, at most the 2 that do not judge",
     ),
     "other environments at each step": (
         lambda: metrics_of(job(), CONFIG.with_options(environments_per_step=1)),

@@ -30,8 +30,8 @@ def table(cells: list[tuple[int, int]], methods: dict[str, str], title: str) -> 
             "teacher": kind,
             "dimensions": dimensions,
             "examples": examples,
-            # One half of 256 examples trains, the other judges.
-            **({"student_steps": min(16, examples // 32)} if kind == "meta" else {}),
+            # The batches of the half that trains.
+            **({"student_steps": examples // 32} if kind == "meta" else {}),
         }
         for dimensions, examples in cells
         for name, kind in methods.items()

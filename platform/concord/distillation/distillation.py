@@ -31,8 +31,9 @@ class MetaLearning:
 
     Args:
         outer: returns the examples that judge the teacher, a tree of tensors ``(examples, ...)``; called once in every
-            process. None draws a new split for every step of the teacher: the next N batches train the copy, in
-            cycles, and the other batches of that pass through the data judge it.
+            process. None draws a new split for every step of the teacher: of a pass through the data,
+            ``validation_fraction`` of the batches judge, which never are the student's next N, and the others train
+            the copy, those N first, in cycles.
         inner_steps: n, the number of steps of the student's copy.
         student_steps: N, the number of the student's steps between two steps of the teacher.
         optimizer: makes the teacher's optimizer from its parameters.
@@ -41,6 +42,7 @@ class MetaLearning:
         aggregator: the rule that combines the meta-gradients of the environments' copies, such as ``AndMask(0.8)``, or
             the one of ``--aggregator``, ``config.rule(environments)``. None takes their mean.
         rescale: divide each of the teacher's parameters' update by the fraction of it that the aggregator kept.
+        validation_fraction: with ``outer=None`` the fraction of a pass's batches that judge, in (0, 1).
 
     Raises:
         InputError: a number of steps is below 1.
@@ -53,6 +55,7 @@ class MetaLearning:
     rule: Rule | None = None
     aggregator: Aggregator | None = None
     rescale: bool = False
+    validation_fraction: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("inner_steps", "student_steps"):
@@ -126,16 +129,16 @@ class Distillation(Objective):
         """Keep the run's batches and optimizer for the copies.
 
         Raises:
-            InputError: the copies take the run's optimizer, and it cannot be unrolled; or ``outer`` is None, and a pass
-                through the data has not several times N batches.
+            InputError: the copies take the run's optimizer, and it cannot be unrolled; or ``outer`` is None, and N does
+                not divide the batches of a pass through the data, or is more than those that do not judge.
         """
         if self.meta is not None and self.meta.outer is None:
             if steps_per_pass is None:
                 raise InputError("batch_size: with a split drawn anew it has to divide every environment's examples")
-            several = steps_per_pass % self.meta.student_steps == 0 and self.meta.student_steps < steps_per_pass
-            if not several:
-                expected = f"with a split drawn anew: a part of the {steps_per_pass} steps of a pass, and a divisor"
-                raise ArgumentError("student_steps", self.meta.student_steps, expected)
+            real, most = self.meta.student_steps, steps_per_pass - self._judging(steps_per_pass)
+            if steps_per_pass % real or real > most:
+                expected = f"a divisor of the {steps_per_pass} steps of a pass, at most the {most} that do not judge"
+                raise ArgumentError("student_steps", real, f"with a split drawn anew: {expected}")
             self._steps_per_pass = steps_per_pass
         if self.meta is not None and self.meta.rule is None:
             as_rule(optimizer, optimizer.param_groups[0]["params"])
@@ -203,10 +206,18 @@ class Distillation(Objective):
         assert self._steps_per_pass is not None
         first = step - step % self._steps_per_pass
         whole = [self._batch_at(at) for at in range(first, first + self._steps_per_pass)]
-        inner = whole[step - first : step - first + real]
-        others = whole[: step - first] + whole[step - first + real :]
-        joined = pytree.tree_map(lambda *leaves: torch.cat(leaves, 1), *others)
-        return [inner[at % real] for at in range(steps)], lambda index: take(joined, index)
+        inner, others = whole[step - first : step - first + real], whole[: step - first] + whole[step - first + real :]
+        order = torch.randperm(len(others), generator=torch.Generator().manual_seed(step)).tolist()
+        judging = set(order[: self._judging(len(whole))])
+        inner += [batch for at, batch in enumerate(others) if at not in judging]
+        judges = [batch for at, batch in enumerate(others) if at in judging]
+        joined = pytree.tree_map(lambda *leaves: torch.cat(leaves, 1), *judges)
+        return [inner[at % len(inner)] for at in range(steps)], lambda index: take(joined, index)
+
+    def _judging(self, steps_per_pass: int) -> int:
+        """The number of a pass's batches that judge."""
+        assert self.meta is not None
+        return max(1, round(self.meta.validation_fraction * steps_per_pass))
 
     def _require_teacher(self) -> nn.Module:
         if self.module is None:

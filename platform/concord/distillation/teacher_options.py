@@ -40,9 +40,9 @@ class TeacherOptions(OptionGroup):
     auxiliary_weight: float = 0.0
     """With --teacher none, the weight of predicting x* from the student's last hidden layer, beside the labels."""
     resample_split: bool = False
-    """Draw new judging examples for each step of the teacher: those outside of the student's next batches."""
+    """Draw new judging examples for each step of the teacher, outside of the student's next batches."""
     validation_fraction: float = 0.5
-    """Fraction of the examples that judge the teacher, if they are fixed."""
+    """Fraction of the examples that judge the teacher."""
     unrolled_steps: int = 64
     """n: number of steps of the student's copy, through which the teacher's gradient passes."""
     student_steps: int = 16
@@ -71,9 +71,7 @@ class TeacherOptions(OptionGroup):
         left_out = self.of_any if self.teacher == "none" else frozenset[str]()
         if self.auxiliary_weight == 0:
             left_out |= {"auxiliary_weight"}
-        if self.teacher != "meta":
-            return left_out | self.of_meta
-        return left_out | ({"validation_fraction"} if self.resample_split else set())
+        return left_out if self.teacher == "meta" else left_out | self.of_meta
 
     def learning(
         self,
@@ -90,8 +88,14 @@ class TeacherOptions(OptionGroup):
         """
         if self.teacher != "meta":
             return None
-        judges, made = None if self.resample_split else outer, partial(optimizer, lr=self.meta_lr)
-        return MetaLearning(judges, self.unrolled_steps, self.student_steps, made, rule)
+        return MetaLearning(
+            None if self.resample_split else outer,
+            self.unrolled_steps,
+            self.student_steps,
+            partial(optimizer, lr=self.meta_lr),
+            rule,
+            validation_fraction=self.validation_fraction,
+        )
 
     def alone(
         self,
