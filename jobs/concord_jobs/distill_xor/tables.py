@@ -57,6 +57,17 @@ def table(cells: list[tuple[int, int]], methods: dict[str, str], title: str) -> 
 
 
 comparisons = {
+    "choice": Comparison(
+        {
+            f"N = {steps}, teacher's learning rate {rate:g}": {"student_steps": steps, "meta_lr": rate}
+            for steps in (8, 16)
+            for rate in (3e-4, 1e-3, 3e-3)
+        },
+        seeds=3,
+        first_seed=101,
+        columns={"validation": at_best("validation_accuracy", "validation_accuracy", "max")},
+        title="LDT's settings by validation, with 256 dimensions and 512 examples",
+    ),
     "methods-512": table([(256, 512)], METHODS | BASELINES, "all teachers at 256 dimensions and 512 examples"),
     "fig-4.3": table(list(PUBLISHED), METHODS, "cells of figure 4.3: test accuracy, a student alone and with LDT"),
     "fig-4.3-sizes": table(list(OTHERS), METHODS, "more cells of figure 4.3: the other dimensions"),
