@@ -32,7 +32,7 @@ from concord.environments import (
     from_folder,
     split_held_out,
 )
-from concord.environments.collection import generator_for
+from concord.environments.collection import generator_for, some_examples
 from concord.environments.source import ConcatSource, joined
 from concord.environments.summary import summarize
 from concord.errors import InputError
@@ -854,3 +854,14 @@ def test_seed_and_name_choose_the_data() -> None:
 def test_numbers_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Spirals(**options)
+
+
+def test_some_examples_are_drawn_from_all_and_keep_their_order() -> None:
+    """Examples may be sorted by class."""
+    ordered = Environment("a", torch.arange(1000.0)[:, None], torch.arange(1000) // 500)
+    inputs, targets = some_examples(ordered, 32, 0, "consistency")
+    assert len(targets.unique()) == 2
+    assert torch.equal(inputs, inputs.sort(0).values)
+    assert torch.equal(inputs, some_examples(ordered, 32, 0, "consistency")[0])
+    assert not torch.equal(inputs, some_examples(ordered, 32, 1, "consistency")[0])
+    assert len(some_examples(ordered, 2000, 0, "consistency")[1]) == 1000

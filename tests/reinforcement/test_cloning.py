@@ -195,6 +195,22 @@ def test_clones_learn_from_the_expert(data: Path, options: dict[str, Any]) -> No
     assert outcome.steps == 2 * per_round
 
 
+def test_fewer_states_of_a_level_are_drawn_from_its_whole_play(data: Path) -> None:
+    job, there = load_job("coinrun-clone").job, CloningData(data)
+    drawn = {}
+    for count in (3, 6):
+        environments = job.environments(config(data, states=count))
+        for level in there.levels:
+            frames, policy = environments[f"level-{level}"].data
+            whole, its_policy = there.level(level)
+            at = [next(n for n, each in enumerate(its_policy) if torch.equal(each, row)) for row in policy]
+            assert torch.equal(whole[at], frames)
+            drawn[level, count] = at
+    assert all(drawn[level, 6][:3] == drawn[level, 3] for level in there.levels)
+    assert any(max(drawn[level, 3]) >= 6 for level in there.levels)  # not the first, which are the earliest
+    assert job.environments(config(data, states=3)).version != job.environments(config(data)).version
+
+
 def test_the_figure_of_the_levels_shows_a_state_of_each(data: Path) -> None:
     """Fig. 17: the figure of every run, here of three levels."""
     job, options = load_job("coinrun-clone").job, config(data)

@@ -19,10 +19,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from concord.environments import Environments
+from concord.environments.collection import generator_for
 from concord.models import ChannelsFirst, ResNet18
 from concord.options import group
 from concord.reinforcement.cloned_levels import ClonedLevels
@@ -49,17 +51,22 @@ def environments(config: CloneConfig) -> Environments:
     """An environment for each training level, one for validation and one for the test."""
     if config.cloned.play_episodes:  # the last step of a run; a run without it needs no Procgen
         require_coinrun(f"--play-episodes {config.cloned.play_episodes}")
-    data, states = data_of(config), config.cloned.states or None
+    data, states = data_of(config), config.cloned.states
     levels = {f"level-{level}": level for level in data.levels[: config.cloned.levels or None]}
 
     def load(name: str) -> tuple[Tensor, Tensor]:
         if name not in levels:
             return data.split("test" if name == "test" else "validation")
         frames, policy = data.level(levels[name])
-        return frames[:states], policy[:states]
+        if not states:
+            return frames, policy
+        # The states of a level are in the order of play, so the first would be those of the beginning.
+        some = torch.randperm(len(frames), generator=generator_for(levels[name], "states"))[:states]
+        return frames[some], policy[some]
 
     validation = ["validation"] if data.groups("validation") else []
-    return Environments(load, levels, validation, ["test"], version=data.version)
+    version = f"{data.version}-{states}" if states else data.version
+    return Environments(load, levels, validation, ["test"], version=version)
 
 
 def model(config: CloneConfig) -> nn.Module:

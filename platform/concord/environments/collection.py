@@ -386,6 +386,12 @@ def _not_here(name: str) -> Any:
     raise AssertionError(f"environment {name} was loaded already")
 
 
+def some_examples(environment: Environment, count: int, seed: int, purpose: str) -> Tree:
+    """At most this number of an environment's examples, drawn at random: the first may all be of one class."""
+    order = torch.randperm(len(environment), generator=generator_for(seed, environment.name, purpose))
+    return environment.take(order[:count].sort().values)
+
+
 def generator_for(*key: int | str) -> torch.Generator:
     """A random generator that depends on the key alone, not on the process or on earlier draws."""
     # Text enters by its bytes: hash() of a string differs between processes.

@@ -23,7 +23,7 @@ class ClonedLevels(OptionGroup):
     levels: int = 0
     """Number of training levels, from the first; 0 takes all."""
     states: int = 0
-    """Number of training states of each level, from the first; 0 takes all."""
+    """Number of training states of each level, drawn at random; 0 takes all."""
     play_episodes: int = 100
     """Number of episodes that the trained clone plays on unseen levels."""
     # fmt: on

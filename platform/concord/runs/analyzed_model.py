@@ -16,7 +16,7 @@ from concord.analysis.consistency.measurement import ACCURACIES, as_json, as_met
 from concord.analysis.consistency.network import Settings, measure
 from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
-from concord.environments.collection import generator_for
+from concord.environments.collection import generator_for, some_examples
 from concord.errors import ArgumentError, InputError, RunFailedError
 from concord.options import OptionGroup, group
 from concord.runs.execute import only_process
@@ -182,8 +182,7 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
     for pair in environments.split(names, config.data.held_out, config.run.seed):
         held_out = settings.split == "held-out" and pair.held_out is not None
         part = pair.held_out if held_out and pair.held_out is not None else pair.training
-        order = torch.randperm(len(part), generator=generator_for(settings.seed, part.name, "consistency"))
-        batches[part.name] = part.take(order[: settings.examples].sort().values)
+        batches[part.name] = some_examples(part, settings.examples, settings.seed, "consistency")
     if groups:
         count = sum(len(pytree.tree_leaves(batch)[0]) for batch in batches.values())
         if groups > count:

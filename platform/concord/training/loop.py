@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from concord.aggregation.families import masks
 from concord.environments import BatchStream, Environment
 from concord.environments.batches import names_of_batches
+from concord.environments.collection import some_examples
 from concord.environments.tree import difference
 from concord.errors import InputError, picklable
 from concord.gradients import AggregationHook, HookedGradients, StackedGradients
@@ -514,7 +515,7 @@ class _Run:
 
         started = time.perf_counter()
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
-        batches = {each.name: each.take(slice(0, EXAMPLES)) for each in own}
+        batches = {each.name: some_examples(each, EXAMPLES, self.config.run.seed, "consistency") for each in own}
         count = len(self.environments.train)
         found = consistency_metrics(self.evaluated, self.risk, batches, count, self._summed)
         return found | {"consistency/seconds": time.perf_counter() - started}
