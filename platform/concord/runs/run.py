@@ -15,7 +15,7 @@ from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError, TrainingFailedError
 from concord.options import flag_of, option_values
 from concord.record import Events
-from concord.runs.champion import required, shortfall
+from concord.runs.champion import required, scored_on, shortfall
 from concord.runs.checkpoints import CHECKPOINTS, last_checkpoint, remove_older, remove_unlisted
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
@@ -318,7 +318,8 @@ def _finished(
                 raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
             unfit = shortfall(job.job, config, metrics)
             tags = lineage.tags if lineage else {}
-            registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit)
+            scored = scored_on(criterion, checked.environments)
+            registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit, scored)
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True
     result = RunResult(
