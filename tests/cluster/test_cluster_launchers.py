@@ -15,6 +15,8 @@ import yaml
 from ray.autoscaler._private.aws.config import _configure_security_group
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.autoscaler.tags import TAG_RAY_CLUSTER_NAME
+from s3_server import BUCKET, Server
+from waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 CLOUDS = ("aws", "gcp")
@@ -214,6 +216,85 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first + 1))
         assert int(ports(4321)) > first
+
+
+STUBS = {
+    "scontrol": 'case "$*" in requeue*) echo "$@" >>$TMP/scontrol ;; *) echo NodeAddr=127.0.0.1 ;; esac',
+    "srun": "echo $$ >$TMP/srun; exec sleep 600",
+    "scancel": "kill $(cat $TMP/srun)",
+    # Takes the words of the command in place of Concord, and waits for the time limit.
+    "python": f"""case "$1 $2" in
+"-m concord") sleep 0.2; echo "${{@:3}}" >>$TMP/concord; exec sleep 600 ;;
+"- 1") ;;  # one node has joined
+*) exec {sys.executable} "$@" ;;
+esac""",
+}
+
+
+def interrupted_job(folder: Path, *words: str, **more: str) -> tuple[str, str, str]:
+    """A job of one node at its time limit: the command that it ran, its requests to Slurm, its errors."""
+    binaries = folder / "bin"
+    binaries.mkdir()
+    for name, text in STUBS.items():
+        (binaries / name).write_text(f"#!/bin/bash\n{text}\n")
+        (binaries / name).chmod(0o755)
+    environment = {
+        "PATH": f"{binaries}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "TMP": str(folder),
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(folder),
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "node",
+        "SLURM_CPUS_ON_NODE": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    with subprocess.Popen(
+        ["bash", str(SBATCH), *words],
+        env=environment | more,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as job:
+        wait_for(lambda: (folder / "concord").exists() or job.poll() is not None, 60)
+        job.terminate()
+        errors = job.communicate(timeout=60)[1]
+    asked = folder / "scontrol"
+    return (
+        (folder / "concord").read_text().strip(),
+        asked.read_text().strip() if asked.exists() else "",
+        errors,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "ran"),
+    [
+        ("train synthetic", "train synthetic --name slurm-7"),
+        ("compare synthetic fig-15", "compare synthetic fig-15"),
+    ],
+)
+def test_a_job_at_its_time_limit_is_queued_again(tmp_path: Path, words: str, ran: str) -> None:
+    assert interrupted_job(tmp_path, *words.split(), CONCORD_REQUEUE="yes")[:2] == (ran, "requeue 7")
+
+
+def test_a_job_that_is_not_queued_again_names_the_words_that_continue_it(tmp_path: Path) -> None:
+    words = ["compare", "synthetic", "fig-15", "--only", "IRM, 100"]
+    *_, errors = interrupted_job(tmp_path, *words)
+    (line,) = re.findall(r"^interrupted; to go on: sbatch --nodes 1 \[options\] concord.sbatch (.*)$", errors, re.M)
+    assert shlex.split(line) == words
+
+
+def test_a_restarted_job_resumes_its_run_at_an_address(s3: Server, tmp_path: Path) -> None:
+    s3.client().put_object(Bucket=BUCKET, Key="runs/runs/slurm-7/record.json", Body=b"{}")
+    output = ["--output", f"s3://{BUCKET}/runs"]
+    ran, *_ = interrupted_job(tmp_path, "train", "synthetic", *output, **s3.environment, SLURM_RESTART_COUNT="1")
+    assert ran == f"train synthetic --output s3://{BUCKET}/runs --name slurm-7 --resume"
+
+
+def test_a_restarted_job_begins_a_run_without_a_record(tmp_path: Path) -> None:
+    ran, *_ = interrupted_job(tmp_path, "train", "synthetic", SLURM_RESTART_COUNT="1")
+    assert ran == "train synthetic --name slurm-7"
 
 
 def test_the_batch_script_asks_for_a_command(tmp_path: Path) -> None:

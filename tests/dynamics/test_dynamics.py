@@ -38,7 +38,7 @@ from concord.dynamics import (
     task_measures,
     unroll,
 )
-from concord.dynamics.skip_figures import aligned_sequences, timelines
+from concord.dynamics.skip_figures import aligned_sequences, skip_figures, timelines
 from concord.dynamics.trajectory_draws import uniform
 from concord.environments import Environments
 from concord.errors import InputError
@@ -498,6 +498,25 @@ def test_states_of_any_range_are_followed_by_squared_errors() -> None:
     seen = lambda rolled: rolled[..., 0] > 0  # noqa: E731
     found = task_measures(network.eval(), lambda: [batch], SkipConfig(3), share, seen, loss=SquaredError())
     assert (found["soft_accuracy"], found["predictions"]) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize("part", ["risk", "objective"])
+def test_the_figures_of_a_job_match_and_feed_back_by_its_loss(part: str) -> None:
+    """f halves, and the frames 1/2, 1/4, 1/8 of the first one are among the others."""
+    frames = torch.tensor([240, 180, 120, 90, 60, 30]).byte().view(6, 1, 1, 1)
+    config = TOY.config.with_options(horizon=3, sampling_steps=0)
+    risk = config.skips.risk(0, SquaredError())
+    parts: dict[str, Any] = {"risk": risk} if part == "risk" else {"objective": lambda _: skip_objective(risk, "mean")}
+    job = Job(
+        environments=lambda _: Environments(lambda name: sequences(name, [frames], [6]), ["a"]),
+        model=lambda _: nn.Linear(1, 1, bias=False),
+        **parts,
+    )
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 0.5)
+    shown = skip_figures(job, config, None, model)["rollout"]
+    assert isinstance(shown, Tensor)
+    assert shown.flatten(1).tolist() == [[120, 60, 30]] * 2
 
 
 # --- the toy

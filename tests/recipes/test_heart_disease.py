@@ -9,6 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from concord.environments import Environment
 from concord.errors import InputError
+from concord.runs.run import run
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.evaluation import auc
@@ -45,6 +46,23 @@ def test_a_hospital_is_left_for_the_test(job: Job, made: Path) -> None:
     assert found.table.frame.chol.min() > 0
     metrics = train(job, config, ProcessContext(), Silent()).metrics
     assert 0 <= metrics["ood_auc"] <= 1
+
+
+@pytest.mark.usefixtures("training_without_figures")
+def test_a_champion_is_not_replaced_by_a_model_of_other_hospitals(made: Path, output: Path) -> None:
+    file = load_job("heart-disease")
+    config = file.job.config.with_options(data_dir=made, output=output, epochs=1, evaluations=1)
+    first, second = (
+        run(file, config.with_options(test_hospital=hospital), lambda _: None).registered
+        for hospital in ("va", "cleveland")
+    )
+    assert first is not None
+    assert first.champion
+    assert second is not None
+    assert second.reason == (
+        "not compared with champion version 1: it was scored on cleveland, hungarian, switzerland, this one on "
+        "hungarian, switzerland, va; promote one of them"
+    )
 
 
 def test_a_file_that_was_cut_short_is_refused(job: Job, made: Path) -> None:

@@ -1,14 +1,20 @@
-"""The options of a resumed run, some of which are newer than the run."""
+"""The options of a resumed run, some of which are newer than the run, and its data."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_table_environments import patients
 
+from concord.cli import main
+from concord.environments.table import from_table
 from concord.errors import InputError
-from concord.record import write_record
+from concord.record import RECORD, read_record, write_record
 from concord.redaction import redact
 from concord.runs.lifecycle import open_run, reserved_run, run_description
+from concord.runs.resume import require_same_data
 from concord.runs.run_folder import recorded_config, run_folder
 from concord.tracking import Store
 from concord.training import TrainConfig
@@ -42,3 +48,49 @@ def test_a_run_of_a_version_without_an_option_was_one_with_its_default(output: P
         reserved_run("job", goes_on.with_options(widths=(4,))),
     ):
         pass
+
+
+def test_a_run_resumes_on_the_data_of_its_beginning_alone(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a table with a renamed level the encoder, fitted again, would give the checkpoint other levels."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    file, before = tmp_path / "patients.csv", patients()
+    before.to_csv(file, index=False)
+    words = ["train", "table", "--data", str(file), "--environment", "hospital", "--target", "died"]
+    words += ["--output", str(output), "--name", "a", "--epochs", "2", "--no-register"]
+    with monkeypatch.context() as patch:
+        patch.setattr("concord.runs.run.remove_older", interrupted)  # after the first checkpoint
+        assert main(words) == 1
+
+    folder = run_folder(output, "a")
+    record, kept = read_record(folder), (folder.path / RECORD).read_bytes()
+    assert record is not None
+    began = from_table(file, environment="hospital", target="died").version
+    assert record["data"] == began
+    before.replace("typical", "usual").to_csv(file, index=False)
+    now = from_table(file, environment="hospital", target="died").version
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"concord: --name a: the run was started with data of version {began}, and these have version {now}; restore "
+        "the data, or give another name without --resume"
+    )
+    assert (folder.path / RECORD).read_bytes() == kept
+
+    before.to_csv(file, index=False)
+    assert main([*words, "--resume"]) == 0
+
+
+def test_a_run_without_a_version_of_its_data_resumes_as_before(output: Path) -> None:
+    require_same_data("a", "b2", None)  # recorded by an earlier Concord
+    require_same_data("a", None, "a1")  # the data have moved to an address, which has none
+    config = TrainConfig().with_options(output=output, name="a").resolve()
+    with (
+        reserved_run("job", config) as reserved,
+        open_run(reserved, run_description(config, "job", {}), lambda _: None) as run,
+    ):
+        assert "data" not in json.loads((run.kept.path / RECORD).read_text())

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from concord.environments import Environments
+from concord.runs.champion import scored_on
 from concord.tracking import Registered, Store, models, promote, register, show
 from concord.tracking.registry import CHAMPION
 
@@ -155,6 +157,34 @@ def test_versions_of_other_data_are_not_compared_and_it_is_said(store: Store) ->
     assert registered(store, "data", 0.95, data="b2").champion
     assert registered(store, "data", 0.97).champion  # nothing is known of its data
     assert [each.data for each in models(store) if each.name == "data"] == [None, "b2", "a1", "b2", "a1"]
+
+
+def test_versions_scored_in_other_environments_are_not_compared_and_it_is_said(store: Store) -> None:
+    def scored(area: float, scored_on: str | None) -> Registered:
+        run_id = store.start_run("champions", "a run", {}, {"concord.data": "a1"})
+        source = f"runs:/{run_id}/model"
+        return register(store, source, run_id, "scored", {"auc": area}, "auc", "max", scored_on=scored_on)
+
+    scored(0.5, "cleveland, va")
+    easier = scored(0.9, "cleveland, hungarian")
+    assert not easier.champion
+    assert easier.reason == (
+        "not compared with champion version 1: it was scored on cleveland, va, this one on cleveland, hungarian; "
+        "promote one of them"
+    )
+    assert scored(0.6, "cleveland, va").champion
+    assert show(store, "scored").scored_on == "cleveland, va"
+    assert scored(0.7, None).champion  # registered by an earlier Concord
+
+
+def test_many_environments_that_score_are_told_apart_by_a_digest() -> None:
+    first, second, again = (
+        scored_on("train_loss", Environments(lambda _: None, names))
+        for names in ("abcdefghij", "abcdefghik", "jihgfedcba")
+    )
+    assert first == again
+    assert first != second
+    assert str(first).startswith("10 environments (")
 
 
 def test_a_version_that_is_unfit_is_no_champion_unless_by_hand(store: Store) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import WITHOUT_CONCORD, run_processes, run_program
+from mlflow.models import Model
 from mlflow_server import NOWHERE, Server
 from test_champion import the_best_of_those_at_once_is_the_champion
 from tracked import points_of, tracked_runs
@@ -360,6 +361,22 @@ def test_a_program_that_would_be_unpickled_is_not_loaded(store: Store, run_id: s
     with contextlib.suppress(Exception):  # that it is one which runs where nobody looks
         torch.export.load(archive)
     assert witness.exists()
+
+
+def test_a_program_with_modules_beside_it_is_not_loaded(store: Store, run_id: str) -> None:
+    uri = log_model(store, run_id, Halves().eval(), torch.zeros(2, 6))
+    assert store.artifacts is not None
+    folder = store.artifacts / "models" / uri.removeprefix("models:/") / "artifacts"
+    (folder / "code").mkdir()
+    (folder / "code" / "json.py").write_text("raise SystemExit('the code ran')")
+    description = Model.load(folder)
+    description.flavors["pytorch"]["code"] = "code"
+    description.save(str(folder / "MLmodel"))
+    register(store, uri, run_id, "with modules", {"accuracy": 0.5}, "accuracy", "max")
+    before = [*sys.path]
+    with pytest.raises(RunFailedError, match=r"^models:/with modules/1: cannot be loaded \(its folder code has"):
+        load_program(store, show(store, "with modules"))
+    assert sys.path == before
 
 
 def test_models_are_kept_and_registered_through_a_server(

@@ -21,7 +21,7 @@ from concord.training.context import ProcessContext, Silent
 from concord.training.evaluation import EvaluatedPart, Measure, evaluate
 from concord.training.job import JobFile
 from concord.training.loop import train
-from concord.training.metric_names import check_metric_names
+from concord.training.metric_names import check_metric_names, environments_of
 
 # Characters that MLflow has a place for, and some that it has not; names that other metrics have.
 NAMES = st.text("a_/°%.", min_size=1, max_size=3) | st.sampled_from(
@@ -140,6 +140,25 @@ def test_names_that_meet_are_refused_before_a_run(changes: dict[str, object], li
         preflight(job, TrainConfig().with_options(output=tmp_path))
     assert str(refused.value).endswith(line)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "names"),
+    [
+        ("validation_auc", ("c",)),
+        ("worst_held_out_loss", ("a", "b")),
+        ("ood_accuracy", ("d", "e")),
+        ("a_bit_loss", ("a_bit",)),
+        ("kept_fraction", ()),
+    ],
+)
+def test_a_metric_names_the_environments_that_it_is_measured_in(metric: str, names: tuple[str, ...]) -> None:
+    environments = Environments(one, ["a", "b"], ["c"], ["d", "e"], monitored=["a_b", "a_bit"])
+    assert environments_of(metric, environments) == names
+
+
+def test_validation_without_environments_of_its_own_is_of_the_training_environments() -> None:
+    assert environments_of("validation_auc", Environments(one, ["a", "b"], test=["d"])) == ("a", "b")
 
 
 def test_a_final_measure_replaces_no_other_metric() -> None:

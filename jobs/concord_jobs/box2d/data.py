@@ -25,7 +25,7 @@ class TrajectoryOptions(MakingOptions):
     test_trajectories: int = 500
     """Number of test trajectories; the thesis has none."""
     perturbed: bool = False
-    """Perturbed physics on the same courses: nothing bounces, or the agent never walks slowly."""
+    """Perturbed physics on the same courses: the ball hardly bounces, or the agent never walks slowly."""
     seed: int = 0
     """Seed of all trajectories."""
     shard_size: int = 25

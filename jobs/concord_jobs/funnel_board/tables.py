@@ -7,5 +7,5 @@ METHODS = methods_of(TABLE_A2)
 SWITCHED = {name: {**method, "switch_epoch": 75} for name, method in METHODS.items()}
 comparisons = {
     "table-a.2": table(METHODS, "settings of table A.2, 8 seeds"),
-    "fig-2.11": table(SWITCHED, "without bounces to epoch 75, then with them"),
+    "fig-2.11": table(SWITCHED, "hardly a bounce to epoch 75, then the standard physics"),
 }

@@ -12,8 +12,8 @@ REDUCED = {
     "ASI, no exploration": STRIDED,
     **{f"Δt = {stride}": {**STRIDED, "skip": "fixed", "stride": stride} for stride in (1, 2, 3)},
 }
-# The thesis' frames, kernels and rates with its strided network, in two fifths of its steps and in bfloat16. Δt = 1
-# evaluates the network about eight times as often in a step, and has about as many evaluations.
+# The thesis' frames, kernels and rates with its strided network, in two fifths of the default's steps and in bfloat16.
+# Δt = 1 evaluates the network about eight times as often in a step, and has about as many evaluations.
 FULL_SIZE = {**TABLE_A1["asi"], "epochs": 60, "evaluations": 3, "precision": "bfloat16"}
 UNEXPLORED = {**FULL_SIZE, "exploration_steps": 0}
 # Shorter exploration and sampling leave more steps on the model's own matches.

@@ -62,6 +62,7 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         described = {
             "trained by": _method(version),
             "judged by": _criterion(version),
+            "scored on": version.scored_on,
             "takes": version.inputs,
             "gives": version.outputs,
             "data": version.data,
@@ -85,9 +86,9 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _as_json(version: Any) -> dict[str, Any]:
-    shown = ("name", "version", "promoted", "metrics", "criterion", "aggregator", "objective", "data", "run", "run_id")
+    shown = ("name", "version", "promoted", "metrics", "criterion", "scored_on", "aggregator", "objective", "data")
     written = {"aliases": list(version.aliases), "created": version.created.isoformat(timespec="seconds")}
-    return {name: getattr(version, name) for name in (*shown, "inputs", "outputs")} | written
+    return {name: getattr(version, name) for name in (*shown, "run", "run_id", "inputs", "outputs")} | written
 
 
 def _aliases(version: Any) -> str:

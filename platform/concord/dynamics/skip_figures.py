@@ -31,15 +31,17 @@ def skip_figures(job: Any, config: WithSkips, outcome: Any, model: nn.Module) ->
 
     The figures show the matched frames of the predictions (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the
     true frames of the same times. For any job on :func:`~concord.dynamics.sequences` whose options have ``skips``.
+    Predictions are matched and fed back by the ``loss`` of the job's risk; a risk without one takes the cross-entropy.
     """
+    loss = getattr(job.risk_of(config), "loss", None)
     environments = job.environments(config)
     name = (*environments.validation, *environments.test, *environments.train)[0]
     device = next(model.parameters()).device
     batch = pytree.tree_map(lambda leaf: leaf.to(device), environments[name].take(slice(0, _DRAWN)))
     with torch.no_grad():
-        times = unroll(model, batch["frames"], batch["length"], config.skips.skips).times
+        times = unroll(model, batch["frames"], batch["length"], config.skips.skips, loss=loss).times
     matched = times[0, 1:][times[0, 1:] >= 0]
-    predicted = rollout(model, batch["frames"][:1, 0], len(matched))[0].cpu()
+    predicted = rollout(model, batch["frames"][:1, 0], len(matched), loss=loss)[0].cpu()
     frames = batch["frames"][0, : batch["length"][0]].cpu()
     return {
         "sequence": aligned_sequences(frames, predicted, matched.tolist()),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from concord.dynamics.curriculum import Curriculum
+from concord.dynamics.matching import FrameLoss
 from concord.dynamics.skip_risk import SkipRisk
 from concord.dynamics.unroll import SkipConfig
 from concord.options import OptionGroup
@@ -43,7 +44,7 @@ class SkipOptions(OptionGroup):
         """The matching of predictions."""
         return SkipConfig(self.horizon, None if self.skip == "adaptive" else self.stride)
 
-    def risk(self, seed: int) -> SkipRisk:
-        """The risk of a batch of sequences; draws follow the seed."""
+    def risk(self, seed: int, loss: FrameLoss | None = None) -> SkipRisk:
+        """The risk of a batch of sequences; draws follow the seed. See :class:`SkipRisk` for the loss."""
         explored = self.exploration_steps if self.skip == "adaptive" else 0
-        return SkipRisk(self.skips, Curriculum(explored, self.sampling_steps), seed)
+        return SkipRisk(self.skips, Curriculum(explored, self.sampling_steps), seed, loss)

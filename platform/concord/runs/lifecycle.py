@@ -223,14 +223,16 @@ def run_description(
     lineage: Lineage | None = None,
     derived: Mapping[str, object] | None = None,
     artifacts: Mapping[str, Any] | None = None,
+    data: str | None = None,
 ) -> Description:
-    """The description of a run: the options with an effect, and parameters derived from them."""
+    """The description of a run: the options with an effect, parameters derived from them, the data's version."""
     left_out = config.unused()
     recorded = recorded_config(config)
     parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
     tags = {**tags, **(lineage.tags if lineage else {})}
     experiment = lineage.experiment if lineage else job
-    return Description(experiment, {**parameters, **(derived or {})}, tags, artifacts=artifacts or {})
+    record = {} if data is None else {"data": data}
+    return Description(experiment, {**parameters, **(derived or {})}, tags, record, artifacts or {})
 
 
 @contextlib.contextmanager

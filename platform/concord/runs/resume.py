@@ -1,4 +1,4 @@
-"""Checks that a run or a study resumes with the options, files and secrets of its beginning."""
+"""Checks that a run or a study resumes with the options, data, files and secrets of its beginning."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -53,6 +53,15 @@ def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
         if is_secret(option) and is_hidden(value) and not is_hidden(ours.get(option)):
             named = flag_of(option)
             raise InputError(f"{named}: {what} was started with one, and secrets are not recorded; give it again")
+
+
+def require_same_data(name: str, ours: str | None, theirs: str | None) -> None:
+    """Refuse to resume a run with another version of its data (InputError); None is unknown."""
+    if ours is not None and theirs is not None and ours != theirs:
+        raise InputError(
+            f"--name {name}: the run was started with data of version {theirs}, and these have version {ours}; restore "
+            "the data, or give another name without --resume"
+        )
 
 
 def require_same_sources(what: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError, TrainingFailedError
 from concord.options import flag_of, option_values
 from concord.record import Events
-from concord.runs.champion import required, shortfall
+from concord.runs.champion import required, scored_on, shortfall
 from concord.runs.checkpoints import CHECKPOINTS, last_checkpoint, remove_older, remove_unlisted
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
@@ -25,6 +25,7 @@ from concord.runs.opening import mask_lines, mask_parameters, method_line, openi
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.resources import require_resources
+from concord.runs.resume import require_same_data
 from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
@@ -115,8 +116,11 @@ def run(
         RunProgress(info) as progress,
         contextlib.ExitStack() as session,
     ):
-        if reserved.record is not None and (finished := _already_finished(reserved, info)):
-            return finished
+        environments = checked.environments
+        if reserved.record is not None:
+            if finished := _already_finished(reserved, info):
+                return finished
+            require_same_data(reserved.name, environments.version, reserved.record.get("data"))
         config = reserved.config
         require_space(reserved.folder.path)
         dashboard = None
@@ -124,13 +128,12 @@ def run(
             progress.waiting("starting Ray")
             dashboard = session.enter_context(ray_session(config))
             require_resources(config, info)
-        environments = checked.environments
         tags = run_tags(job.name, job.path, len(environments.train) or None, environments.version)
         derived: dict[str, object] = {} if checked.objective is None else {"objective": checked.objective}
         if isinstance(config, TrainConfig):
             derived |= mask_parameters(config, len(environments.train))
         artifacts = {"environments.json": environments.by_purpose()} if environments.train else {}
-        description = run_description(config, job.name, tags, lineage, derived, artifacts)
+        description = run_description(config, job.name, tags, lineage, derived, artifacts, environments.version)
         with full_disk_in_one_line(reserved.folder.path), open_run(reserved, description, info) as begun:
             for line in _opening(job, config, begun, checked):
                 info(line)
@@ -315,7 +318,8 @@ def _finished(
                 raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
             unfit = shortfall(job.job, config, metrics)
             tags = lineage.tags if lineage else {}
-            registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit)
+            scored = scored_on(criterion, checked.environments)
+            registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit, scored)
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True
     result = RunResult(

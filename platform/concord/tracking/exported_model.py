@@ -104,11 +104,13 @@ def log_model(
 def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
     """Load the program of a version on the CPU, for predictions and gradients.
 
-    Raises RunFailedError if its files cannot be read, or if anything in them would have to be unpickled.
+    Raises RunFailedError if its files cannot be read, if anything in them would have to be unpickled, or if they have
+    modules: MLflow would put these before all others, and a later import would run them.
     """
     import_mlflow()
     import mlflow.artifacts
     import mlflow.pytorch
+    from mlflow.models import Model
 
     with failures(store.uri, f"load {version.uri}"), tempfile.TemporaryDirectory() as folder:
         source = store.client.get_model_version_download_uri(version.name, str(version.version))
@@ -119,6 +121,8 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
             network = Path(path) / "artifacts" / "network"  # of a table's model
             if network.exists():
                 path = str(network)
+            if code := Model.load(path).flavors[mlflow.pytorch.FLAVOR_NAME].get("code"):
+                raise RunFailedError(f"its folder {code} has modules, and a program of Concord has none")
             with environment_variables(_WITHOUT_PICKLE):
                 program: torch.nn.Module = mlflow.pytorch.load_model(path, map_location="cpu")
         except Exception as error:  # any error of PyTorch's reader

@@ -22,7 +22,7 @@ CHAMPION = "champion"
 
 # Names of a version's tags begin with the first of these; its metrics with the second.
 _OWN, _METRIC = "concord.", "concord.metric."
-_FROM_TAGS = ("criterion", "run", "data", "unfit", "aggregator", "objective", "inputs", "outputs")
+_FROM_TAGS = ("criterion", "run", "data", "scored_on", "unfit", "aggregator", "objective", "inputs", "outputs")
 # Tag of a registered model: the version promoted by hand, followed by _OR_BETTER if better ones may replace it.
 _PROMOTED, _OR_BETTER = "concord.promoted", " or better"
 # Seconds after which a process that registered a version has moved the alias or is dead. An alias on another version
@@ -39,6 +39,7 @@ class ModelVersion:
         criterion, mode: the metric of its registration, if any, and the metric's mode.
         run_id, run: its run in MLflow, and the run's name.
         data: the version of its data, if there is one.
+        scored_on: the environments in which the criterion was measured, if known.
         unfit: the reason why it cannot be the champion, if there is one.
         aggregator, objective: of its training; None if it has none.
         inputs, outputs: type and shape, such as ``float32 (-1, 34)``; -1 is any number.
@@ -55,6 +56,7 @@ class ModelVersion:
     mode: str = "max"
     run: str | None = None
     data: str | None = None
+    scored_on: str | None = None
     unfit: str | None = None
     aggregator: str | None = None
     objective: str | None = None
@@ -89,15 +91,17 @@ def register(
     mode: Literal["max", "min"],
     lineage: Mapping[str, str] | None = None,
     unfit: str | None = None,
+    scored_on: str | None = None,
 ) -> Registered:
     """Make the model at `model_uri` the next version of `registered_name`, and the champion if it is better.
 
     Better means strictly higher (`mode` max) or lower (min) in ``metrics[criterion]``; NaN is never better, a number
     is always better than a champion's NaN. With no champion yet, any number wins. A champion that was registered by
     another criterion is compared on this one if it has the metric. It stays if it lacks the metric, if the run's data
-    have another version, or if it was promoted by hand; then `promote` decides.
+    have another version, if it was scored on other environments, or if it was promoted by hand; then `promote` decides.
     If versions are registered at the same time, the best is the champion when all calls have returned.
     `lineage` becomes tags of the version. `unfit` is the reason why the version cannot be the champion, unless by hand.
+    `scored_on` names the environments in which the criterion was measured.
     A run has one version: if it was killed after registering one, it gets that.
     """
     client = store.client
@@ -110,6 +114,7 @@ def register(
             "mode": mode,
             "run": run.info.run_name,
             "data": run.data.tags.get(f"{_OWN}data"),
+            "scored_on": scored_on,
             "unfit": unfit,
             "aggregator": run.data.params.get("aggregator"),
             "objective": run.data.params.get("objective"),
@@ -276,9 +281,12 @@ def _compare(champion: ModelVersion | None, other: ModelVersion) -> tuple[bool, 
     if champion is None:
         return True, "the first champion"
     rival = f"champion version {champion.version}"
-    if other.data is not None and champion.data is not None and other.data != champion.data:
-        data = f"its data are {champion.data}, these {other.data}"
-        return False, f"not compared with {rival}: {data}; promote one of them"
+    for what, theirs, ours in (
+        ("its data are {}, these {}", champion.data, other.data),
+        ("it was scored on {}, this one on {}", champion.scored_on, other.scored_on),
+    ):
+        if theirs is not None and ours is not None and theirs != ours:
+            return False, f"not compared with {rival}: {what.format(theirs, ours)}; promote one of them"
     if (previous := champion.metrics.get(criterion)) is None:
         by = f", only {champion.criterion}" if champion.criterion else ""
         return False, f"{rival} has no {criterion}{by}; promote one of them"

@@ -50,6 +50,13 @@ def layer_metric(measure: str, layer: str) -> str:
     return f"{measure}/{layer}"
 
 
+def environments_of(metric: str, environments: Environments) -> tuple[str, ...]:
+    """The names of the environments that a metric is a mean over, or the worst of; none for other metrics."""
+    of_split = metric.removeprefix("worst_")
+    found = [split for split in _names_by_split(environments) if of_split.startswith(f"{split}_")]
+    return _names_by_split(environments)[max(found, key=len)] if found else ()
+
+
 def check_metric_names(environments: Environments, measures: Collection[str], layers: Iterable[str]) -> None:
     """Refuse names that give one name to two metrics in the store, which replaces some characters (InputError).
 
@@ -79,6 +86,17 @@ def without_clashes(further: Mapping[str, float], reported: Iterable[str]) -> tu
     return kept, left_out
 
 
+def _names_by_split(environments: Environments) -> dict[str, tuple[str, ...]]:
+    """The names of the environments of each split; a monitored environment is a split of its own."""
+    return {
+        "train": environments.train,
+        "held_out": environments.train,
+        "validation": environments.validation or environments.train,
+        "ood": environments.test,
+        **{name: (name,) for name in environments.monitored},
+    }
+
+
 def _metrics(
     environments: Environments, measures: Collection[str], layers: Iterable[str]
 ) -> Iterator[tuple[str, Source]]:
@@ -87,15 +105,9 @@ def _metrics(
         yield name, (f"the metric {name}",)
     for layer in layers:
         yield layer_metric("kept_fraction", layer), ("the fraction kept", f"parameter {layer!r}")
-    parts: list[tuple[str, str, tuple[str, ...]]] = [
-        ("train", SPLITS["train"], environments.train),
-        ("held_out", SPLITS["held_out"], environments.train),
-        ("validation", SPLITS["validation"], environments.validation or environments.train),
-        ("ood", SPLITS["ood"], environments.test),
-        *((name, f"monitored environment {name!r}", (name,)) for name in environments.monitored),
-    ]
     of_measures = [("loss", "the loss"), *((name, f"measure {name!r}") for name in measures)]
-    for split, of_split, names in parts:
+    for split, names in _names_by_split(environments).items():
+        of_split = SPLITS.get(split, f"monitored environment {split!r}")
         for measure, of_measure in of_measures:
             yield split_metric(split, measure), (of_split, of_measure)
             yield split_metric(split, measure, worst=True), (f"the worst of {of_split}", of_measure)
