@@ -20,7 +20,7 @@ import torch
 
 from concord.environments.collection import Environments, RawRows, held_out_places, require_names
 from concord.environments.parquet import read_table
-from concord.environments.table_encoder import TableEncoder
+from concord.environments.table_encoder import TableEncoder, plain
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, listing, local
 
@@ -179,13 +179,14 @@ def from_table(
         if environment_bins is None:
             texts.add(environment or "environment")
         frame, environment = _read(Path(data), target, environment, separator, encoding, texts)
-    # A frame's columns may have numbers as names.
-    frame, target = frame.rename(columns=str), str(target)
+    target = str(target)  # a frame's columns may have numbers as names
     kinds = {str(name): kind for name, kind in (kinds or {}).items()}
     environment = None if environment is None else str(environment)
-    if not frame.columns.is_unique:
-        twice = frame.columns[frame.columns.duplicated()][0]
+    named = frame.columns.astype(str)
+    if not named.is_unique:
+        twice = named[named.duplicated()][0]
         raise ArgumentError("data", twice, "is the name of two columns; rename one")
+    frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
     for option, name in (

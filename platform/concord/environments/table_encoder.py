@@ -90,7 +90,7 @@ class TableEncoder:
 
     def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
         """The rows as float32 numbers ``(rows, 2 · numeric + categories)``."""
-        frame = frame.rename(columns=str)
+        frame = plain(frame)
         if lacking := [name for name in self.columns if name not in frame.columns]:
             raise ValueError(f"column {lacking[0]} is missing; the model needs {', '.join(self.columns)}")
         found = np.empty((len(frame), 2 * len(self.numeric) + len(self.categories)), dtype=np.float32)
@@ -110,7 +110,7 @@ class TableEncoder:
 
     def unknown(self, frame: pd.DataFrame) -> dict[str, list[str]]:
         """The levels in the rows without a code of their own, by column."""
-        frame = frame.rename(columns=str)
+        frame = plain(frame)
         found = {
             each.name: sorted(set(_texts(frame[each.name]).dropna()) - set(each.levels)) for each in self.categories
         }
@@ -127,6 +127,18 @@ class TableEncoder:
             tuple(NumericColumn(**each) for each in value["numeric"]),
             tuple(CategoryColumn(each["name"], tuple(each["levels"])) for each in value["categories"]),
         )
+
+
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with texts as names of its columns, and its decimals, which databases export, as float64."""
+    frame = frame.rename(columns=str)
+    decimals = [name for name, column in frame.items() if _is_decimal(column)]
+    return frame.assign(**{name: pd.to_numeric(frame[name].astype(object)) for name in decimals})
+
+
+def _is_decimal(column: pd.Series) -> bool:
+    of_objects = pd.api.types.is_object_dtype(column) and pd.api.types.infer_dtype(column, skipna=True) == "decimal"
+    return of_objects or str(column.dtype).startswith("decimal")  # the second is Arrow's
 
 
 def _texts(column: pd.Series) -> pd.Series:
