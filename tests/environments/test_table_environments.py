@@ -130,6 +130,13 @@ def test_a_column_without_a_value_in_training_says_nothing_elsewhere() -> None:
     assert (left_out["south"].inputs[:, 2 * place] == 0).all()
 
 
+def test_a_missing_value_says_nothing_where_training_has_no_gaps_or_only_gaps() -> None:
+    columns = {"whole": [1.0, 2.0, 3.0], "gaps": [1.0, None, 3.0], "empty": [None, None, None]}
+    fitted = TableEncoder.fit(pd.DataFrame(columns, dtype=float), dict.fromkeys(columns, "numeric"))
+    rows = pd.DataFrame({"whole": [None, 2.0], "gaps": [None, 2.0], "empty": [None, 2.0]})
+    assert fitted.encode(rows)[:, 1::2].tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [([1.0, 2.0], [1.5, 2.0]), ([12.0, None, 14.0], [12, 14, "x9"]), ([1, 2], [1.0, 2.5]), ([1e3, 2.0], ["1000", 2])],
