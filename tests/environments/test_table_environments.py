@@ -327,6 +327,39 @@ def test_codes_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert [each.levels for each in found.encoder.categories if each.name == "zip"] == [("01234", "1234", "90210")]
 
 
+def test_spaces_around_a_level_are_no_part_of_it_in_training_and_prediction(tmp_path: Path) -> None:
+    """A file with a space after the comma; new rows are read as the documents say."""
+    frame = patients().assign(zip=[" 01234", " 1234", "90210 "] * 80, ward=[" a", "b", "a"] * 80)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    found = environments(tmp_path / "all.csv", kinds={"zip": "category"}).fitted(0.1, 0).encoder
+    assert found is not None
+    levels = {each.name: each.levels for each in found.categories}
+    assert (levels["zip"], levels["ward"]) == (("01234", "1234", "90210"), ("a", "b"))
+    assert found.unknown(pd.read_csv(tmp_path / "all.csv", dtype={"zip": str})) == {}
+
+
+def test_text_of_digits_with_leading_zeros_is_a_category(tmp_path: Path) -> None:
+    frame = patients().assign(zip=["01234", "1234", "90210"] * 80, count=["1", "20", "300"] * 80)
+    frame.to_parquet(tmp_path / "all.parquet")
+    for data in (frame, frame.astype({"zip": object}), tmp_path / "all.parquet"):
+        kinds = environments(data).table.kinds
+        assert (kinds["zip"], kinds["count"]) == ("category", "numeric")
+    assert "row" not in environments(frame.assign(row=[f"{row:03}" for row in range(240)])).table.kinds
+
+
+def test_an_empty_row_leaves_the_names_of_numbered_environments(tmp_path: Path) -> None:
+    years = patients().assign(
+        hospital=lambda each: each.hospital.map(dict(zip(PLACES, range(2011, 2015), strict=True)))
+    )
+    (tmp_path / "all.csv").write_text(years.to_csv(index=False) + ",,,,,\n")
+    years.reindex(range(241)).to_parquet(tmp_path / "all.parquet")
+    for path in ("all.csv", "all.parquet"):
+        with pytest.warns(UserWarning, match="1 of 241 rows have no died"):
+            assert environments(tmp_path / path, test=["2014"]).train == ("2011", "2012", "2013")
+    halves = years.assign(hospital=years.hospital / 2)
+    assert environments(halves, test=[]).train == ("1005.5", "1006.0", "1006.5", "1007.0")
+
+
 def test_codes_without_zeros_have_the_levels_that_pandas_reads(tmp_path: Path) -> None:
     """Also where a missing cell makes them floats: a model is asked with what ``pandas.read_csv`` gives."""
     frame = patients().assign(ward=[1.0, 2.0, None] * 80)

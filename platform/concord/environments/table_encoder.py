@@ -147,11 +147,14 @@ def _is_decimal(column: pd.Series) -> bool:
 
 
 def _texts(column: pd.Series) -> pd.Series:
-    """The levels as text, the same for 3 and 3.0 whatever the other rows have; missing stays missing."""
+    """The levels as text without spaces around, the same for 3 and 3.0 whatever the other rows have.
+
+    Missing stays missing.
+    """
     kinds = pd.api.types
     if kinds.is_float_dtype(column) or kinds.is_object_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(object).map(_text, na_action="ignore")
-    return column.astype("string")
+    return column.astype("string").str.strip()
 
 
 def _text(value: Any) -> str:
