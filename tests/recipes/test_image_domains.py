@@ -175,6 +175,11 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     folders = {"IMAGES": images, "BROKEN": broken}
     assert line in refused("train", "image-domains", *(folders.get(word, word) for word in words))
 
+        (["--data", "s3://me:secret@bucket/images"], "--data s3://***@bucket/images: holds a user or a password"),
+        (
+            ["--data", "IMAGES", "--weights", "s3://me:secret@bucket/w"],
+            "--weights s3://***@bucket/w: holds a user or a",
+        ),
 
 def test_a_torchvision_of_another_torch_is_refused_in_one_line(
     job: Job[Any], images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
