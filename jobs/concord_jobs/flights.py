@@ -69,7 +69,7 @@ def flights(data_dir: Path | None) -> pd.DataFrame:
         "week": _week(((day.dt.dayofyear - 1) // 7 + 1).clip(upper=52)),
         "departure": table.sched_dep_time // 100 * 60 + table.sched_dep_time % 100,
         "arrival": table.sched_arr_time // 100 * 60 + table.sched_arr_time % 100,
-        "hour": table.hour.astype("string"),
+        "hour": table.hour.astype("string"),  # read as a number; the text stays, as the data's version depends on it
         "weekday": day.dt.day_name(),
         "late": (table.arr_delay > LATE).map({True: "yes", False: "no"}),
     }

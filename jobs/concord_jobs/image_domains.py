@@ -20,7 +20,7 @@ from concord.environments.image_folder import ImageEnvironments
 from concord.errors import ArgumentError, InputError, first_line
 from concord.models.pixels import Pixels
 from concord.options import OptionGroup, group
-from concord.storage import display_path, local, resolve
+from concord.storage import check_address, display_path, local, resolve
 from concord.training import Job, TrainConfig
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
@@ -56,6 +56,7 @@ class DomainOptions(OptionGroup):
         """Validate options."""
         if self.data is None:
             raise ArgumentError("data", None, "needed; give a folder with DOMAIN/CLASS/IMAGE")
+        check_address("data", self.data)
         self.require("image_size", self.image_size >= 32, "must be at least 32")
 
 
@@ -75,6 +76,11 @@ class VisionOptions(OptionGroup):
     def __post_init__(self) -> None:
         if self.weights is not None:
             object.__setattr__(self, "weights", resolve(self.weights))
+
+    def check(self) -> None:
+        """Validate options."""
+        if self.weights is not None:
+            check_address("weights", self.weights)
 
     @property
     def frozen(self) -> bool:

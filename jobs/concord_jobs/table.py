@@ -15,6 +15,7 @@ from concord.environments.table_summary import lines, table_summary
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
 from concord.options import OptionGroup, group
+from concord.storage import check_address
 from concord.training import Job, TrainConfig
 from concord.training.job import Data
 
@@ -53,6 +54,7 @@ class TableOptions(OptionGroup):
         if self.data is None:
             needed = "needed; give a CSV or Parquet file, or a folder with one file for each environment"
             raise ArgumentError("data", None, needed)
+        check_address("data", self.data)
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
         enough = self.environment_bins is None or self.environment_bins >= 2

@@ -29,7 +29,7 @@ def test_domains_hold_the_pixels_of_their_files(folder: Path) -> None:
     (folder / "day" / "notes.txt").write_text("no image")
     environments = from_image_folder(folder, test=["night"])
     assert (environments.train, environments.test) == (("dawn", "day"), ("night",))
-    assert environments.classes == ("cat", "dog")
+    assert environments.classes == environments.leaving_out("day").classes == ("cat", "dog")
     inputs, targets = environments["day"].take(slice(None))
     files = [folder / "day" / name / f"{at:02}.png" for name in ("cat", "dog") for at in range(4)]
     expected = np.stack([np.asarray(Image.open(file)).transpose(2, 0, 1) for file in files])

@@ -1,11 +1,14 @@
 """Tables: environments by a column, an encoder fitted only to training rows, one line for invalid tables."""
 
 import dataclasses
+import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -125,6 +128,13 @@ def test_a_column_without_a_value_in_training_says_nothing_elsewhere() -> None:
     assert left_out.encoder is not None
     place = [each.name for each in left_out.encoder.numeric].index("cholesterol")
     assert (left_out["south"].inputs[:, 2 * place] == 0).all()
+
+
+def test_a_missing_value_says_nothing_where_training_has_no_gaps_or_only_gaps() -> None:
+    columns = {"whole": [1.0, 2.0, 3.0], "gaps": [1.0, None, 3.0], "empty": [None, None, None]}
+    fitted = TableEncoder.fit(pd.DataFrame(columns, dtype=float), dict.fromkeys(columns, "numeric"))
+    rows = pd.DataFrame({"whole": [None, 2.0], "gaps": [None, 2.0], "empty": [None, 2.0]})
+    assert fitted.encode(rows)[:, 1::2].tolist() == [[0, 1, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +269,23 @@ def test_files_folders_and_frames_give_the_same(tmp_path: Path) -> None:
     assert torch.equal(of_folder.inputs, of_frame.inputs)
 
 
+def test_decimals_are_numbers_in_files_and_frames(tmp_path: Path) -> None:
+    """Exports of databases have them; neither MLflow's example of a model nor a regression takes the objects."""
+    price = [None if row % 7 == 0 else Decimal(row) / 4 for row in range(240)]
+    frame = patients().assign(price=pd.Series(price, dtype=object), fee=lambda each: each.price.fillna(Decimal("1.5")))
+    frame.to_parquet(tmp_path / "all.parquet")
+    of_arrow = frame.astype(dict.fromkeys(["price", "fee"], pd.ArrowDtype(pa.decimal128(10, 2))))
+    floats = frame.assign(price=frame.price.astype(float), fee=frame.fee.astype(float))
+    expected = environments(floats).fitted(0.1, 0)
+    assert expected.encoder is not None
+    for data in (frame, tmp_path / "all.parquet", of_arrow):
+        found = environments(data).fitted(0.1, 0)
+        assert torch.equal(found["north"].inputs, expected["north"].inputs)
+        json.dumps(found.raw.example[["price", "fee"]].to_dict())
+        assert environments(data, target="fee").table.classes is None
+    np.testing.assert_array_equal(expected.encoder.encode(of_arrow), expected.encoder.encode(floats))
+
+
 def test_numbers_of_rows_are_no_column(tmp_path: Path) -> None:
     patients().to_csv(tmp_path / "all.csv")  # with its index, in a column without a name
     kinds = environments(tmp_path / "all.csv").table.kinds
@@ -298,6 +325,39 @@ def test_codes_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert found.encoder is not None
     assert found.encoder.unknown(frame) == {}
     assert [each.levels for each in found.encoder.categories if each.name == "zip"] == [("01234", "1234", "90210")]
+
+
+def test_spaces_around_a_level_are_no_part_of_it_in_training_and_prediction(tmp_path: Path) -> None:
+    """A file with a space after the comma; new rows are read as the documents say."""
+    frame = patients().assign(zip=[" 01234", " 1234", "90210 "] * 80, ward=[" a", "b", "a"] * 80)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    found = environments(tmp_path / "all.csv", kinds={"zip": "category"}).fitted(0.1, 0).encoder
+    assert found is not None
+    levels = {each.name: each.levels for each in found.categories}
+    assert (levels["zip"], levels["ward"]) == (("01234", "1234", "90210"), ("a", "b"))
+    assert found.unknown(pd.read_csv(tmp_path / "all.csv", dtype={"zip": str})) == {}
+
+
+def test_text_of_digits_with_leading_zeros_is_a_category(tmp_path: Path) -> None:
+    frame = patients().assign(zip=["01234", "1234", "90210"] * 80, count=["1", "20", "300"] * 80)
+    frame.to_parquet(tmp_path / "all.parquet")
+    for data in (frame, frame.astype({"zip": object}), tmp_path / "all.parquet"):
+        kinds = environments(data).table.kinds
+        assert (kinds["zip"], kinds["count"]) == ("category", "numeric")
+    assert "row" not in environments(frame.assign(row=[f"{row:03}" for row in range(240)])).table.kinds
+
+
+def test_an_empty_row_leaves_the_names_of_numbered_environments(tmp_path: Path) -> None:
+    years = patients().assign(
+        hospital=lambda each: each.hospital.map(dict(zip(PLACES, range(2011, 2015), strict=True)))
+    )
+    (tmp_path / "all.csv").write_text(years.to_csv(index=False) + ",,,,,\n")
+    years.reindex(range(241)).to_parquet(tmp_path / "all.parquet")
+    for path in ("all.csv", "all.parquet"):
+        with pytest.warns(UserWarning, match="1 of 241 rows have no died"):
+            assert environments(tmp_path / path, test=["2014"]).train == ("2011", "2012", "2013")
+    halves = years.assign(hospital=years.hospital / 2)
+    assert environments(halves, test=[]).train == ("1005.5", "1006.0", "1006.5", "1007.0")
 
 
 def test_codes_without_zeros_have_the_levels_that_pandas_reads(tmp_path: Path) -> None:

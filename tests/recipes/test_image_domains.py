@@ -1,5 +1,6 @@
 """Users' images with torchvision's real networks, trained for a step or two on small images."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from command_line import Concord
+from forked import WITHOUT_CONCORD, run_program
 from photographs_folder import write_photographs
 from safetensors.torch import save_file
 from torch import nn
 
 from concord.cli import main
 from concord.errors import InputError
+from concord.runs.trained_model import model_of_run
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 
@@ -106,14 +109,25 @@ def test_augmentation_is_of_training_alone_and_of_the_size_asked_for(
     assert torch.equal(*seen(augment=False)[:2])
 
 
-def test_it_trains_with_bfloat16_and_registers_its_model(
-    torchvision: ModuleType, concord_: Concord, output: Path, images: Path
+def test_it_trains_with_bfloat16_and_registers_a_model_that_names_the_class_of_a_file(
+    torchvision: ModuleType, concord_: Concord, output: Path, images: Path, tmp_path: Path
 ) -> None:
     words = ["--data", images, "--test", "night", *FLAGS, "--precision", "bfloat16", "--output", output]
     said = concord_("train", "image-domains", *words, "--json")
     assert said.status == 0, said.err
     assert said.json["model"] == "models:/image-domains/1"
     assert 0 <= said.json["metrics"]["ood_accuracy"] <= 1
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (program,) = re.findall(r"<!-- tested: images-predict -->\n```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "concord-runs").symlink_to(output)
+    (tmp_path / "new.jpg").symlink_to(images / "night" / "cat" / "00.jpg")
+    name, *logits = run_program(WITHOUT_CONCORD + program + "print(name, *logits[0])", tmp_path).split()[-3:]
+    found = model_of_run(load_job("image-domains"), output, said.json["name"])
+    environments = found.job.job.environments(found.config)
+    with torch.no_grad():
+        own = found.model.eval()(environments["night"].take(slice(1))[0])[0]  # the first file of the first class
+    torch.testing.assert_close(torch.tensor([float(each) for each in logits]), own, atol=1e-4, rtol=1e-3)
+    assert name == environments.classes[int(own.argmax())]
 
 
 def other_network(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -161,6 +175,11 @@ def test_weights_of_another_network_are_refused_by_name(
         (["--data", "IMAGES", "--image-size", "8"], "--image-size 8: must be at least 32"),
         (["--data", "IMAGES", "--network", "vit-b-16", "--image-size", "40"], "must be a multiple of 16"),
         (["--data", "IMAGES", "--weights", "nowhere"], "nowhere: there is no such file"),
+        (["--data", "s3://me:secret@bucket/images"], "--data s3://***@bucket/images: holds a user or a password"),
+        (
+            ["--data", "IMAGES", "--weights", "s3://me:secret@bucket/w"],
+            "--weights s3://***@bucket/w: holds a user or a",
+        ),
         (["--data", "BROKEN"], "2 of 30 images cannot be read: day/cat/00.jpg, night/dog/01.jpg; remove them, or give"),
     ],
 )

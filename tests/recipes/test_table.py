@@ -208,6 +208,7 @@ def test_a_column_that_names_the_environment_is_found(tmp_path: Path, capsys: py
             "--columns age=number: expected NAME=KIND, with a kind of",
         ),
         (["--data", "TABLE", *TABLE, "--columns", "ago=numeric"], "--columns ago: no such column"),
+        (["--data", "s3://me:secret@bucket/t.csv", *TABLE], "--data s3://***@bucket/t.csv: holds a user or a password"),
         (["--data", "nothing.csv", *TABLE], "nothing.csv: there is no such file"),
     ],
 )
@@ -218,6 +219,7 @@ def test_wrong_options_of_a_table_are_one_line(
     assert main(["train", "table", *given, "--output", str(tmp_path / "new")]) == 2
     problem = capsys.readouterr().err.strip().splitlines()
     assert line in problem[-1]
+    assert "secret" not in "".join(problem)
     assert not (tmp_path / "new").exists()
 
 

@@ -188,11 +188,14 @@ class Environments:
 
     Attributes:
         learn: whether :meth:`fitted` depends on the training rows, so that leaving an environment out changes it.
+        classes: the names of the classes in the order of their numbers, if the data name them.
 
     Raises:
         InputError: there is no training environment, a name appears twice, or a monitored environment has the name of
             other metrics.
     """
+
+    classes: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -256,7 +259,9 @@ class Environments:
         """
         require_names([name], self.train)
         train = [each for each in self.train if each != name]
-        return Environments(self._load, train, [name], self.test, self.monitored, self._version)
+        fewer = Environments(self._load, train, [name], self.test, self.monitored, self._version)
+        fewer.classes = self.classes
+        return fewer
 
     @property
     def raw(self) -> RawRows | None:

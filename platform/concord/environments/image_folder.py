@@ -63,6 +63,8 @@ class ImageEnvironments(Environments):
         version: of the files.
     """
 
+    classes: tuple[str, ...]
+
     def __init__(self, domains: Environments, classes: tuple[str, ...], version: str) -> None:
         super().__init__(lambda name: domains[name].source, **domains.by_purpose(), version=version)
         self.classes = classes

@@ -20,7 +20,7 @@ import torch
 
 from concord.environments.collection import Environments, RawRows, held_out_places, require_names
 from concord.environments.parquet import read_table
-from concord.environments.table_encoder import TableEncoder
+from concord.environments.table_encoder import TableEncoder, plain
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, listing, local
 
@@ -179,13 +179,14 @@ def from_table(
         if environment_bins is None:
             texts.add(environment or "environment")
         frame, environment = _read(Path(data), target, environment, separator, encoding, texts)
-    # A frame's columns may have numbers as names.
-    frame, target = frame.rename(columns=str), str(target)
+    target = str(target)  # a frame's columns may have numbers as names
     kinds = {str(name): kind for name, kind in (kinds or {}).items()}
     environment = None if environment is None else str(environment)
-    if not frame.columns.is_unique:
-        twice = frame.columns[frame.columns.duplicated()][0]
+    named = frame.columns.astype(str)
+    if not named.is_unique:
+        twice = named[named.duplicated()][0]
         raise ArgumentError("data", twice, "is the name of two columns; rename one")
+    frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
     for option, name in (
@@ -247,13 +248,18 @@ def _kind(column: pd.Series) -> Kind:
     texts = there.astype("string")
     if texts.str.lower().isin(["true", "false"]).all():
         return "boolean"
-    if pd.to_numeric(texts, errors="coerce").notna().all():
+    if not _has_codes(texts) and pd.to_numeric(texts, errors="coerce").notna().all():
         return "numeric"
     if texts.str.match(r"\d{4}-\d{2}-\d{2}").all():
         dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
         if dates.notna().all():
             return "date"
     return "ignore" if texts.nunique() > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
+
+
+def _has_codes(texts: pd.Series) -> bool:
+    """Whether some texts are digits that begin with a zero, such as postal codes, which are no numbers."""
+    return bool(texts.astype("string").str.match(r"\s*0\d").any())
 
 
 def _read(
@@ -310,13 +316,11 @@ def _file(
     if frame.empty:
         raise ArgumentError("data", shown, "has no rows")
     for name in frame.select_dtypes(["object", "string"]):
-        given = frame[name].str.strip() if name in texts else frame[name]
-        if name != environment:
-            given = given.mask(given == "None")
+        given = frame[name] if name == environment else frame[name].mask(frame[name] == "None")
         numbers = pd.to_numeric(given, errors="coerce")
         read_as_text = name in texts or given.count() < frame[name].count()
-        zeros = name in texts and given.str.match(r"0\d").any()
-        if read_as_text and not zeros and numbers.count() == given.count():
+        codes = name in texts and _has_codes(given)
+        if read_as_text and not codes and numbers.count() == given.count():
             frame[name] = numbers
         elif name != target:  # as pandas.read_csv gives the rows that a model predicts
             frame[name] = given
@@ -335,7 +339,9 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
         raise ArgumentError(
             "environment", name, f"has {count} different numbers; give environment_bins, or another column"
         )
-    return column.astype("string")
+    if pd.api.types.is_float_dtype(column) and column.map(float.is_integer).all():
+        column = column.map(int)  # floating-point only because another row has none
+    return column.astype("string").str.strip()
 
 
 def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 RARE = 10  # a level with fewer training rows shares the code of unknown ones
-_MISSING, _OTHER, _FIRST = 0, 1, 2  # codes of a category; the known levels follow
+_MISSING, _OTHER, FIRST_LEVEL = 0, 1, 2  # codes of a category; the known levels follow
 _ROUNDING = 10 * float(np.finfo(np.float64).eps)  # a relative deviation that equal numbers can have
 _DATE_PARTS = ("year", "month", "day", "dayofweek", "hour")
 
@@ -29,6 +29,8 @@ class NumericColumn:
         median: replaces a missing value.
         mean, scale: of the values, with missing ones replaced. A column with one value in the training rows, or none,
             has the scale 0: what other values mean was not learned, so its input is 0 in any row.
+        gaps: whether some training rows lack a value and others have one. Without them the second input is 0 in any
+            row: what a missing value means was not learned.
     """
 
     name: str
@@ -37,6 +39,7 @@ class NumericColumn:
     median: float
     mean: float
     scale: float
+    gaps: bool
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,16 @@ class TableEncoder:
                 continue
             for part in _DATE_PARTS if kind == "date" else ("",):
                 values = _numbers(frame[name], kind, part)
-                there = values[~np.isnan(values)]
+                missing = np.isnan(values)
+                there = values[~missing]
                 median = float(np.median(there)) if len(there) else 0.0
-                filled = np.where(np.isnan(values), median, values)
+                filled = np.where(missing, median, values)
                 scale = float(filled.std()) if len(filled) else 0.0
                 mean = float(filled.mean()) if len(filled) else 0.0
                 if scale <= _ROUNDING * abs(mean):
                     scale = 0.0
-                numeric.append(NumericColumn(name, kind, part, median, mean, scale))
+                gaps = 0 < len(there) < len(values)
+                numeric.append(NumericColumn(name, kind, part, median, mean, scale, gaps))
         return TableEncoder(tuple(numeric), tuple(categories))
 
     @property
@@ -86,11 +91,11 @@ class TableEncoder:
     @property
     def widths(self) -> tuple[int, list[int]]:
         """The number of numeric inputs, and the number of codes of each category after them."""
-        return 2 * len(self.numeric), [_FIRST + len(each.levels) for each in self.categories]
+        return 2 * len(self.numeric), [FIRST_LEVEL + len(each.levels) for each in self.categories]
 
     def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
         """The rows as float32 numbers ``(rows, 2 · numeric + categories)``."""
-        frame = frame.rename(columns=str)
+        frame = plain(frame)
         if lacking := [name for name in self.columns if name not in frame.columns]:
             raise ValueError(f"column {lacking[0]} is missing; the model needs {', '.join(self.columns)}")
         found = np.empty((len(frame), 2 * len(self.numeric) + len(self.categories)), dtype=np.float32)
@@ -99,18 +104,18 @@ class TableEncoder:
             missing = np.isnan(values)
             moved = np.where(missing, column.median, values) - column.mean
             found[:, 2 * place] = moved / column.scale if column.scale else 0.0
-            found[:, 2 * place + 1] = missing
+            found[:, 2 * place + 1] = missing & column.gaps
         for place, category in enumerate(self.categories, 2 * len(self.numeric)):
             texts = _texts(frame[category.name])
-            codes = pd.Categorical(texts, categories=list(category.levels)).codes.astype(np.float32) + _FIRST
-            codes[codes < _FIRST] = _OTHER
+            codes = pd.Categorical(texts, categories=list(category.levels)).codes.astype(np.float32) + FIRST_LEVEL
+            codes[codes < FIRST_LEVEL] = _OTHER
             codes[texts.isna().to_numpy()] = _MISSING
             found[:, place] = codes
         return found
 
     def unknown(self, frame: pd.DataFrame) -> dict[str, list[str]]:
         """The levels in the rows without a code of their own, by column."""
-        frame = frame.rename(columns=str)
+        frame = plain(frame)
         found = {
             each.name: sorted(set(_texts(frame[each.name]).dropna()) - set(each.levels)) for each in self.categories
         }
@@ -129,12 +134,27 @@ class TableEncoder:
         )
 
 
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with texts as names of its columns, and its decimals, which databases export, as float64."""
+    frame = frame.rename(columns=str)
+    decimals = [name for name, column in frame.items() if _is_decimal(column)]
+    return frame.assign(**{name: pd.to_numeric(frame[name].astype(object)) for name in decimals})
+
+
+def _is_decimal(column: pd.Series) -> bool:
+    of_objects = pd.api.types.is_object_dtype(column) and pd.api.types.infer_dtype(column, skipna=True) == "decimal"
+    return of_objects or str(column.dtype).startswith("decimal")  # the second is Arrow's
+
+
 def _texts(column: pd.Series) -> pd.Series:
-    """The levels as text, the same for 3 and 3.0 whatever the other rows have; missing stays missing."""
+    """The levels as text without spaces around, the same for 3 and 3.0 whatever the other rows have.
+
+    Missing stays missing.
+    """
     kinds = pd.api.types
     if kinds.is_float_dtype(column) or kinds.is_object_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(object).map(_text, na_action="ignore")
-    return column.astype("string")
+    return column.astype("string").str.strip()
 
 
 def _text(value: Any) -> str:

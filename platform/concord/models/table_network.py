@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from concord.environments.table_encoder import FIRST_LEVEL
 from concord.models.mlp import MLP
 from concord.models.mlp_options import MLPOptions
 from concord.options import option_values
@@ -25,6 +26,8 @@ class TableNetwork(nn.Module):
         embedding: the largest width of a category's embedding; half the number of its codes if that is less.
 
     Input ``(batch, numeric + categories)``, output ``(batch, outputs)``.
+
+    The embeddings of missing and unknown levels begin at 0: if training has no such row, they stay there.
 
     Attributes:
         codes: the inputs' columns that are codes of categories, whose mean means nothing.
@@ -45,10 +48,11 @@ class TableNetwork(nn.Module):
         self.codes = slice(numeric, None)
         widths = [outputs if linear else min(embedding, (count + 1) // 2) for count in levels]
         self.embeddings = nn.ModuleList(nn.Embedding(*each) for each in zip(levels, widths, strict=True))
+        with torch.no_grad():
+            for weight in self.embeddings.parameters():
+                weight[: None if linear else FIRST_LEVEL] = 0
         if linear:
             self.rest: nn.Module = nn.Linear(numeric, outputs)
-            for weight in self.embeddings.parameters():
-                nn.init.zeros_(weight)
         else:
             self.rest = MLP(numeric + sum(widths), outputs, hidden_units, hidden_layers, dropout)
         self.linear = linear

@@ -296,14 +296,14 @@ def _finished(
         begun.keep_artifact(f"{FIGURES}/{path.name}")
     registered: Registered | None = None
     uri: str | None = None
-    tracked = False
+    tracked, environments = False, checked.environments
     with _reported_if_failing(info):
         if data:
             store.log_data(run_id, tracked_data(data))
         reason = _NOT_CALLED
         if model is not None and checked.example is not None:
             try:
-                uri = log_model(store, run_id, model, checked.example, checked.environments.raw)
+                uri = log_model(store, run_id, model, checked.example, environments.raw, environments.classes)
             except ExportError as error:
                 reason = str(error)
         if model is not None and uri is None:

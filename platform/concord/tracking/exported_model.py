@@ -8,7 +8,7 @@ import copy
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ def log_model(
     model: "torch.nn.Module",
     input_example: "torch.Tensor | ModelCall",
     raw: "RawRows | None" = None,
+    classes: Sequence[str] | None = None,
 ) -> str:
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
@@ -48,7 +49,8 @@ def log_model(
     would export a program for batches of one). `model` itself is not changed. If the example is floating
     point, the kept program takes any numeric type, otherwise only the example's. If the example is a call with
     named tensors, the program takes a dictionary of those that its outputs depend on. With `raw` it takes rows of a
-    table, and returns the probabilities of classes, or the number, by name.
+    table, and returns the probabilities of classes, or the number, by name. `classes`, the names of other classes in
+    the order of the outputs, are kept in the model's metadata.
     Raises ExportError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it
     as a pickle; nothing is kept then.
     """
@@ -60,7 +62,8 @@ def log_model(
     client = store.client
     with failures(store.uri, f"keep the model of run {run_id}"), tempfile.TemporaryDirectory() as folder:
         run = client.get_run(run_id)
-        path, description = Path(folder) / "model", Model(run_id=run_id)
+        metadata = None if classes is None else {"classes": list(classes)}
+        path, description = Path(folder) / "model", Model(run_id=run_id, metadata=metadata)
         try:
             network = Path(folder) / "network"
             if not isinstance(input_example, torch.Tensor):
