@@ -25,7 +25,7 @@ from concord.errors import InputError, StoppedError
 from concord.options import option_values
 from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
-from concord.studies.comparison_plan import ComparisonPlan, plan_as_recorded
+from concord.studies.comparison_plan import ComparisonPlan, kept_command, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.tables import KeptLine, ResultsTable, as_lines
@@ -236,6 +236,8 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     )
     words = ["--aggregator", f"{rule}:Mine", "--seeds", "3", "--output", str(tmp_path)]
     plan = planned(job, ["rates"], words, check=False)
+    assert f"--aggregator {rule}:Mine " in plan.command
+    assert kept_command(job, "rates", plan.given, {}).endswith(f"--aggregator {rule.name}:Mine")
     record = json.loads(json.dumps({"asked": {"rates": plan.given}, "sources": plan.base.sources()}))
     rule.write_text(rule.read_text().replace("AndMask", "GeometricMean"))
     other = planned(job, ["rates"], words, check=False)
@@ -244,7 +246,7 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     recorded = plan_as_recorded(job, "rates", record, tmp_path, None)
     assert [run.identity for run in recorded.runs["rates"]] == [run.identity for run in plan.runs["rates"]]
     assert len(recorded.runs["rates"]) == 3
-    assert recorded.command == plan.command
+    assert recorded.command == plan.command.replace(str(rule), rule.name)  # the record has no folders of a machine
 
 
 def test_a_report_reads_alone_and_names_missing_runs_and_their_command(

@@ -355,7 +355,7 @@ def test_jobs_without_methods_and_tables_of_that_name_are_refused(refused: Calla
     assert "table methods: compare JOB methods tunes each method; rename the table" in refused("compare", named, "a")
     assert refused("compare", SENSORS, "a") == (
         "job sensors: has no tables to compare; give it comparisons={…}, or compare methods with "
-        "concord compare sensors methods, or leave-one-out"
+        f"concord compare {SENSORS} methods, or leave-one-out"
     )
 
 

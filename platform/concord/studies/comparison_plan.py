@@ -127,7 +127,7 @@ class ComparisonPlan(GroupPlan):
     def command(self) -> str:
         """The command that makes or continues the tables, without secrets."""
         folder = [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
-        options = [*as_words(self.given), *folder, *as_words(self.where)]
+        options = [*as_words(self.job.for_command(self.given)), *folder, *as_words(self.where)]
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *redact_words(options)])
 
     @property
@@ -191,7 +191,7 @@ def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
     if not found:
         raise InputError(
             f"job {job.name}: has no tables to compare; give it comparisons={{…}}, or compare methods with "
-            f"concord compare {job.name} {METHODS}, or {LEAVE_ONE_OUT}"
+            f"concord compare {job.reference} {METHODS}, or {LEAVE_ONE_OUT}"
         )
     for name, makes in ((METHODS, "tunes each method"), (LEAVE_ONE_OUT, "leaves out each environment")):
         if name in found:
