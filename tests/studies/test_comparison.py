@@ -23,7 +23,7 @@ from waiting import wait_for
 from concord.cli import main
 from concord.errors import InputError, StoppedError
 from concord.options import option_values
-from concord.record import EVENTS, read_history, require_record
+from concord.record import EVENTS, Events, read_history, require_record
 from concord.storage import Folder
 from concord.studies.comparison_plan import ComparisonPlan, kept_command, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
@@ -247,6 +247,29 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     assert [run.identity for run in recorded.runs["rates"]] == [run.identity for run in plan.runs["rates"]]
     assert len(recorded.runs["rates"]) == 3
     assert recorded.command == plan.command.replace(str(rule), rule.name)  # the record has no folders of a machine
+
+
+@pytest.mark.parametrize("in_the_point", [{}, {"hub_token": "***"}], ids=["now", "earlier"])
+def test_a_report_finds_runs_that_had_a_secret(tmp_path: Path, in_the_point: dict[str, str]) -> None:
+    source = Path(JOB_FILE).with_name("tiny_study.py").read_text()
+    source = source.replace("    width: int = 4\n", "    hub_token: str | None = None\n    width: int = 4\n")
+    source = source.replace("import Job", "import Comparison, Job")
+    path = tmp_path / "mine.py"
+    path.write_text(source.replace("loss=torch", 'comparisons={"one": Comparison({"a": {}})},\n    loss=torch'))
+    job = load_job(str(path))
+    plan = planned(job, ["one"], ["--hub-token", "abc", "--seeds", "1", "--output", str(tmp_path)], check=False)
+    (run,) = plan.runs["one"]
+    begun = plan.proposal(run, 0, {})
+    plan.kept.path.mkdir(parents=True)
+    events = Events(plan.kept)
+    events.append("began", run=begun.key, **begun.as_event() | {"point": {**begun.point, **in_the_point}})
+    events.append("evaluated", run=begun.key, epoch=1, step=1, metrics={"ood_accuracy": 1.0})
+    events.append("ended", run=begun.key, status="FINISHED", seconds=1.0)
+    events.close()
+    assert "abc" not in (plan.kept.path / EVENTS).read_text()
+    recorded = plan_as_recorded(job, "one", {"asked": json.loads(json.dumps(plan.asked))}, tmp_path, None)
+    for each in (plan, recorded):
+        assert read_comparison(each).missing == {}
 
 
 def test_a_report_reads_alone_and_names_missing_runs_and_their_command(

@@ -23,7 +23,7 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.redaction import redact_words
+from concord.redaction import is_secret, redact_words
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
@@ -89,8 +89,8 @@ class KeptRuns:
         self._runs = runs
         self._by_names: dict[frozenset[str], dict[str, list[RunProposal]]] = {}
         for each in runs.begun("run"):
-            same_names = self._by_names.setdefault(frozenset(each.point) - {DATA}, {})
-            same_names.setdefault(_identity(each.point, each.point.keys()), []).append(each)
+            names = frozenset(name for name in each.point if name != DATA and not is_secret(name))
+            self._by_names.setdefault(names, {}).setdefault(_identity(each.point, names), []).append(each)
 
     def begun(self, run: PlannedRun) -> RunProposal | None:
         """The proposal of the run; if the version of the data is unknown, that with the latest data."""
@@ -347,7 +347,8 @@ def _planned(
 ) -> PlannedRun:
     resolved = config.resolve()
     left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
-    point = {name: frozen(value) for name, value in recorded_config(resolved).items() if name not in left_out}
+    values = recorded_config(resolved)  # without the values of secrets, which a report does not know
+    point = {name: frozen(value) for name, value in values.items() if name not in left_out and not is_secret(name)}
     if sources := config.sources():  # a file's name does not say what is in it
         point[_RULE] = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
     if versions is not None and job.job.loop is None:
