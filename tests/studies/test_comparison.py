@@ -21,7 +21,8 @@ from test_study import comparable
 from waiting import wait_for
 
 from concord.cli import main
-from concord.errors import InputError, StoppedError
+from concord.environments import Environments
+from concord.errors import ArgumentError, InputError, StoppedError
 from concord.options import option_values
 from concord.record import EVENTS, Events, read_history, require_record
 from concord.storage import Folder
@@ -424,6 +425,31 @@ def test_a_configuration_that_cannot_be_meant_is_refused_where_it_stands(
     with pytest.raises(InputError) as error:
         planned(dataclasses.replace(job, job=wrong), ["masks"], ["--output", str(tmp_path)])
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("six is too wide"), "its environments cannot be made (ValueError: six is too wide)"),
+        (InputError("--width 6: is too wide"), "--width 6: is too wide"),
+        (ArgumentError("width", 6, "is too wide"), "--width 6: is too wide"),
+    ],
+    ids=["ValueError", "InputError", "ArgumentError"],
+)
+def test_data_that_a_later_row_cannot_have_are_refused_by_its_name(tmp_path: Path, error: Exception, said: str) -> None:
+    file = load_job(JOB_FILE)
+
+    def environments(config: Any) -> Environments:
+        if config.width == 6:
+            raise error
+        found: Environments = file.job.environments(config)
+        return found
+
+    rows = Comparison({"narrow": {}, "wide": {"width": 6}})
+    job = dataclasses.replace(file.job, environments=environments, comparisons={"widths": rows})
+    with pytest.raises(InputError) as refused:
+        planned(dataclasses.replace(file, job=job), ["widths"], ["--output", str(tmp_path)])
+    assert str(refused.value) == f"job tiny-compared: widths, wide: {said}"
 
 
 def test_tables_may_stand_in_a_file_beside_the_job(tmp_path: Path) -> None:

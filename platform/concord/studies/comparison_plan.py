@@ -25,7 +25,7 @@ from concord.options import (
 )
 from concord.redaction import is_secret, redact_words
 from concord.runs.lifecycle import Description
-from concord.runs.preflight import preflight
+from concord.runs.preflight import as_input_error, preflight
 from concord.runs.run import resolved_paths
 from concord.runs.run_folder import recorded_config, restored_config
 from concord.runs.tags import run_tags
@@ -355,9 +355,14 @@ def _planned(
         # The version of the data depends neither on the seed nor on what is left out, and may be slow to compute.
         key = json.dumps({**point, "seed": None, "leave_out": None}, sort_keys=True)
         if key not in versions:
-            environments = job.job.environments_of(resolved)
-            if isinstance(resolved, TrainConfig):
-                resolved.rule(len(environments.train))  # refuses a significance that too few environments cannot reach
+            try:
+                with as_input_error(job, "its environments cannot be made"):
+                    environments = job.job.environments_of(resolved)
+                if isinstance(resolved, TrainConfig):
+                    resolved.rule(len(environments.train))  # refuses a significance that too few cannot reach
+            except InputError as error:
+                problem = format_for_cli(error).removeprefix(f"job {job.name}: ")
+                raise InputError(f"job {job.name}: {table}, {row}: {problem}") from error
             versions[key] = environments.version
         if (version := versions[key]) is not None:
             point[DATA] = version
