@@ -322,6 +322,11 @@ def test_domains_in_words() -> None:
         ("log-uniform:1e-4:1", LogUniform(1e-4, 1.0)),
         ("int:-2:5", Integers(-2, 5)),
         ("int:1:1e3", Integers(1, 1000)),
+        ("ema:0.9", "ema:0.9"),
+        ("ema:0.9,swa:0.5", Choice("ema:0.9", "swa:0.5")),
+        ("none,ema:0.9", Choice(None, "ema:0.9")),
+        ("s3://a:1/b", "s3://a:1/b"),
+        ("uniform,log", Choice("uniform", "log")),
     ],
 )
 def test_an_entry_is_read_from_the_command_line(text: str, entry: Entry) -> None:
@@ -341,6 +346,7 @@ def test_words_of_the_option_stay_words() -> None:
         ("uniform:0", "--vary x=uniform:0: give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH"),
         ("uniform:0:1:2", "--vary x=uniform:0:1:2: give values as"),
         ("normal:0:1", "--vary x=normal:0:1: give values as"),
+        ("log:1e-4:1:", "--vary x=log:1e-4:1:: give values as"),
         ("uniform:a:1", "--vary x=uniform:a:1: uniform ['a', 1]: give the two numbers LOW and HIGH"),
         ("uniform:false:true", "--vary x=uniform:false:true: uniform [False, True]: give the two numbers LOW and HIGH"),
         ("int:1.5:3", "--vary x=int:1.5:3: integers 1.5 3: give whole numbers"),

@@ -204,6 +204,7 @@ def format_point(point: Mapping[str, Value]) -> str:
 def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
     """Parse a domain of the command line: ``1e-4``, ``64,128``, ``uniform:0:1``, ``log:1e-4:1``, ``int:1:5``.
 
+    Other text with a colon is a value, such as ``ema:0.9``, unless it has the form of a domain, as ``normal:0:1`` has.
     ``words`` are values that stay text, such as ``none`` if that is a choice of the option.
     """
     try:
@@ -215,12 +216,14 @@ def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
 
 
 def _parsed(name: str, text: str, words: Sequence[Value]) -> Entry:
-    kind, *bounds = text.split(":")
-    if bounds:
-        kinds = {"uniform": "uniform", "log": "log-uniform", "log-uniform": "log-uniform", "int": "integers"}
-        if kind not in kinds or len(bounds) != 2:
-            raise InputError("give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH")
-        return _entry(name, {kinds[kind]: [literal(bound) for bound in bounds]})
+    kind, *given = text.split(":")
+    bounds = [literal(bound) for bound in given]
+    kinds = {"uniform": "uniform", "log": "log-uniform", "log-uniform": "log-uniform", "int": "integers"}
+    if kind in kinds and len(bounds) == 2:
+        return _entry(name, {kinds[kind]: bounds})
+    two_numbers = len(bounds) == 2 and all(type(bound) in (int, float) for bound in bounds)
+    if two_numbers or (bounds and kind in kinds):
+        raise InputError("give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH")
     values = [literal(word.strip(), words) for word in text.split(",")]
     return _entry(name, values if len(values) > 1 else values[0])
 

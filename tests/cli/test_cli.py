@@ -604,6 +604,14 @@ def test_a_job_file_is_found_from_the_users_folder_with_its_neighbours(
     assert "model and loss cannot take a batch of environment a, inputs (2, 3)" in said.err
 
 
+def test_a_users_file_keeps_its_path_where_a_built_in_job_has_its_name(tmp_path: Path) -> None:
+    built_in = load_job("digits")
+    mine = tmp_path / "digits.py"
+    mine.write_text(built_in.source)
+    assert load_job(str(mine)).reference == str(mine)
+    assert load_job(built_in.path).reference == built_in.reference == "digits"
+
+
 def test_a_whole_run_prints_its_json_only_whatever_the_job_prints(
     concord_: Concord, job_file: Callable[..., str], tmp_path: Path
 ) -> None:

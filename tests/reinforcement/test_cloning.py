@@ -306,7 +306,7 @@ def test_studies_of_both_methods_and_their_report(
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = said["tables"]["clones"]["rows"]
     assert [row["name"] for row in rows] == ["adam", "temporal-and-mask", "adam, levels together", "spatial-and-mask"]
-    assert {method: each["test loss"]["trials"] for method, each in said["best trials"].items()} == {
+    assert {method: each["test loss"]["trials"] for method, each in said["best trials (oracle)"].items()} == {
         "adam": 2, "temporal-and-mask": 2
     }  # fmt: skip
     for name in ("clones", "best-runs", "curves"):

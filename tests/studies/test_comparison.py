@@ -21,11 +21,12 @@ from test_study import comparable
 from waiting import wait_for
 
 from concord.cli import main
-from concord.errors import InputError, StoppedError
+from concord.environments import Environments
+from concord.errors import ArgumentError, InputError, StoppedError
 from concord.options import option_values
-from concord.record import EVENTS, read_history, require_record
+from concord.record import EVENTS, Events, read_history, require_record
 from concord.storage import Folder
-from concord.studies.comparison_plan import ComparisonPlan, plan_as_recorded
+from concord.studies.comparison_plan import ComparisonPlan, kept_command, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.tables import KeptLine, ResultsTable, as_lines
@@ -236,6 +237,8 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     )
     words = ["--aggregator", f"{rule}:Mine", "--seeds", "3", "--output", str(tmp_path)]
     plan = planned(job, ["rates"], words, check=False)
+    assert f"--aggregator {rule}:Mine " in plan.command
+    assert kept_command(job, "rates", plan.given, {}).endswith(f"--aggregator {rule.name}:Mine")
     record = json.loads(json.dumps({"asked": {"rates": plan.given}, "sources": plan.base.sources()}))
     rule.write_text(rule.read_text().replace("AndMask", "GeometricMean"))
     other = planned(job, ["rates"], words, check=False)
@@ -244,7 +247,30 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     recorded = plan_as_recorded(job, "rates", record, tmp_path, None)
     assert [run.identity for run in recorded.runs["rates"]] == [run.identity for run in plan.runs["rates"]]
     assert len(recorded.runs["rates"]) == 3
-    assert recorded.command == plan.command
+    assert recorded.command == plan.command.replace(str(rule), rule.name)  # the record has no folders of a machine
+
+
+@pytest.mark.parametrize("in_the_point", [{}, {"hub_token": "***"}], ids=["now", "earlier"])
+def test_a_report_finds_runs_that_had_a_secret(tmp_path: Path, in_the_point: dict[str, str]) -> None:
+    source = Path(JOB_FILE).with_name("tiny_study.py").read_text()
+    source = source.replace("    width: int = 4\n", "    hub_token: str | None = None\n    width: int = 4\n")
+    source = source.replace("import Job", "import Comparison, Job")
+    path = tmp_path / "mine.py"
+    path.write_text(source.replace("loss=torch", 'comparisons={"one": Comparison({"a": {}})},\n    loss=torch'))
+    job = load_job(str(path))
+    plan = planned(job, ["one"], ["--hub-token", "abc", "--seeds", "1", "--output", str(tmp_path)], check=False)
+    (run,) = plan.runs["one"]
+    begun = plan.proposal(run, 0, {})
+    plan.kept.path.mkdir(parents=True)
+    events = Events(plan.kept)
+    events.append("began", run=begun.key, **begun.as_event() | {"point": {**begun.point, **in_the_point}})
+    events.append("evaluated", run=begun.key, epoch=1, step=1, metrics={"ood_accuracy": 1.0})
+    events.append("ended", run=begun.key, status="FINISHED", seconds=1.0)
+    events.close()
+    assert "abc" not in (plan.kept.path / EVENTS).read_text()
+    recorded = plan_as_recorded(job, "one", {"asked": json.loads(json.dumps(plan.asked))}, tmp_path, None)
+    for each in (plan, recorded):
+        assert read_comparison(each).missing == {}
 
 
 def test_a_report_reads_alone_and_names_missing_runs_and_their_command(
@@ -399,6 +425,31 @@ def test_a_configuration_that_cannot_be_meant_is_refused_where_it_stands(
     with pytest.raises(InputError) as error:
         planned(dataclasses.replace(job, job=wrong), ["masks"], ["--output", str(tmp_path)])
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("six is too wide"), "its environments cannot be made (ValueError: six is too wide)"),
+        (InputError("--width 6: is too wide"), "--width 6: is too wide"),
+        (ArgumentError("width", 6, "is too wide"), "--width 6: is too wide"),
+    ],
+    ids=["ValueError", "InputError", "ArgumentError"],
+)
+def test_data_that_a_later_row_cannot_have_are_refused_by_its_name(tmp_path: Path, error: Exception, said: str) -> None:
+    file = load_job(JOB_FILE)
+
+    def environments(config: Any) -> Environments:
+        if config.width == 6:
+            raise error
+        found: Environments = file.job.environments(config)
+        return found
+
+    rows = Comparison({"narrow": {}, "wide": {"width": 6}})
+    job = dataclasses.replace(file.job, environments=environments, comparisons={"widths": rows})
+    with pytest.raises(InputError) as refused:
+        planned(dataclasses.replace(file, job=job), ["widths"], ["--output", str(tmp_path)])
+    assert str(refused.value) == f"job tiny-compared: widths, wide: {said}"
 
 
 def test_tables_may_stand_in_a_file_beside_the_job(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tracked import tracked_runs
 
+from concord.cli.job_options import read_command
 from concord.objectives import OBJECTIVES
 from concord.record import read_history
 from concord.storage import Folder
@@ -290,6 +292,19 @@ def test_without_the_averages_value_the_best_other_method_is_recommended() -> No
     assert "against average without a value, 2 seeds" in none.lines()[0]
 
 
+def test_the_command_takes_back_a_default_that_the_method_cannot_use(tmp_path: Path) -> None:
+    file = tmp_path / "chance.py"
+    file.write_text(Path(SENSORS).read_text().replace("with_options(", "with_options(significance=0.1, "))
+    planned = plan(str(file), tmp_path, {}, methods=("mean", "and-mask"), trials=1)
+    result = compared([0.9, 0.8], [0.1, 0.2])
+    assert result.recommended == "mean"
+    concord, train, _, *words = shlex.split(_train_command(planned, result))
+    assert (concord, train) == ("concord", "train")
+    options = read_command("train", load_job(str(file)), words, "concord train").options
+    options.check()
+    assert (options.aggregation.aggregator, options.aggregation.significance) == ("mean", None)
+
+
 def test_only_the_seeds_that_were_asked_for_are_compared() -> None:
     result = dataclasses.replace(compared([0.2, 0.3, 0.9], [0.3, 0.4]), seeds=range(2))
     assert result.recommended == "and-mask"
@@ -340,7 +355,7 @@ def test_jobs_without_methods_and_tables_of_that_name_are_refused(refused: Calla
     assert "table methods: compare JOB methods tunes each method; rename the table" in refused("compare", named, "a")
     assert refused("compare", SENSORS, "a") == (
         "job sensors: has no tables to compare; give it comparisons={…}, or compare methods with "
-        "concord compare sensors methods, or leave-one-out"
+        f"concord compare {SENSORS} methods, or leave-one-out"
     )
 
 

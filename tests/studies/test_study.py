@@ -787,7 +787,11 @@ def test_what_the_space_fixes_is_tried_before_anything_is_written(
         ({"vary": ("nothing=1,2",)}, "space: nothing: the job has no such option; it has .*"),
         ({"method": "none"}, "--method none: there is no such method; there are masked, .*"),
         ({"metric": "f1"}, "--metric f1: the job does not report it; there are accuracy, loss, .*"),
-        ({"selection": "validation", "held_out": 0.0}, "--selection validation: .*no validation environments"),
+        ({"selection": "validation"}, "--selection validation: the job has no validation environments"),
+        (
+            {"selection": "validation", "metric": "worst_loss"},
+            "--selection validation: the job has no validation environments",
+        ),
         ({"selection": "held-out", "held_out": 0.0}, "--selection held-out: no examples are held out; .*"),
         ({"selection": "leave-one-out", "folds": 4}, "--folds 4: there are 3 training environments"),
         ({"selection": "leave-one-out", "scheduler": "asha"}, "--scheduler asha: leave-one-out .*"),

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+import pickle
 import resource
 import signal
 import string
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from hypothesis import strategies as st
 from test_study import comparable
 
 from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
-from concord.environments import Environments
+from concord.environments import Environments, ExampleSource
+from concord.environments.tree import Tree
 from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup, option_values
 from concord.record import EVENTS, Events, read_history
@@ -658,21 +660,67 @@ def test_data_may_depend_on_a_jobs_own_options_and_data_options() -> None:
     assert found == {"environments", "examples", "seed", "held_out", "data_dir", "leave_out"}
 
 
-def test_data_are_not_shared_by_trials_that_vary_what_environments_read(ray_cluster: None) -> None:
+def job_of(value: Callable[[Config], float]) -> Job[Config]:
+    """A job whose data are this value of the options."""
+
     def environments(config: Config) -> Environments:
         def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.full((4, 2), config.optimizer.lr), torch.zeros(4, dtype=torch.long)
+            return torch.full((4, 2), value(config)), torch.zeros(4, dtype=torch.long)
 
         return Environments(load, train=["a", "b"])
 
-    job = Job(
-        environments=environments,
-        model=lambda _: torch.nn.Linear(2, 2),
-        loss=torch.nn.functional.cross_entropy,
-        config=Config,
-    )
+    return Job(environments, lambda _: torch.nn.Linear(2, 2), torch.nn.functional.cross_entropy, config=Config())
+
+
+def test_data_are_not_shared_by_trials_that_vary_what_environments_read(ray_cluster: None) -> None:
+    job = job_of(lambda config: config.optimizer.lr)
     assert share_data(job, job.config, ["lr"]) is None
     shared = share_data(job, job.config, ["l2", "epochs"])
     assert shared is not None
     assert shared.fits(job.config.with_options(l2=0.5))
     assert not shared.fits(job.config.with_options(lr=0.5))
+
+
+@pytest.mark.parametrize(
+    ("value", "varied"),
+    [
+        (lambda config: option_values(config)["lr"], "lr"),
+        (lambda config: option_values(config).get("lr", 0.0), "lr"),
+        (lambda config: config.with_options(l2=0.0).optimizer.lr, "lr"),
+        (lambda config: float(len(config.method)), "aggregator"),
+        (lambda config: vars(config.optimizer)["lr"], "lr"),
+    ],
+    ids=["item", "get", "with_options", "method", "vars"],
+)
+def test_options_may_be_read_in_any_way(ray_cluster: None, value: Callable[[Config], float], varied: str) -> None:
+    job = job_of(value)
+    assert share_data(job, job.config, [varied]) is None
+    shared = share_data(job, job.config, ["readers"])
+    assert shared is not None
+    inputs, _ = shared.prepared().training[0].training.take(slice(1))
+    assert inputs[0, 0] == pytest.approx(value(job.config))
+
+
+class Kept(ExampleSource):
+    """Examples that are computed from the options."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def __len__(self) -> int:
+        return 4
+
+    def take(self, examples: slice | torch.Tensor, draw: torch.Tensor | None = None) -> Tree:
+        targets = torch.zeros(4, dtype=torch.long)[examples]
+        return torch.full((*targets.shape, 2), self.config.optimizer.lr), targets
+
+
+def test_a_source_that_keeps_the_options_is_shared(ray_cluster: None) -> None:
+    def environments(config: Config) -> Environments:
+        return Environments(lambda _: Kept(config), train=["a", "b"])
+
+    job = dataclasses.replace(job_of(lambda _: 0.0), environments=environments)
+    shared = share_data(job, job.config, ["l2"])
+    assert shared is not None
+    for_readers = pickle.loads(pickle.dumps(shared.prepared().training[0].training))
+    assert for_readers.take(slice(1))[0][0, 0] == pytest.approx(job.config.optimizer.lr)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from concord.cli import main
 from concord.cli.output import nested_table
@@ -33,8 +34,37 @@ def append(folder: Path, *runs: tuple[RunProposal, dict[str, float] | None]) -> 
     events.close()
 
 
+FAILED = (RunProposal("trial", 3, {"lr": 0.9, "penalty": "none"}), None)
+
+
 def study(output: Path, name: str, **changes: Any) -> Path:
     """A study of four trials, of which one failed, that were judged by held-out accuracy."""
+    folder = recorded(output, name, **changes)
+    values = [(0.9, 0.4), (0.8, 0.7), (0.7, 0.9)]
+    append(
+        folder,
+        *(
+            (
+                RunProposal("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1}),
+                {"held_out_accuracy": held_out, "ood_accuracy": ood, "train_accuracy": 1.0},
+            )
+            for number, (held_out, ood) in enumerate(values)
+        ),
+        FAILED,
+        *(
+            (RunProposal("left-out", number, {}, left_out=("a",), whole=False), {"left_out_accuracy": left_out})
+            for number, left_out in ((0, 0.5), (1, 0.6))
+        ),
+        *(
+            (RunProposal("seed", 0, {}, seed=seed), {"train_accuracy": 1.0, "ood_accuracy": 0.4 + seed / 10})
+            for seed in (1, 2)
+        ),
+    )
+    return folder
+
+
+def recorded(output: Path, name: str, **changes: Any) -> Path:
+    """The same study before its first trial."""
     record: dict[str, Any] = {
         "job": "mine",
         "name": name,
@@ -57,26 +87,6 @@ def study(output: Path, name: str, **changes: Any) -> Path:
     folder = output / "studies" / name
     folder.mkdir(parents=True)
     write_record(Folder(folder), "study", record | changes | {"identity": identity})
-    values = [(0.9, 0.4), (0.8, 0.7), (0.7, 0.9)]
-    append(
-        folder,
-        *(
-            (
-                RunProposal("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1}),
-                {"held_out_accuracy": held_out, "ood_accuracy": ood, "train_accuracy": 1.0},
-            )
-            for number, (held_out, ood) in enumerate(values)
-        ),
-        (RunProposal("trial", 3, {"lr": 0.9, "penalty": "none"}), None),
-        *(
-            (RunProposal("left-out", number, {}, left_out=("a",), whole=False), {"left_out_accuracy": left_out})
-            for number, left_out in ((0, 0.5), (1, 0.6))
-        ),
-        *(
-            (RunProposal("seed", 0, {}, seed=seed), {"train_accuracy": 1.0, "ood_accuracy": 0.4 + seed / 10})
-            for seed in (1, 2)
-        ),
-    )
     return folder
 
 
@@ -190,6 +200,26 @@ def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
     assert result.as_json()["oracle"] == "selection"
 
 
+def test_a_report_calls_every_choice_by_the_test_an_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels: dict[str, list[str]] = {}
+
+    def save(figure: Figure, path: Path) -> Path:
+        labels[path.stem] = [axes.get_ylabel() for axes in figure.axes]
+        return path
+
+    monkeypatch.setattr("concord.studies.report.save", save)
+    criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
+    study(tmp_path, "s", criterion=criterion, oracle="selection")
+    study(tmp_path, "random", criterion=criterion, oracle="selection", identity={"search": "random"})
+    study(tmp_path, "other", identity={"method": "mask"})
+    shown = report(tmp_path)
+    assert shown["best trials (oracle)"].keys() == {"plain", "mask"}
+    assert shown["searches"].keys() == {"plain (oracle)"}
+    assert labels["best-runs"] == ["best test accuracy (oracle)"]
+    assert labels["curves"] == ["accuracy, best trials (oracle)"] * 2
+    assert labels["searches-plain-(oracle)"] == ["best o.o.d. accuracy (oracle) so far"]
+
+
 def test_every_figure_is_drawn_from_the_folder_alone(result: StudyResult) -> None:
     lines: list[str] = []
     drawn = write_results(result, lines.append).drawn
@@ -246,6 +276,17 @@ def test_searches_are_compared_where_nothing_but_search_and_seed_differs(tmp_pat
     assert {search: found["seeds"] for search, found in searches.items()} == {"tpe": 2, "random": 1}
     assert searches["tpe"]["median"] == searches["random"]["median"] == 0.9
     assert Path(shown["figures"]["searches plain"]).exists()
+
+
+def test_a_study_without_finished_trials_leaves_the_others_in_the_report(tmp_path: Path) -> None:
+    criterion = {"selection": "held-out", "metric": "held_out_spread", "mode": "min"}
+    append(recorded(tmp_path, "failing", criterion=criterion, measure="spread", started=1.0), FAILED)
+    with_failing = report(tmp_path)
+    assert (with_failing["studies"], with_failing["figures"]) == ([], {})
+    study(tmp_path, "s")
+    shown = report(tmp_path)
+    assert [each["study"] for each in shown["studies"]] == ["s"]
+    assert shown["methods"].keys() == {"plain"}
 
 
 def test_only_studies_of_the_job_are_reported(tmp_path: Path) -> None:

@@ -160,6 +160,21 @@ def test_records_name_the_rule_and_its_fields_but_not_the_machine_s_folder(rule_
     assert load_job(JOB).job.config.sources() == {}
 
 
+@pytest.mark.parametrize("command", ["train", "tune", "compare"])
+def test_printed_options_have_the_path_of_the_rule(
+    rule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    job = str(JOBS / "tiny_compared.py") if command == "compare" else JOB
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main([command, job, "--aggregator", "../my_rule.py:TrimmedSign", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert f"aggregator: {rule_file}:TrimmedSign\n" in printed
+    (tmp_path / "options.yaml").write_text(printed)
+    assert main([command, job, "--config", "../options.yaml", "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
 def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
     job, words = with_own_rule(*job_and_words([JOB, "--aggregator", "mean"], "train"))
     assert job.rule is None

@@ -17,7 +17,7 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
     command = read_command("compare", job, rest, f"concord compare {words[0]}")
     if command.print_config:
-        return print_options(job.name, command.options, as_json)
+        return print_options(command.job, command.options, as_json)
     result = _methods(command) if METHODS in command.tables else _tables(command)
     if not as_json:
         show(result.shown())

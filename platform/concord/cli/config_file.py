@@ -145,14 +145,14 @@ def with_file_options(options: OptionGroup) -> WithFile:
     return made
 
 
-def print_options(job: str, options: Any, as_json: bool) -> Mapping[str, Any]:
+def print_options(job: Any, options: Any, as_json: bool) -> Mapping[str, Any]:
     """Print the options, see ``--print-config``."""
     from concord.runs.run_folder import recorded_config
 
-    recorded = recorded_config(options)
+    recorded = job.for_command(recorded_config(options))
     if not as_json:
         print(as_yaml(options, recorded), end="")
-    return {"job": job, "config": recorded}
+    return {"job": job.name, "config": recorded}
 
 
 def as_yaml(options: OptionGroup, recorded: Mapping[str, Any]) -> str:

@@ -104,7 +104,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if command.print_config:
         from concord.cli.config_file import print_options
 
-        return print_options(job.name, command.options, as_json)
+        return print_options(command.job, command.options, as_json)
     name = check_command(command)
     from concord.runs.submission.package import packed
     from concord.runs.submission.profile import Profile

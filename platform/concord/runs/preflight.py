@@ -65,7 +65,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
     """
     config = config.resolve()
     if (loop := job.job.loop) is not None:
-        with _as_input_error(job, "its options cannot be used"):
+        with as_input_error(job, "its options cannot be used"):
             if loop.check is not None:
                 loop.check(config)
             inputs = loop.example(config) if loop.example is not None else None
@@ -73,7 +73,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
         metrics = dict(loop.metrics)
         return Checked(Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))
     check_gpus(config)
-    with _as_input_error(job, "its environments cannot be made"):
+    with as_input_error(job, "its environments cannot be made"):
         environments = job.job.environments_of(config)
     environments = environments.fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
@@ -83,14 +83,14 @@ def preflight(job: JobFile, config: Any) -> Checked:
     if isinstance(rule, Weighting):  # Krum needs some number of environments
         weights_of(rule, torch.eye(config.num_gradients(len(environments.train))))
     name = environments.train[0]
-    with _as_input_error(job, f"environment {name} cannot be loaded"):
+    with as_input_error(job, f"environment {name} cannot be loaded"):
         first = environments[name]
     trained = split_held_out(first, config.data.held_out, config.run.seed).training
-    with _as_input_error(job, "its model cannot be made"):
+    with as_input_error(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
-    with _as_input_error(job, "its objective cannot be made"):
+    with as_input_error(job, "its objective cannot be made"):
         objective = initialize_objective(job.job, config, model, len(environments.train), 1)
     given = _check_batch(job, config, objective, model.eval(), first)
     if objective.coupled:
@@ -100,10 +100,10 @@ def preflight(job: JobFile, config: Any) -> Checked:
         steps, rest = divmod(len(trained), config.data.batch_size)
         whole = rest == 0 and config.data.environments_per_step == 0  # judged by the first environment
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
-    with _as_input_error(job, "its evaluation cannot be made"):
+    with as_input_error(job, "its evaluation cannot be made"):
         evaluation = job.job.evaluation_of(config)
     measures, own = modes(given, evaluation), () if evaluation is None else tuple(evaluation.modes)
-    with _as_input_error(job, "its metrics cannot be told apart"):
+    with as_input_error(job, "its metrics cannot be told apart"):
         check_metric_names(environments, [*given, *own], trainable(model))
     reported = reported_metrics(environments, measures, config.data.held_out > 0)
     if not config.aggregation.compares:
@@ -155,7 +155,7 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
 
 def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:
     """Refuse a requirement for the champion on a metric that is not reported (InputError)."""
-    with _as_input_error(job, "its requirement for a champion cannot be computed"):
+    with as_input_error(job, "its requirement for a champion cannot be computed"):
         names = required(job.job, config)
     for metric in names:
         if metric not in reported:
@@ -167,7 +167,7 @@ def _check_objective(
 ) -> None:
     """Try the objective on the same two examples in every environment."""
     batch = pytree.tree_map(lambda leaf: torch.stack([leaf] * environments), first.take(slice(2)))
-    with _as_input_error(job, "its objective cannot be computed"):
+    with as_input_error(job, "its objective cannot be computed"):
         value = objective(model, batch)
     if not isinstance(value, torch.Tensor) or value.ndim != 0 or not value.requires_grad:
         raise InputError(f"job {job.name}: its objective gives {value!r}; expected a scalar with a gradient")
@@ -183,7 +183,7 @@ def _check_batch(
         return _check_risk(job, config, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
     inputs, targets = first.pairs(slice(2))
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
-    with _as_input_error(job, f"model and loss cannot take {shapes}"):
+    with as_input_error(job, f"model and loss cannot take {shapes}"):
         outputs = model(inputs)
         if not isinstance(outputs, torch.Tensor):
             raise InputError(f"job {job.name}: the model's outputs are {type(outputs).__name__}, expected a tensor")
@@ -203,7 +203,7 @@ def _check_batch(
         raise InputError(f"job {job.name}: the loss has no gradient; no parameter of the model changes it")
     measures = as_measures(job.job.measures if job.job.measures is not None else default_measures(outputs, targets))
     for name, measure in measures.items():
-        with _as_input_error(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
+        with as_input_error(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
             shape = tuple(measure(outputs.detach(), targets).shape)
         _require_one_each(job, name, shape, len(inputs))
     return measures
@@ -213,7 +213,7 @@ def _check_risk(
     job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
 ) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
-    with _as_input_error(job, f"model and risk cannot take {shapes}"):
+    with as_input_error(job, f"model and risk cannot take {shapes}"):
         of_batch = job.job.risk_of(config)
         risk = evaluate_batch(model, of_batch, {}, batch).risk
         if not objective.coupled:
@@ -222,7 +222,7 @@ def _check_risk(
         raise InputError(f"job {job.name}: the risk has no gradient; no parameter of the model changes it")
     examples = len(next(iter(named_leaves(batch).values())))
     for name, measure in measures.items():
-        with _as_input_error(job, f"measure {name} cannot take the model's output for {shapes}"), torch.no_grad():
+        with as_input_error(job, f"measure {name} cannot take the model's output for {shapes}"), torch.no_grad():
             values = evaluate_batch(model, of_batch, {name: measure}, batch).values
         _require_one_each(job, name, tuple(values[name].shape), examples)
     return measures
@@ -234,7 +234,7 @@ def _require_one_each(job: JobFile, measure: str, shape: tuple[int, ...], exampl
 
 
 @contextlib.contextmanager
-def _as_input_error(job: JobFile, what: str) -> Iterator[None]:
+def as_input_error(job: JobFile, what: str) -> Iterator[None]:
     """Turn any exception of the job's own functions into a one-line InputError."""
     try:
         yield

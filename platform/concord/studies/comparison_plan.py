@@ -23,9 +23,9 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.redaction import redact_words
+from concord.redaction import is_secret, redact_words
 from concord.runs.lifecycle import Description
-from concord.runs.preflight import preflight
+from concord.runs.preflight import as_input_error, preflight
 from concord.runs.run import resolved_paths
 from concord.runs.run_folder import recorded_config, restored_config
 from concord.runs.tags import run_tags
@@ -89,8 +89,8 @@ class KeptRuns:
         self._runs = runs
         self._by_names: dict[frozenset[str], dict[str, list[RunProposal]]] = {}
         for each in runs.begun("run"):
-            same_names = self._by_names.setdefault(frozenset(each.point) - {DATA}, {})
-            same_names.setdefault(_identity(each.point, each.point.keys()), []).append(each)
+            names = frozenset(name for name in each.point if name != DATA and not is_secret(name))
+            self._by_names.setdefault(names, {}).setdefault(_identity(each.point, names), []).append(each)
 
     def begun(self, run: PlannedRun) -> RunProposal | None:
         """The proposal of the run; if the version of the data is unknown, that with the latest data."""
@@ -127,7 +127,7 @@ class ComparisonPlan(GroupPlan):
     def command(self) -> str:
         """The command that makes or continues the tables, without secrets."""
         folder = [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
-        options = [*as_words(self.given), *folder, *as_words(self.where)]
+        options = [*as_words(self.job.for_command(self.given)), *folder, *as_words(self.where)]
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *redact_words(options)])
 
     @property
@@ -191,7 +191,7 @@ def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
     if not found:
         raise InputError(
             f"job {job.name}: has no tables to compare; give it comparisons={{…}}, or compare methods with "
-            f"concord compare {job.name} {METHODS}, or {LEAVE_ONE_OUT}"
+            f"concord compare {job.reference} {METHODS}, or {LEAVE_ONE_OUT}"
         )
     for name, makes in ((METHODS, "tunes each method"), (LEAVE_ONE_OUT, "leaves out each environment")):
         if name in found:
@@ -347,16 +347,22 @@ def _planned(
 ) -> PlannedRun:
     resolved = config.resolve()
     left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
-    point = {name: frozen(value) for name, value in recorded_config(resolved).items() if name not in left_out}
+    values = recorded_config(resolved)  # without the values of secrets, which a report does not know
+    point = {name: frozen(value) for name, value in values.items() if name not in left_out and not is_secret(name)}
     if sources := config.sources():  # a file's name does not say what is in it
         point[_RULE] = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
     if versions is not None and job.job.loop is None:
         # The version of the data depends neither on the seed nor on what is left out, and may be slow to compute.
         key = json.dumps({**point, "seed": None, "leave_out": None}, sort_keys=True)
         if key not in versions:
-            environments = job.job.environments_of(resolved)
-            if isinstance(resolved, TrainConfig):
-                resolved.rule(len(environments.train))  # refuses a significance that too few environments cannot reach
+            try:
+                with as_input_error(job, "its environments cannot be made"):
+                    environments = job.job.environments_of(resolved)
+                if isinstance(resolved, TrainConfig):
+                    resolved.rule(len(environments.train))  # refuses a significance that too few cannot reach
+            except InputError as error:
+                problem = format_for_cli(error).removeprefix(f"job {job.name}: ")
+                raise InputError(f"job {job.name}: {table}, {row}: {problem}") from error
             versions[key] = environments.version
         if (version := versions[key]) is not None:
             point[DATA] = version

@@ -369,7 +369,8 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     changed = {
         name: value
         for name, value in option_values(config).items()
-        if name not in left_out and value not in (usual.get(name), None) and not is_secret(name)
+        # None takes back a default of the job that the method cannot use, such as the average's significance.
+        if (name not in left_out or value is None) and value != usual.get(name) and not is_secret(name)
     }
     if RuleFile.is_reference(method):
         changed["aggregator"] = method

@@ -355,6 +355,8 @@ def _reported(
     reported = set(checked.reported)
     if criterion.selection != "own" and criterion.metric.removeprefix("worst_") in reported:
         reported.add(criterion.metric)  # the trial computes the worst environment if the job does not
+    if criterion.selection == "validation" and not checked.environments.validation:
+        reported.discard(criterion.metric)  # without validation environments a run copies it from held-out examples
     if leave_out:
         if len(checked.environments.train) < 2:
             raise InputError("--selection leave-one-out: needs at least two training environments, and the job has one")

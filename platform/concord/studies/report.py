@@ -29,6 +29,7 @@ from concord.training import JobFile
 from concord.training.comparison import curve
 
 Keep = Callable[[str, Any], None]  # takes a figure, after its name
+_BEST_TRIALS = "best trials (oracle)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +80,13 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
     finished = [write_results(each, info) for each in studies if each.finished]
     for study in finished:
         figures |= {f"{study.record['name']} {name}": path for name, path in study.drawn.items()}
-    if studies:
+    if finished:
         folder = options.output / "reports" / job.name
 
         def keep(name: str, figure: Any) -> None:
             figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
 
-        reported |= _methods(studies, keep) | _best_trials(studies, options.best, keep) | _searches(studies, keep)
+        reported |= _methods(finished, keep) | _best_trials(finished, options.best, keep) | _searches(finished, keep)
     tables_made = [table for each in compared.values() if each.finished for table in each.tables]
     shown: list[Shown] = [part for table in tables_made for part in table.shown()]
     for study in finished:
@@ -180,14 +181,14 @@ def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[
         return {}
     best = {method: sorted(runs, key=top, reverse=largest)[:most] for method, runs in found.items()}
     values = {method: [top(run) for run in runs] for method, runs in best.items()}
-    keep("best-runs", best_runs_figure(values, f"best test {measure}"))
+    keep("best-runs", best_runs_figure(values, f"best test {measure} (oracle)"))
     panels = {
         title: {method: [curve(run.history, metrics[split]) for run in runs] for method, runs in best.items()}
         for title, split in (("training", "train"), ("test", "ood"))
     }
-    keep("curves", mean_curves_figure(panels, measure))
+    keep("curves", mean_curves_figure(panels, f"{measure}, {_BEST_TRIALS}"))
     shown = {method: {f"test {measure}": median_and_range(each, "trials")} for method, each in values.items()}
-    return {"best trials": shown}
+    return {_BEST_TRIALS: shown}
 
 
 def _searches(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
@@ -201,7 +202,8 @@ def _searches(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for group in groups.values():
         values: dict[str, list[list[float]]] = {}  # by search, of each study the trials in the order of their ends
-        criterion, name = group[0].criterion, group[0].method
+        criterion = group[0].criterion
+        name = group[0].method + " (oracle)" * criterion.oracle
         for result in group:
             if each := finite(run.metrics.get(criterion.metric, math.nan) for run in result.ended):
                 values.setdefault(result.record["identity"]["search"], []).append(each)
@@ -209,5 +211,5 @@ def _searches(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
             name = name if name not in shown else f"{name}-{len(shown) + 1}"
             best: Callable[[list[float]], float] = max if criterion.mode == "max" else min
             shown[name] = {search: median_and_range([*map(best, found)]) for search, found in values.items()}
-            keep(f"searches {name}", searches_figure(values, criterion.metric, criterion.mode))
+            keep(f"searches {name}", searches_figure(values, criterion.shown, criterion.mode))
     return {"searches": shown} if shown else {}

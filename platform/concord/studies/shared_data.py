@@ -7,6 +7,7 @@ that the job's ``environments`` reads.
 """
 
 import dataclasses
+import functools
 import pickle
 import warnings
 from collections.abc import Collection, Sequence
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.source import ConcatSource, InMemory, joined
 from concord.environments.tree import merged
-from concord.options import option_values, options_of
+from concord.options import OptionGroup, option_values, options_of
 from concord.training import Job, TrainConfig
 from concord.training.context import ProcessContext
 from concord.training.options.run_options import RunOptions
@@ -82,7 +83,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     if not depends.isdisjoint(varied):
         return None
     read: set[str] = set()
-    noting: Any = {group: _ReadOptions(config, group, read) for (group,) in _NOT_OF_DATA}
+    noting: Any = {group: _noting(getattr(config, group), read) for (group,) in _NOT_OF_DATA}
     noted = dataclasses.replace(config, **noting)
     prepared = prepare(
         dataclasses.replace(job, environments=lambda _: job.environments(noted)), config, ProcessContext()
@@ -103,17 +104,26 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
         return None
 
 
-class _ReadOptions:
-    """A group of options that records which are read; a method counts as reading all."""
+def _noting(group: OptionGroup, read: set[str]) -> Any:
+    """The same options in a derived class, which adds the name of each option that is read to ``read``."""
+    kind, names = type(group), options_of(type(group)).keys()
 
-    def __init__(self, config: TrainConfig, group: str, read: set[str]) -> None:
-        options = options_of(type(config)).values()
-        self._values, self._read = getattr(config, group), read
-        self._names = {each.name for each in options if each.groups[:1] == (group,)}
+    def get(self: Any, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name == "__dict__" or isinstance(value, OptionGroup):
+            read.update(names)
+        elif name in names:
+            read.add(name)
+        return value
 
-    def __getattr__(self, name: str) -> Any:
-        self._read |= {name} if name in self._names else self._names
-        return getattr(self._values, name)
+    def plain(self: Any) -> Any:  # no other process can import the derived class
+        return functools.partial(kind, **_fields(self)), ()
+
+    return type(kind.__name__, (kind,), {"__getattribute__": get, "__reduce__": plain})(**_fields(group))
+
+
+def _fields(group: Any) -> dict[str, Any]:
+    return {each.name: getattr(group, each.name) for each in dataclasses.fields(group) if each.init}
 
 
 def data_options(kind: type[TrainConfig]) -> frozenset[str]:

@@ -288,8 +288,14 @@ class JobFile:
 
     @property
     def reference(self) -> str:
-        """The job's name or file, as in a command."""
-        return self.name if self.name in built_in_jobs() else self.path
+        """The name of a built-in job, else the job's file, as in a command."""
+        return next((name for name, file in built_in_jobs().items() if file.resolve() == Path(self.path)), self.path)
+
+    def for_command(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of options as a command on this machine takes them: the user's own rule by its file's path."""
+        if self.rule is None or "aggregator" not in values:
+            return dict(values)
+        return {**values, "aggregator": f"{self.rule.path}:{self.rule.name}"}
 
     def epochs(self, config: Any) -> int:
         """The epoch of the last evaluation of a run or trial with these options."""
