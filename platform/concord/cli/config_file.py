@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 import yaml
@@ -14,6 +14,9 @@ import yaml
 from concord.errors import InputError
 from concord.options import OptionGroup, did_you_mean, fits, from_plain, group, kind_of, options_of
 from concord.redaction import is_hidden
+
+if TYPE_CHECKING:
+    from concord.training import JobFile
 
 Options = TypeVar("Options", bound=OptionGroup)
 
@@ -145,7 +148,7 @@ def with_file_options(options: OptionGroup) -> WithFile:
     return made
 
 
-def print_options(job: Any, options: Any, as_json: bool) -> Mapping[str, Any]:
+def print_options(job: "JobFile", options: Any, as_json: bool) -> Mapping[str, Any]:
     """Print the options, see ``--print-config``."""
     from concord.runs.run_folder import recorded_config
 
