@@ -85,6 +85,8 @@ def objective(config: XorConfig) -> Objective:
 
 settings = {
     "resample_split": True,
+    "student_steps": 8,  # of 8 and 16, with the teacher's rate, by validation: `choice`
+    "meta_lr": 3e-4,
     "batch_size": 16,
     "held_out": 0.0,
     "epochs": 100,
