@@ -321,6 +321,14 @@ def test_the_t_mask_keeps_its_significance_of_unrelated_gradients(environments: 
     assert TMask(significance).chance(environments) == significance
 
 
+@pytest.mark.parametrize(("environments", "significance"), [(2, 1e-6), (2, 1e-8), (3, 1e-8)])
+def test_the_t_mask_keeps_small_significances_of_few_gradients(environments: int, significance: float) -> None:
+    gradients = torch.randn(environments, 1_000_000, generator=torch.Generator().manual_seed(environments))
+    assert int(aggregate(TMask(significance), gradients).kept.sum()) <= 6  # 1 expected with 1e-6
+    alike = gradients[:1].expand(environments, -1)
+    assert bool((aggregate(TMask(significance), alike).kept == 1).all())
+
+
 def test_the_documents_table_of_the_t_mask_is_what_it_asks_for() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text()
     table = page[page.index("standard errors at P = 0.01") :]

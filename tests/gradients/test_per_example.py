@@ -958,6 +958,41 @@ class HeadElsewhere(nn.Module):
         return torch.tanh(self.middle(self.embedding(tokens).mean(1))) @ self.embedding.weight.T
 
 
+class WeightElsewhere(nn.Module):
+    """The head sees the first layer's weight without that layer's module."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        with torch.no_grad():
+            self.head.weight.mul_(scale)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(inputs))))
+        return self.head(functional.linear(hidden, self.first.weight))
+
+
+@pytest.mark.parametrize(("scale", "autocast", "steps"), [(1.0, False, 1), (1.0, True, 1), (0.0, False, 2)])
+def test_neither_bfloat16_nor_a_head_that_begins_at_0_hides_a_weight_that_is_used_elsewhere(scale, autocast, steps):
+    torch.manual_seed(0)
+    model = WeightElsewhere(scale)
+    examples = per_example(model, AndMask(0.3))
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            outputs = model(torch.randn(16, 4))
+        cross_entropy(outputs.float(), torch.randint(0, 3, (16,))).backward()
+        examples.aggregate()
+        optimizer.step()
+
+    for _ in range(steps - 1):
+        step()
+    with pytest.raises(InputError, match="module first: its gradient is not the sum of its examples'"):
+        step()
+
+
 class Functional(nn.Module):
     def __init__(self) -> None:
         super().__init__()

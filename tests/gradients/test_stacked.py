@@ -645,6 +645,52 @@ def test_pooled_is_chosen_where_exact_else_vmap_else_one_by_one() -> None:
         assert_close(found(model), first, rtol=0, atol=0)
 
 
+class UsedElsewhere(nn.Module):
+    """The head sees the first layer's weight, which the pass of that layer's module does not tell."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        with torch.no_grad():
+            self.head.weight.mul_(scale)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(inputs))))
+        outputs: Tensor = self.head(nn.functional.linear(hidden, self.first.weight))
+        return outputs
+
+
+@pytest.mark.parametrize("rule", [Mean(), AndMask(0.6), UPGrad()], ids=["mean", "and-mask", "upgrad"])
+@pytest.mark.parametrize("scale", [1.0, 0.03, 0.0])
+def test_a_small_or_missing_gradient_does_not_hide_a_parameter_that_is_used_elsewhere(scale: float, rule: Any) -> None:
+    model = UsedElsewhere(scale)
+    twin = copy.deepcopy(model)
+    ours = StackedGradients(model, cross_entropy, rule)
+    theirs = StackedGradients(twin, cross_entropy, rule, vectorize=False)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.5) for each in (model, twin)]
+    for _ in range(3):
+        inputs, targets = numbers(6), labels()
+        ours(inputs, targets)
+        theirs(inputs, targets)
+        assert_close(found(model), found(twin), rtol=1e-3, atol=1e-5)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert ours.vectorize is True
+
+
+def test_a_head_that_begins_at_0_does_not_keep_a_model_from_being_pooled() -> None:
+    model = MLP(6, CLASSES, 8, 2)
+    head = list(model.parameters())[-2:]
+    with torch.no_grad():
+        for parameter in head:
+            parameter.zero_()
+    before = copy.deepcopy(model.state_dict())
+    gradients = StackedGradients(model, cross_entropy, AndMask(0.6))
+    gradients.choose((numbers(6), labels()))
+    assert gradients.vectorize == "pooled"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 class Contiguous(nn.Module):
     """Asks for a form in memory, which vmap cannot."""
 

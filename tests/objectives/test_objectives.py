@@ -805,6 +805,23 @@ def test_batch_norm_normalizes_each_environment_by_itself() -> None:
     assert_close(VREx(cross_entropy, PenaltyWeight(0.0)).terms(model, (inputs, targets))[0], expected)
 
 
+@pytest.mark.parametrize("name", ["vrex", "irm", "coral"])
+def test_running_statistics_are_those_of_all_environments_in_any_order(name: str) -> None:
+    inputs, targets = batches()
+    inputs = inputs + torch.arange(float(len(inputs)))[:, None, None]
+    models = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, CLASSES)).double()
+        ObjectiveGradients(model, objective(name, cross_entropy), ["a", "b", "c"])(inputs[order], targets[order])
+        models.append(model)
+    one, other = (model[0] for model in models)
+    assert_close([one.running_mean, one.running_var], [other.running_mean, other.running_var])
+    passes = int(one.num_batches_tracked)  # of each environment
+    whole = inputs.mean(1).mean(0)
+    assert_close(one.running_mean, whole * (1 - 0.9**passes))
+
+
 def test_what_is_not_finite_stays_in_for_a_scaler() -> None:
     model, (inputs, targets) = network(), batches()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -35,9 +35,12 @@ class TMask:
     counts_environments: ClassVar[bool] = True
     """Its test depends on the number of environments, which an average over steps does not have."""
 
-    # Σg² is compared with (Σg)² / d, from which it differs by (d - 1) / q² where t is just q: for d = 3 and p = 1e-3 by
-    # 2e-3 of it, which float32 tells apart. float64 holds the square of any float32 gradient.
-    statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, replace(SQUARE, dtype=torch.float64))
+    # Σg² is compared with (Σg)² / d, from which it differs by (d - 1) / q² where t is just q: for d = 2 and p = 1e-6 by
+    # 2.5e-12 of it, which float64 tells apart. float64 holds the square of any float32 gradient.
+    statistics: ClassVar[tuple[Statistic, ...]] = (
+        replace(GRADIENT, dtype=torch.float64),
+        replace(SQUARE, dtype=torch.float64),
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.significance < 1:
@@ -60,5 +63,5 @@ class TMask:
         if environments > 1:
             # t² ≥ q² without a division: (Σg)² (d - 1) ≥ q² (d Σg² - (Σg)²), which is (Σg)² (d - 1 + q²) ≥ q² d Σg².
             asked = self.quantile(environments) ** 2
-            kept &= total.double().square() * ((environments - 1 + asked) / (asked * environments)) >= square
+            kept &= total.square() * ((environments - 1 + asked) / (asked * environments)) >= square
         return Update((total / environments).mul_(kept), kept.to(total.dtype))

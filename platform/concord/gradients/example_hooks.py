@@ -85,7 +85,7 @@ class ExampleHooks(Capture[_Pass]):
         edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in sums.parameters.values()]
         self._accumulators = [edge.node for edge in edges]
         self._results: list[weakref.ref[Tensor]] = []
-        self._verify_all = True
+        self._unverified = set(range(len(sums.parameters)))  # a gradient that was always 0 shows nothing
         self._verified: dict[int, tuple[str, Tensor]] = {}
         self._half = False
         self._reached: set[int] = set()
@@ -137,7 +137,7 @@ class ExampleHooks(Capture[_Pass]):
                     "Call it through a module, or freeze it (requires_grad_(False))"
                 )
         self._verify()
-        self._verify_all = False
+        self._unverified -= {index for index, (_, total) in self._verified.items() if bool(total.any())}
 
     def note_results(self) -> None:
         """Remember the present ``parameter.grad``: a step's result, to which nothing may be added."""
@@ -321,10 +321,9 @@ class ExampleHooks(Capture[_Pass]):
                         of_part = form.of_groups(part)
                         self._finite[part] &= torch.isfinite(of_part.reshape(len(of_part), -1)).all(1).cpu()
                 return
-            if general or (self._verify_all and not self._half):
-                for index in indices:
-                    if index not in self._verified:
-                        self._verified[index] = (call.layer.name, self._room(index))
+            for index in indices:
+                if (general or index in self._unverified) and index not in self._verified:
+                    self._verified[index] = (call.layer.name, self._room(index))
             for index in current.take(call.layer, forms):
                 self._add(current, index)
 

@@ -4,7 +4,7 @@ import contextlib
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 import torch
@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, vmap
 from concord.aggregation import Rule
 from concord.aggregation.families import masks
 from concord.errors import ArgumentError, InputError
+from concord.gradients.buffer_means import BufferMeans
 from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.group_gradients import chunks
@@ -306,7 +307,22 @@ class StackedGradients:
         return f"the gradient hook of parameter {hooked} has to see each of them" if hooked is not None else None
 
     def _pooled_gives(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
-        """Whether one pass for all gives the sums just formed; it does not if examples interact."""
+        """Whether one pass for all gives the sums just formed, and those of near weights if a gradient is 0 at these.
+
+        It does not if examples interact, or if a parameter is also used outside of its module. After a layer that
+        begins at 0 no gradient shows that.
+        """
+        zeros = any(not bool(part.any()) for part in next(iter(self._sums.values().values())))
+        if not self._pooled_agrees(expected, batch, environments, step):
+            return False
+        if not zeros:
+            return True
+        with _moved(self._sums.parameters.values()):
+            expected, reason = self._sum_separately(batch, environments, step)
+            return reason is None and self._pooled_agrees(expected, batch, environments, step)
+
+    def _pooled_agrees(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
+        """Whether one pass for all gives the sums just formed."""
         sums = self._sums.values()
         old = dict(self.model.named_buffers())
         if any(not torch.equal(new, old[name]) for name, new in expected[2].items()):
@@ -317,11 +333,17 @@ class StackedGradients:
             return False
         half = self.aggregation.autocast is not None
         close = torch.allclose(risks, expected[0], rtol=0.02 if half else 1e-4, atol=1e-5)
+        # Signs differ where gradients are rounding, and rounding may be all there is of a parameter's gradient.
+        relative, absolute = (0.1, 0.05) if half else (0.02, 1e-4)
         for name, parts in self._sums.values().items():
-            pairs = list(zip(parts, sums[name], strict=True))
-            error = math.hypot(*(float((found - total).nan_to_num().norm()) for found, total in pairs))
-            norm = math.hypot(*(float(total.nan_to_num(neginf=0, posinf=0).norm()) for _, total in pairs))
-            close = close and error <= (0.1 if half else 0.02) * norm  # signs of gradients that are rounding differ
+            errors = [
+                float((found - total).nan_to_num().norm()) for found, total in zip(parts, sums[name], strict=True)
+            ]
+            norms = [float(total.nan_to_num(neginf=0, posinf=0).norm()) for total in sums[name]]
+            least = absolute * math.hypot(*norms)
+            close = close and all(
+                error <= max(relative * norm, least) for error, norm in zip(errors, norms, strict=True)
+            )
         return close
 
     def _sum_vectorized(self, batch: Batch, environments: int, step: int) -> _Sum:
@@ -341,7 +363,7 @@ class StackedGradients:
 
         vectorized = vmap(grad(objective, has_aux=True), (None, 0, 0), randomness="different")
         risks, weights = [], []
-        buffer_means = _BufferMeans(self.model)
+        buffer_means = BufferMeans(self.model)
         for part in self._chunks(environments):
             buffers = self._copies_of_buffers(part.stop - part.start)
             gradients, (risk, weight, buffers) = vectorized(parameters, buffers, take(batch, part))
@@ -372,7 +394,7 @@ class StackedGradients:
         scale = self.aggregation.scale(self._device)
         risks, weights = [], []
         before = self._copies_of_buffers(1)
-        buffer_means = _BufferMeans(self.model)
+        buffer_means = BufferMeans(self.model)
         for environment in range(environments):
             risk, weight = self._risk(take(batch, environment), step)
             scaled = risk if scale is None else risk * scale
@@ -419,6 +441,23 @@ def _environments_together(size: int, device: torch.device, memory_limit: int | 
     return max(1, memory_limit // size)
 
 
+@contextlib.contextmanager
+def _moved(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Move the weights a little, none of them remaining 0, while the body runs."""
+    generator = torch.Generator().manual_seed(0)
+    before = [(parameter, parameter.detach().clone()) for parameter in parameters]
+    with torch.no_grad():
+        for parameter, values in before:
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.add_(noise * (0.01 + 0.1 * values.square().mean().sqrt()))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in before:
+                parameter.copy_(values)
+
+
 def _warn(reason: str, stacklevel: int) -> None:
     warnings.warn(f"environments are computed one by one, since {reason}", stacklevel=stacklevel)
 
@@ -426,34 +465,3 @@ def _warn(reason: str, stacklevel: int) -> None:
 def _is_out_of_memory(error: Exception) -> bool:
     # On a CPU PyTorch says so in a RuntimeError like any other.
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-class _BufferMeans:
-    """The mean over environments of the buffers after each one's pass.
-
-    Buffers that no environment changed do not change: the mean of equal numbers is rounded, so tables, frozen
-    statistics and large counts would drift.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._sums: dict[str, Tensor] = {}
-        self._changed: dict[str, Tensor] = {}
-
-    def add(self, new: dict[str, Tensor]) -> None:
-        """Add the environments' buffers, each ``(environments, *buffer.shape)``."""
-        old = dict(self._model.named_buffers()) if new else {}
-        for name, values in new.items():
-            total, changed = values.sum(0), (values != old[name]).any(0)
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
-            self._changed[name] = self._changed[name] | changed if name in self._changed else changed
-
-    def over(self, environments: int) -> dict[str, Tensor]:
-        """The buffers' new values; integers stay integers."""
-        old = dict(self._model.named_buffers()) if self._sums else {}
-        new = {}
-        for name, total in self._sums.items():
-            whole = not (total.is_floating_point() or total.is_complex())
-            mean = total // environments if whole else total / environments
-            new[name] = torch.where(self._changed[name], mean.to(old[name].dtype), old[name])
-        return new

@@ -53,8 +53,12 @@ class Sums(Collected):
         form.add_to([(statistic, part[statistic.name]) for statistic in self.rule.statistics], MEMORY_LIMIT)
 
     def values(self) -> Mapping[str, Sequence[Tensor]]:
-        """The statistics."""
-        return {name: [total.clone()] for name, total in self.flat.items()}
+        """The statistics, the gradient first and by parameter."""
+        found = {name: [total.clone()] for name, total in self.flat.items()}
+        if self.gradient is None:
+            return found
+        whole = found.pop(self.gradient)[0]
+        return {self.gradient: [self.layout.part(whole, index) for index in range(len(self.parameters))], **found}
 
     def total(self) -> Tensor:
         """A scalar that is finite if all gradients and their sum are."""

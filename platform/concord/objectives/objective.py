@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from concord.errors import ArgumentError, InputError
+from concord.gradients.buffer_means import BufferMeans
 from concord.gradients.risk import (
     Batch,
     Calls,
@@ -174,8 +175,8 @@ class Objective:
         """The mean risk of each environment, and its weight, both ``(environments,)``.
 
         With a loss there is one forward pass for all environments. If the model normalizes over the batch, or with a
-        risk, there is one pass for each environment: its batch is normalized separately, and running statistics take
-        the environments one after another.
+        risk, there is one pass for each environment: its batch is normalized separately, and running statistics become
+        the mean over the environments' own updates.
 
         Args:
             model: the model that the risk calls.
@@ -193,12 +194,17 @@ class Objective:
             batch = pytree.tree_map(lambda leaf: leaf.unflatten(0, first.shape[:2]), outputs), targets
             model, weights = nn.Identity(), None
         risk = MeanRisk(model, self.risk, self.autocast, first.device)
-        parts = (take(batch, index) for index in range(len(first)))
-        if weights is None:
-            results = [risk(part, step) for part in parts]
-        else:
-            state = {f"model.{name}": value for name, value in weights.items()}
-            results = [functional_call(risk, state, (part, step)) for part in parts]
+        given = {f"model.{name}": value for name, value in (weights or {}).items()}
+        before = dict(model.named_buffers()) if any(module.training for module in model.modules()) else {}
+        buffers, results = BufferMeans(model), []
+        for index in range(len(first)):
+            # Backward needs the buffers of each pass, so they are not put back in their place.
+            state = {f"model.{name}": buffer.detach().clone() for name, buffer in before.items()}
+            everything = given | state
+            results.append(functional_call(risk, everything, (take(batch, index), step)))
+            buffers.add({name: everything[f"model.{name}"].detach()[None] for name in before})
+        for name, new in buffers.over(len(first)).items():
+            before[name].copy_(new)
         means, counts = zip(*results, strict=True)
         return torch.stack(means), torch.stack(counts)
 
