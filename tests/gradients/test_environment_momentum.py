@@ -195,6 +195,38 @@ def test_an_own_loop_resumes_from_a_state_by_environment_names() -> None:
         torch.testing.assert_close(one.grad, again.grad, rtol=1e-12, atol=1e-15)
 
 
+def test_a_state_with_sorted_keys_is_matched_by_name() -> None:
+    """Stores such as safetensors sort, and put environment 10 before environment 2."""
+    model = network()
+    gradients = source(model, RULES["and-mask"], "vectorized", environment_momentum=0.9)
+    for seed in range(3):
+        gradients(batches(12, seed=seed))
+    other = copy.deepcopy(model)
+    resumed = source(other, RULES["and-mask"], "vectorized", environment_momentum=0.9)
+    resumed.load_state_dict(dict(sorted(gradients.state_dict().items())))
+    gradients(batches(12, seed=9))
+    resumed(batches(12, seed=9))
+    for one, again in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, again.grad)
+    assert list(resumed.state_dict()) == list(gradients.state_dict())
+
+
+@pytest.mark.parametrize("names", [None, ["a", "b"]])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_state_of_before_the_first_step_begins_anew(names: list[str] | None, steps: int) -> None:
+    model, fresh = network(), network()
+    gradients = source(model, Mean(), "vectorized", names=names, environment_momentum=0.9)
+    before = gradients.state_dict()
+    for seed in range(steps):
+        gradients(batches(2, seed=seed))
+    gradients.load_state_dict(before)
+    assert gradients.state_dict() == before == {}
+    gradients(batches(2, seed=9))
+    source(fresh, Mean(), "vectorized", names=names)(batches(2, seed=9))
+    for one, other in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
 # Invalid arguments
 
 

@@ -285,6 +285,38 @@ def test_hook_with_unused_parameters(bucket_view: bool) -> None:
         assert_same(actual, {name: expected[name] for name in actual})
 
 
+def risk_of_parts(model: Any, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
+    """A risk that calls the trunk twice and one head, and never the model itself."""
+    inputs, targets = batch
+    twice = torch.tanh(model.trunk(inputs)) + torch.tanh(model.trunk(-2 * inputs))
+    return mse_loss(model.heads[0](twice), targets)
+
+
+@in_processes(2, momentum=[0.0, 0.9])
+def test_a_risk_may_call_parts_of_the_model_in_every_placement(momentum: float) -> None:
+    rank, options = dist.get_rank(), {"environment_momentum": momentum}
+    ours, theirs = TwoHeads(), TwoHeads()
+    hooked = HookedGradients(
+        ours, risk_of_parts, AndMask(1.0), environment="01"[rank], find_unused_parameters=True, **options
+    )
+    one = StackedGradients(theirs, risk_of_parts, AndMask(1.0), names="01", **options)
+    for step in range(3):
+        inputs, targets = batches(2, step)
+        found = hooked((inputs[[rank]], targets[[rank]]), step)
+        assert_same(of_step(ours, found), of_step(theirs, one((inputs, targets), step)))
+
+
+@in_processes(2)
+def test_hooked_gradients_name_a_frozen_parameter_as_the_model_does() -> None:
+    rank, model = dist.get_rank(), network()
+    gradients = HookedGradients(model, mse_loss, AndMask(1.0), environment="01"[rank])
+    inputs, targets = (each[[rank]] for each in batches(2))
+    gradients(inputs, targets)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(InputError, match=r"parameter 0.weight: it was frozen"):
+        gradients(inputs, targets)
+
+
 class Branch(nn.Module):
     """A network one part of which is used in some steps only."""
 

@@ -733,6 +733,22 @@ def test_irms_penalty_can_be_measured_without_a_graph() -> None:
     assert_close(value, ours(model, batch).detach())
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_can_be_measured_without_a_graph(name: ObjectiveName) -> None:
+    model, batch = network(), batches()
+    ours = objective(name, cross_entropy, penalty_weight=0.5)
+    ours.begin(model, ENVIRONMENTS, 1)
+    kept = copy.deepcopy(ours.module)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        value = ours(model, batch, 0)
+    assert not value.requires_grad
+    if kept is not None and ours.module is not None:
+        assert_close(ours.module.state_dict(), kept.state_dict(), rtol=0, atol=0)
+    torch.manual_seed(1)
+    assert_close(value, ours(model, batch, 0).detach())
+
+
 def test_a_risk_knows_its_step() -> None:
     model, (inputs, targets) = network(), batches()
     ours = VREx(lambda model, batch, step: cross_entropy(model(batch[0]), batch[1]) * (step + 1), PenaltyWeight(0.0))

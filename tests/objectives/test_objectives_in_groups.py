@@ -183,7 +183,7 @@ def test_objectives_of_a_risk_do_not_depend_on_placement(objective: Any) -> None
 
 @in_processes(2, unused=[False, True], objective=["irm", "sd"])
 def test_hooked_processes_take_uncoupled_risks(unused: bool, objective: Any) -> None:
-    """One environment a process; the risk scales or squares what the wrapped model gives."""
+    """One environment a process; the risk scales or squares what the model gives."""
     inputs, targets = batches(2)
     batch = {"inputs": inputs, "targets": targets, "counts": inputs[:, :, 0] > -1}
     part = {name: leaf[dist.get_rank()][None] for name, leaf in batch.items()}

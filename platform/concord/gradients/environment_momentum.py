@@ -41,9 +41,11 @@ class EnvironmentMomentum:
         self._taken = torch.empty(0)  # whether this step's gradient is in, likewise, bool
 
     def begin(self, names: Sequence[str]) -> None:
-        """Begin a step of the environments with these names."""
-        if not self._averages:
+        """Begin a step of the environments with these names, whose order may be another than that of a loaded state."""
+        if not self._names:
             self._allocate(names)
+        if tuple(names) != self._names and sorted(names) == sorted(self._names):
+            self._reorder(names)
         if tuple(names) != self._names:
             raise InputError(
                 f"environment_momentum: the environments of this step are {', '.join(names)}, and were "
@@ -93,8 +95,12 @@ class EnvironmentMomentum:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str] | None = None) -> None:
-        """Load the averages of these environments (None: all); others in ``state`` are not read."""
-        self._allocate([name[6:] for name in state if name.startswith("steps/")] if names is None else names)
+        """Load the averages of these environments (None: all); others in ``state`` are not read.
+
+        An empty state is that before the first step.
+        """
+        known = [name.removeprefix("steps/") for name in state if name.startswith("steps/")]
+        self._allocate(known if names is None or not state else names)
         for row, name in enumerate(self._names):
             if f"average/{name}" not in state or f"steps/{name}" not in state:
                 raise InputError(f"environment_momentum: there is no average of environment {name}")
@@ -107,6 +113,12 @@ class EnvironmentMomentum:
             self._steps[row] = steps
             for index, each in enumerate(self._averages):
                 each[row] = self._layout.part(average, index)
+
+    def _reorder(self, names: Sequence[str]) -> None:
+        rows = [self._names.index(name) for name in names]
+        self._names = tuple(names)
+        self._averages = [average[rows] for average in self._averages]
+        self._steps = self._steps[rows]
 
     def _allocate(self, names: Sequence[str]) -> None:
         self._names = tuple(names)

@@ -256,17 +256,28 @@ def register_aggregation_hook(
     """
     if not isinstance(model, DistributedDataParallel):
         raise InputError(f"model: {type(model).__name__}, expected a model in DistributedDataParallel")
-    parameters = trainable(model.module)
-    hook = AggregationHook(rule, environment=environment, group=model.process_group, parameters=parameters, **options)
-    model.register_comm_hook(hook, aggregation_hook)
-    model.register_forward_pre_hook(functools.partial(_check_parameters, parameters))
-    model.join_hook = _refuse_to_join  # type: ignore[method-assign]  # Join() asks each of its models for it
+    return _register(model, model.module, rule, environment, **options)
+
+
+def _register(
+    wrapped: DistributedDataParallel,
+    model: nn.Module,
+    rule: Rule,
+    environment: str | None,
+    **options: Unpack[AggregationOptions],
+) -> AggregationHook:
+    """Register the hook on ``wrapped``, whose parameters are those of ``model`` and have their names there."""
+    parameters = trainable(model)
+    hook = AggregationHook(rule, environment=environment, group=wrapped.process_group, parameters=parameters, **options)
+    wrapped.register_comm_hook(hook, aggregation_hook)
+    wrapped.register_forward_pre_hook(functools.partial(_check_parameters, model, parameters))
+    wrapped.join_hook = _refuse_to_join  # type: ignore[method-assign]  # Join() asks each of its models for it
     return hook
 
 
-def _check_parameters(known: dict[str, nn.Parameter], model: DistributedDataParallel, _: object) -> None:
+def _check_parameters(model: nn.Module, known: dict[str, nn.Parameter], *_: object) -> None:
     if torch.is_grad_enabled():
-        require_unchanged(model.module, known)
+        require_unchanged(model, known)
 
 
 def _refuse_to_join(**_: Any) -> NoReturn:
@@ -283,7 +294,8 @@ class HookedGradients:
     environment and are not synchronized; average them before an evaluation.
 
     Args:
-        model: the model; its ``grad`` fields are filled. The risk receives the model wrapped in DDP, and calls it.
+        model: the model; its ``grad`` fields are filled. DDP wraps model and risk together, so the risk receives the
+            model itself and may call its parts.
         loss: the loss or the risk, see :mod:`concord.gradients.risk`.
         rule, environment, options: as for :class:`AggregationHook`.
         find_unused_parameters: DDP's option for a loss that does not depend on all parameters.
@@ -303,14 +315,13 @@ class HookedGradients:
         if not self._parameters:
             raise InputError("model: none of its parameters requires a gradient")
         device = self._parameters[0].device
-        wrapped = DistributedDataParallel(
-            model,
+        self._risk = DistributedDataParallel(
+            MeanRisk(model, as_risk(loss), options.get("autocast"), device),
             device_ids=[device] if device.type == "cuda" else None,
             find_unused_parameters=find_unused_parameters,
             **_OWN_BUFFERS,
         )
-        self.hook = register_aggregation_hook(wrapped, rule, environment=environment, **options)
-        self._risk = MeanRisk(wrapped, as_risk(loss), self.hook.aggregation.autocast, device)
+        self.hook = _register(self._risk, model, rule, environment, **options)
         self._calls = Calls()
 
     def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:

@@ -10,6 +10,7 @@ from concord.gradients.risk import Batch, Loss, Risk
 from concord.objectives.environment_state import EnvironmentState
 from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.objective import require_all
+from concord.objectives.own_graph import with_own_graph
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.representation import Represented, head
 
@@ -59,6 +60,7 @@ class Fishr(Represented, EnvironmentVectors):
         _, layer = head(model, self.layer)
         self.module = EnvironmentState(model, (environments, sum(each.numel() for each in layer.parameters())), 0.0)
 
+    @with_own_graph
     def vectors(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Variances of the gradients, from each example's input of the head and the risk's gradient by its output."""
         risks, weights, features, outputs = self.represented(model, batch, step)

@@ -9,6 +9,7 @@ from concord.errors import InputError
 from concord.gradients.layout import trainable
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
+from concord.objectives.own_graph import with_own_graph
 
 _COPIES = 4  # copies of all environments' gradients: themselves, joined, their differences, the differences' gradient
 _LIMIT = 2 * 2**30
@@ -36,6 +37,7 @@ class IGA(EnvironmentVectors):
                 f"copies: an estimated {needed / 2**30:.1f} GiB, above {_LIMIT / 2**30:g} GiB; fishr takes the head's"
             )
 
+    @with_own_graph
     def vectors(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of the risks."""
         risks, weights = self.risks(model, batch, step)

@@ -11,6 +11,7 @@ from concord.errors import ArgumentError
 from concord.gradients.layout import trainable
 from concord.gradients.risk import Batch, Loss, Risk, take
 from concord.objectives.objective import Penalized, require_several
+from concord.objectives.own_graph import with_own_graph
 from concord.objectives.penalty_weight import PenaltyWeight
 
 
@@ -99,6 +100,7 @@ class MetaIRM(Penalized):
         value: Tensor = terms.mean() + weight * spread
         return value
 
+    @with_own_graph
     def adapted(self, model: nn.Module, batch: Batch, step: int = 0) -> dict[str, Tensor]:
         """The weights after the inner steps on one environment's batch ``(batch, ...)``, with their graph."""
         weights: dict[str, Tensor] = dict(trainable(model))

@@ -61,8 +61,8 @@ from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
-# A process that trains alone also writes a checkpoint this long after its last one. Several processes average batch
-# norm's statistics for a checkpoint, so its moment must not depend on time.
+# A process that trains alone also writes a checkpoint after an epoch that ends this long after its last one. Several
+# processes average batch norm's statistics for a checkpoint, so its moment must not depend on time.
 _CHECKPOINT_SECONDS = 300.0
 # The steps of an estimate of a training's time: before it is measured, and measured.
 _WARM_UP, _TIMED = 3, 20

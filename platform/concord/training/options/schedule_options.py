@@ -29,7 +29,8 @@ class ScheduleOptions(OptionGroup):
     consistency: int = 0
     """Number of evaluations at which the environments' gradient signs and curvatures are compared; 0 compares none."""
     checkpoints: int = 5
-    """Number of checkpoints during the run, with one at the end; one worker also writes one every 5 minutes."""
+    """Number of checkpoints during the run, with one at the end; one worker also writes one after each epoch that ends
+    more than 5 minutes after the last one."""
     average: str | None = None
     """Average of the weights, evaluated and registered in place of the last ones: ema:0.999 (exponential, over steps,
     with this decay) or swa:0.75 (mean over the epochs after this fraction of the run); by default none."""
