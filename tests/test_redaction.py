@@ -91,6 +91,13 @@ def test_no_option_of_concord_s_own_is_taken_for_a_secret() -> None:
         (r"{'api_key': 'it\'s', 'lr': '1'}", "{'api_key': '***', 'lr': '1'}"),
         ("lr=0.01,max_tokens=512,key=a", "lr=0.01,max_tokens=512,key=a"),
         ("give it as a --header, Authorization", "give it as a --header, Authorization"),
+        ("http://ann:hunter2@host:5000/x", "http://ann:***@host:5000/x"),
+        ("to http://ann:hun:t@er2@host failed", "to http://ann:***@host failed"),
+        ("https://hunter2@host", "https://***@host"),
+        ("postgresql+psycopg2://ann:hunter2@host/db", "postgresql+psycopg2://ann:***@host/db"),
+        ("postgresql://host/db?user=ann&password=hunter2&x=1", "postgresql://host/db?user=ann&password=***&x=1"),
+        ("http://host/path?to=ann@host", "http://host/path?to=ann@host"),
+        ("sqlite:////tmp/a@b/mlflow.db", "sqlite:////tmp/a@b/mlflow.db"),
     ],
 )  # fmt: skip
 def test_secrets_in_a_text_are_hidden_and_the_rest_is_not(text: str, shown: str) -> None:

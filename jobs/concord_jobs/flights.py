@@ -96,8 +96,7 @@ def environments(config: FlightsConfig) -> TableEnvironments:
 
 def model(config: FlightsConfig) -> nn.Module:
     """Logistic regression, or a small network."""
-    table = environments(config).table
-    return config.network_options.build(*table.widest.widths, table.outputs)
+    return config.network_options.build(environments(config).table)
 
 
 job = Job(

@@ -80,8 +80,7 @@ def environments(config: HeartDiseaseConfig) -> TableEnvironments:
 
 def model(config: HeartDiseaseConfig) -> nn.Module:
     """Logistic regression, or a small network."""
-    table = environments(config).table
-    return config.network_options.build(*table.widest.widths, table.outputs)
+    return config.network_options.build(environments(config).table)
 
 
 def auc_with_interval(model: nn.Module, hospital: Environment) -> dict[str, float]:

@@ -120,8 +120,7 @@ def environments(config: TableConfig) -> TableEnvironments:
 
 def model(config: TableConfig) -> nn.Module:
     """A network for the table's number of columns."""
-    table = _table(config.table).table
-    return config.network_options.build(*table.widest.widths, table.outputs)
+    return config.network_options.build(_table(config.table).table)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

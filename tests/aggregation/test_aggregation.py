@@ -32,11 +32,12 @@ from concord.aggregation import (
     aggregate,
     aggregator,
     required_agreement,
-    rescaled,
     sum_over_environments,
 )
 from concord.aggregation import rule as rule_module
 from concord.errors import InputError
+from concord.gradients.finish import finish_whole
+from concord.gradients.layout import Layers
 
 settings.register_profile("aggregation", max_examples=60, deadline=None)
 claim = settings(settings.get_profile("aggregation"))
@@ -412,12 +413,20 @@ def test_update_has_the_shape_of_one_gradient(name: Any, shape: tuple[int, ...])
 # Rescaling
 
 
+def rescaled(rule: Aggregator, gradients: Tensor) -> Tensor:
+    """The rescaled update of one layer, flat."""
+    out = torch.empty(gradients[0].numel(), dtype=gradients.dtype)
+    sums = sum_over_environments(rule, gradients.flatten(1))
+    finish_whole(rule, sums, out, Layers((len(out),), (0,)), len(gradients), 0, rescale=True)
+    return out
+
+
 def test_rescaling_multiplies_a_layer_by_components_over_kept() -> None:
     gradients = GRADIENTS.repeat(1, 3).reshape(4, 3, 7)
     update = aggregate(AndMask(1.0), gradients)
     assert update.kept.sum() == 9
-    assert_close(rescaled(update), update.value * (21 / 9))
-    bitwise(rescaled(aggregate(Mean(), gradients)), aggregate(Mean(), gradients).value)
+    assert_close(rescaled(AndMask(1.0), gradients), update.value.flatten() * (21 / 9))
+    bitwise(rescaled(Mean(), gradients), aggregate(Mean(), gradients).value.flatten())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -426,15 +435,14 @@ def test_where_nothing_is_kept_the_update_is_exactly_zero(rule: Aggregator, dtyp
     gradients = torch.tensor([[1.0, -3.0], [-1.0, 2.0]], dtype=dtype)
     update = aggregate(rule, gradients)
     assert update.kept.tolist() == update.value.tolist() == [0, 0]
-    assert rescaled(update).tolist() == [0, 0]
-    assert rescaled(update).dtype == dtype
+    assert rescaled(rule, gradients).tolist() == [0, 0]
 
 
 def test_rescaling_a_half_precision_layer_of_which_little_is_kept() -> None:
     """The factor, 80,000, is more than float16 can hold; the rescaled update is not."""
     gradients = torch.full((2, 80_000), 0.5, dtype=torch.float16)
     gradients[1, 1:] = -0.5
-    assert rescaled(aggregate(AndMask(1.0), gradients * 1e-3))[0].item() == pytest.approx(40, rel=1e-3)
+    assert rescaled(AndMask(1.0), gradients * 1e-3)[0].item() == pytest.approx(40, rel=1e-3)
 
 
 # Random gradients (Proposition 2, Fig. 4): 3,000 components, t = 0.8d, that is τ = 0.6

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from forked import run_group
-from recorded import without_time
+from small_students import BY_LABEL, CONFIG, INPUTS, PRIVILEGED, UNITS, metrics_of, small_student, small_teacher
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 from torch.testing import assert_close
 
 from concord.aggregation import GRADIENT, Aggregator, AndMask, Mean, Statistic, Statistics, Update, aggregate
@@ -28,7 +27,6 @@ from concord.distillation import (
     Teaching,
     as_rule,
     meta_gradient,
-    of_labels,
     privileged_of,
     side_by_side,
     with_privileged,
@@ -36,11 +34,8 @@ from concord.distillation import (
 from concord.environments import BatchStream, Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
-from concord.training import Job, ProcessContext, TrainConfig, train
-from concord.training.context import Silent
+from concord.training import Job, ProcessContext, TrainConfig
 
-INPUTS, UNITS, PRIVILEGED = 4, 5, 3
-BY_LABEL = of_labels(lambda outputs, labels: mse_loss(outputs.squeeze(1), labels))
 NAMES = ("a", "b", "c")
 
 
@@ -67,14 +62,6 @@ def examples(name: str) -> tuple[Tensor, Tensor]:
     return inputs, with_privileged(inputs[:, 0] * inputs[:, 1], torch.stack([inputs[:, 0], inputs[:, 1], noise], 1))
 
 
-def model(_: Any = None) -> nn.Module:
-    return nn.Sequential(nn.Linear(INPUTS, UNITS), nn.Tanh(), nn.Linear(UNITS, 1))
-
-
-def teacher() -> nn.Module:
-    return nn.Sequential(nn.Linear(PRIVILEGED, 8), nn.Tanh(), nn.Linear(8, UNITS))
-
-
 TEACHING = Teaching(1.0, layers=("0",))
 META_ADAM = partial(torch.optim.Adam, lr=0.1)
 
@@ -83,23 +70,12 @@ def job(rule: Aggregator | None, rescale: bool = False) -> Job[Any]:
     learning = MetaLearning(lambda: examples("outer"), 3, 2, META_ADAM, aggregator=rule, rescale=rescale)
     return Job(
         lambda _: Environments(examples, train=list(NAMES), test=["test"]),
-        model,
+        small_student,
         BY_LABEL,
-        objective=lambda _: Distillation(BY_LABEL, teacher, TEACHING, learning),
+        objective=lambda _: Distillation(BY_LABEL, small_teacher, TEACHING, learning),
         criterion="ood_loss",
         mode="min",
     )
-
-
-CONFIG = TrainConfig().with_options(
-    epochs=2, batch_size=8, held_out=0.0, lr=1e-2, evaluations=2, aggregator="mean", milestones=()
-)
-
-
-def metrics_of(
-    given: Job[Any], config: TrainConfig = CONFIG, process: ProcessContext | None = None
-) -> dict[str, float]:
-    return without_time(train(given, config, process or ProcessContext(), Silent()).metrics)
 
 
 # --- the meta-gradients are combined by an aggregator
@@ -113,7 +89,7 @@ def found(seed: int, network: nn.Module) -> MetaGradient:
 
 @pytest.mark.parametrize("rule", [Mean(), AndMask(0.9), Loudest()], ids=["mean", "and-mask", "own"])
 def test_meta_gradients_are_aggregated_as_stacked_gradients_are(rule: Aggregator) -> None:
-    network = teacher()
+    network = small_teacher()
     sums, students = MetaSums(rule, network), [found(seed, network) for seed in range(4)]
     for each in students:
         sums.add(each)
@@ -125,7 +101,7 @@ def test_meta_gradients_are_aggregated_as_stacked_gradients_are(rule: Aggregator
 
 
 def test_what_is_masked_may_be_rescaled_by_parameter() -> None:
-    network, students = teacher(), [found(seed, teacher()) for seed in range(3)]
+    network, students = small_teacher(), [found(seed, small_teacher()) for seed in range(3)]
     pair = MetaSums(AndMask(1.0), network), MetaSums(AndMask(1.0), network, rescale=True)
     for each in students:
         for sums in pair:
@@ -140,8 +116,9 @@ def by_hand(rule: Aggregator, steps: int = 10) -> tuple[float, float]:
     """The test's loss and the last epoch's meta-loss: three copies, their meta-gradients side by side, one student."""
     given = job(rule)
     torch.manual_seed(CONFIG.run.seed)
-    student_model, taught_by = given.model(CONFIG), teacher()
+    student_model, taught_by = given.model(CONFIG), small_teacher()
     adam = torch.optim.Adam(student_model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(adam, [5, 8])
     meta = META_ADAM(taught_by.parameters())
     stream = BatchStream([given.environments(CONFIG)[name] for name in NAMES], 8, CONFIG.run.seed)
     student = Student(student_model, of_risk(), TEACHING)
@@ -164,12 +141,13 @@ def by_hand(rule: Aggregator, steps: int = 10) -> tuple[float, float]:
         parts = [take(stream.batch(step), index) for index in range(len(NAMES))]
         torch.stack([student.loss(part, taught_by(part[1][:, 1:]).detach())[0] for part in parts]).mean().backward()
         adam.step()
+        schedule.step()
     inputs, targets = examples("test")
     return BY_LABEL(student_model(inputs), targets).item(), sum(losses[3:]) / 2
 
 
 def of_risk() -> Any:
-    return Distillation(BY_LABEL, teacher, TEACHING).risk
+    return Distillation(BY_LABEL, small_teacher, TEACHING).risk
 
 
 def take(batch: Sequence[Tensor], index: int) -> tuple[Tensor, ...]:
@@ -205,7 +183,7 @@ def test_placement_over_two_workers_changes_nothing(tmp_path: Path) -> None:
 def test_the_runs_aggregator_may_be_the_teachers() -> None:
     def objective(config: TrainConfig) -> Distillation:
         learning = MetaLearning(lambda: examples("outer"), 3, 2, META_ADAM, aggregator=config.rule(len(NAMES)))
-        return Distillation(BY_LABEL, teacher, TEACHING, learning)
+        return Distillation(BY_LABEL, small_teacher, TEACHING, learning)
 
     given = replace(job(None), objective=objective)
     chosen = CONFIG.with_options(aggregator="and-mask", threshold=1.0)
@@ -215,7 +193,7 @@ def test_the_runs_aggregator_may_be_the_teachers() -> None:
 
 
 def test_one_student_that_is_not_finite_ends_the_run_in_all_processes() -> None:
-    network = teacher()
+    network = small_teacher()
     sums, wrong = MetaSums(AndMask(0.5), network), found(1, network)
     sums.add(found(0, network))
     sums.add(MetaGradient(wrong.gradients, torch.tensor(float("nan"))))
@@ -235,7 +213,7 @@ def of_seed(seed: int, normalized: bool = False) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(seed)
     hidden = [nn.BatchNorm1d(8)] if normalized else []
     taught_by = nn.Sequential(nn.Linear(PRIVILEGED, 8), *hidden, nn.Tanh(), nn.Linear(8, UNITS))
-    return model().double(), taught_by.double()
+    return small_student().double(), taught_by.double()
 
 
 def batch_of(seed: int, place: int, count: int = 6) -> tuple[Tensor, Tensor]:
@@ -326,7 +304,7 @@ def test_what_cannot_be_stacked_is_refused_in_a_line() -> None:
         (lambda: Stacked([nn.Linear(2, 2), nn.Linear(2, 3)]), "networks: some with other parameters than the first"),
         (lambda: side_by_side([torch.ones(2), torch.ones(3)]), "batches: expected at least one, all of one form"),
         (
-            lambda: StackedStudent(Stacked([model()]), of_risk(), Teaching(1.0, layers=("9",))),
+            lambda: StackedStudent(Stacked([small_student()]), of_risk(), Teaching(1.0, layers=("9",))),
             "layers=9: the model has no such layer; there are 0, 1, 2",
         ),
     ]:

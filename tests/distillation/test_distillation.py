@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from forked import run_group
-from recorded import Kept, without_time
+from recorded import Kept
+from small_students import BY_LABEL, CONFIG, INPUTS, PRIVILEGED, UNITS, metrics_of, small_student, small_teacher
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import mse_loss
@@ -31,7 +32,6 @@ from concord.distillation import (
     divergence,
     inner_outer,
     meta_gradient,
-    of_labels,
     privileged_of,
     squared_error,
     with_privileged,
@@ -42,11 +42,10 @@ from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.gradients.risk import as_risk
 from concord.objectives import ERM
-from concord.training import Job, ProcessContext, TrainConfig, load_job, train
+from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 
-BATCH, INPUTS, PRIVILEGED, UNITS = 6, 4, 3, 5
-BY_LABEL = of_labels(lambda outputs, labels: mse_loss(outputs.squeeze(1), labels))
+BATCH = 6
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -281,33 +280,18 @@ def examples(name: str) -> tuple[Tensor, Tensor]:
     return inputs.float(), with_privileged(labels, known)
 
 
-def small_teacher() -> nn.Module:
-    return nn.Sequential(nn.Linear(PRIVILEGED, 8), nn.Tanh(), nn.Linear(8, UNITS))
-
-
 def job(weight: float = 1.0, environments: int = 2, inner: int = 3, real: int = 2, **meta: Any) -> Job[Any]:
     names = ["a", "b", "c"][:environments]
     learning = MetaLearning(lambda: examples("outer"), inner, real, **meta)
     teaching = Teaching(weight, layers=("0",))
     return Job(
         lambda _: Environments(examples, train=names, test=["test"]),
-        lambda _: nn.Sequential(nn.Linear(INPUTS, UNITS), nn.Tanh(), nn.Linear(UNITS, 1)),
+        small_student,
         BY_LABEL,
         objective=lambda _: Distillation(BY_LABEL, small_teacher, teaching, learning),
         criterion="ood_loss",
         mode="min",
     )
-
-
-CONFIG = TrainConfig().with_options(
-    epochs=2, batch_size=8, held_out=0.0, lr=1e-2, evaluations=2, checkpoints=1, aggregator="mean"
-)
-
-
-def metrics_of(
-    given: Job[Any], config: TrainConfig = CONFIG, process: ProcessContext | None = None
-) -> dict[str, float]:
-    return without_time(train(given, config, process or ProcessContext(), Silent()).metrics)
 
 
 def test_the_alternation_is_the_plain_loop_of_the_algorithm() -> None:

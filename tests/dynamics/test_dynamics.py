@@ -383,7 +383,7 @@ def test_a_rollout_goes_on_from_what_was_predicted() -> None:
 def test_the_depth_of_a_rollout_is_1_more_than_what_matching_needed() -> None:
     assert rollout_depth(torch.full((10,), 7)) == 8
     assert rollout_depth(torch.tensor([3, 5, 4, 4])) == 5
-    assert rollout_depth(torch.tensor([3, 5, 6, 4, 9]), batch=1) == 10
+    assert rollout_depth(torch.tensor([3, 5, 6, 4, 9])) == 10  # means 4, 5 and 9
 
 
 def test_accuracy_is_the_share_of_the_true_class_and_of_the_largest() -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray.data  # noqa: F401  registers Ray's types, as it is done in Ray Train's workers
 from ray.data._internal.object_extensions.arrow import ArrowPythonObjectType
+from unpickled import Program
 
 from concord.environments import from_folder
 from concord.environments.images import image_dataset
@@ -24,16 +24,6 @@ from concord.storage.checksum import file_checksum
 ROWS = 2
 
 
-class _Program:
-    """Unpickled, it makes a folder."""
-
-    def __init__(self, witness: Path) -> None:
-        self.witness = witness
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return os.mkdir, (str(self.witness),)
-
-
 @pytest.fixture
 def witness(tmp_path: Path) -> Path:
     return tmp_path / "the program ran"
@@ -42,7 +32,7 @@ def witness(tmp_path: Path) -> Path:
 @pytest.fixture
 def objects(witness: Path) -> pa.Array:
     """A column whose values are programs."""
-    pickled = pa.array([pickle.dumps(_Program(witness))] * ROWS, pa.large_binary())
+    pickled = pa.array([pickle.dumps(Program(witness))] * ROWS, pa.large_binary())
     return pa.ExtensionArray.from_storage(ArrowPythonObjectType(), pickled)
 
 

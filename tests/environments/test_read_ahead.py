@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from concord.environments import from_dataset
+from concord.environments import from_dataset, readers
 from concord.environments.readers import read_ahead
 
 BATCHES = 12
@@ -54,7 +54,10 @@ def test_batches_that_a_source_keeps_stay_as_they_are(read: Any) -> None:
 
 
 def test_memory_is_used_again_when_a_batch_is_gone(read: Any) -> None:
-    addresses = {batch["image"].data_ptr() for batch in read_ahead(read, range(BATCHES), 1, "cpu")}
+    addresses = set()
+    for batch in read_ahead(read, range(BATCHES), 1, "cpu"):
+        addresses.add(batch["image"].data_ptr())
+        assert addresses <= {slot._bytes.ctypes.data for slot in readers._SLOTS.values()}
     assert len(addresses) <= 4
 
 

@@ -205,16 +205,25 @@ def test_a_parameter_may_be_one_number(name: str, placement: str) -> None:
     assert_is(model, result, RULES[name], gradients_of(model, inputs, targets))
 
 
+class Given:
+    """A weighting that gives what it is told to."""
+
+    def __init__(self, weights: Callable[[Tensor], Any]) -> None:
+        self.weights = weights
+
+
 def test_dropout_draws_once_for_weights_and_update() -> None:
     model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(), nn.Linear(16, 3)).double()
     inputs, targets = (each.double() for each in batches(4))
-    gradients = source(model, UPGrad(), "vectorized")
-    torch.manual_seed(1)
-    gradients((inputs, targets), 0)
-    found = left(model)
-    torch.manual_seed(1)
-    source(model, UPGrad(), "vectorized")((inputs, targets), 0)
-    assert torch.equal(found, left(model))
+
+    def update(rule: Rule) -> Tensor:
+        torch.manual_seed(1)
+        source(model, rule, "vectorized")((inputs, targets), 0)
+        return left(model)
+
+    assert torch.equal(update(UPGrad()), update(UPGrad()))
+    rows = torch.stack([update(Given(lambda _, alone=alone: alone)) for alone in torch.eye(4).double()])
+    torch.testing.assert_close(update(UPGrad()), expected_update(UPGrad(), rows)[0])
 
 
 def test_each_environments_average_over_steps_is_compared() -> None:
@@ -349,24 +358,17 @@ def test_half_precision_gradients_whose_squares_overflow_are_compared() -> None:
 # What a user can get wrong
 
 
-class Wrong:
-    """A weighting that gives what it is told to."""
-
-    def __init__(self, weights: Callable[[Tensor], Any]) -> None:
-        self.weights = weights
-
-
 @pytest.mark.parametrize(
     ("weights", "found"),
     [
-        (lambda gram: gram.new_ones(2), r"rule Wrong: gives weights of shape \(2,\) for 4"),
+        (lambda gram: gram.new_ones(2), r"rule Given: gives weights of shape \(2,\) for 4"),
         (lambda gram: gram[0] * torch.nan, "not finite at step 0"),
     ],
 )
 def test_wrong_weights_are_refused_and_no_gradient_is_left(weights: Any, found: str) -> None:
     model, (inputs, targets) = network(), batches(4)
     with pytest.raises(InputError, match=found):
-        StackedGradients(model, mse_loss, Wrong(weights))((inputs, targets), 0)
+        StackedGradients(model, mse_loss, Given(weights))((inputs, targets), 0)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -375,8 +377,8 @@ def test_wrong_weights_are_refused_in_every_process(form: str) -> None:
     counts = [2, 2] if form == "two-level" else [1, 1]
     inputs, targets = batches(sum(counts))
     own = local(counts, dist.get_rank())
-    gradients = placed(network(), Wrong(lambda gram: gram[0] * torch.nan), form, counts)
-    with pytest.raises(InputError, match="rule Wrong: gives weights that are not finite at step 0"):
+    gradients = placed(network(), Given(lambda gram: gram[0] * torch.nan), form, counts)
+    with pytest.raises(InputError, match="rule Given: gives weights that are not finite at step 0"):
         gradients((inputs[own], targets[own]), 0)
 
 

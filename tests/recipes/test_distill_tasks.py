@@ -16,10 +16,21 @@ from torch import nn
 from torch.testing import assert_close
 
 from concord.cli import main
-from concord.distillation import SGD, GatedError, Student, Teaching, meta_gradient, of_labels, privileged_of
+from concord.distillation import (
+    SGD,
+    AuxiliaryPrediction,
+    Distillation,
+    GatedError,
+    Student,
+    Teaching,
+    meta_gradient,
+    of_labels,
+    privileged_of,
+)
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients.risk import as_risk
+from concord.objectives import ERM
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
@@ -154,24 +165,29 @@ def test_the_oracle_of_life_says_the_boards_in_their_order() -> None:
     assert np.array_equal(targets[:, 0].numpy(), state[:, 8, 8])
 
 
-@pytest.mark.parametrize("teacher", ["meta", "none", "fixed", "oracle"])
-def test_life_trains_with_every_teacher(teacher: str) -> None:
-    given = load_job("distill-life").job
-    config = given.config.with_options(
-        teacher=teacher, examples=40, filters=2, epochs=1, evaluations=1, batch_size=8, unrolled_steps=2,
-        student_steps=2, validation_fraction=0.2,
-    )  # fmt: skip
-    config.check()
-    assert 0 <= train(given, config, ProcessContext(), Silent()).metrics["ood_accuracy"] <= 1
+def assert_objective(objective: Any, expected: type, learns: bool) -> None:
+    assert (type(objective), getattr(objective, "meta", None) is not None) == (expected, learns)
 
 
-@pytest.mark.parametrize("options", [{"teacher": "none", "auxiliary_weight": 1.0}, {"resample_split": True}])
-def test_life_trains_on_the_boards_to_predict_and_with_a_split_drawn_anew(options: dict[str, Any]) -> None:
-    given = load_job("distill-life").job
-    few = {"examples": 40, "filters": 2, "epochs": 1, "evaluations": 1, "batch_size": 8, "unrolled_steps": 2}
-    config = given.config.with_options(student_steps=1, **few, **options)
-    config.check()
-    assert 0 <= train(given, config, ProcessContext(), Silent()).metrics["ood_accuracy"] <= 1
+def test_life_trains_differently_with_every_teacher_and_split() -> None:
+    given, losses = load_job("distill-life").job, set()
+    few = {"examples": 40, "filters": 2, "epochs": 1, "evaluations": 1, "batch_size": 8, "validation_fraction": 0.2}
+    ways: list[tuple[type, bool, dict[str, Any]]] = [
+        (Distillation, True, {"teacher": "meta", "student_steps": 2}),
+        (Distillation, True, {"resample_split": True, "student_steps": 1}),
+        (Distillation, False, {"teacher": "fixed"}),
+        (Distillation, False, {"teacher": "oracle"}),
+        (ERM, False, {"teacher": "none"}),
+        (AuxiliaryPrediction, False, {"teacher": "none", "auxiliary_weight": 1.0}),
+    ]
+    for expected, learns, options in ways:
+        config = given.config.with_options(unrolled_steps=2, **few, **options)
+        config.check()
+        assert_objective(given.objective(config), expected, learns)
+        metrics = train(given, config, ProcessContext(), Silent()).metrics
+        assert 0 <= metrics["ood_accuracy"] <= 1
+        losses.add(metrics["ood_loss"])
+    assert len(losses) == len(ways)
 
 
 # --- returns of a simulator
@@ -338,19 +354,25 @@ def options_of(folder: Path, **options: Any) -> Any:
     return load_job("distill-mujoco").job.config.with_options(**given)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"teacher": "none"}, {"teacher": "fixed", "permute_time": True}, {"noise_frames": 16},
-        {"resample_split": True, "student_steps": 1}, {"teacher": "none", "auxiliary_weight": 1.0, "noise_frames": 8},
-        {"teacher": "none", "dynamics": "trajectory"}, {"teacher": "none", "dynamics": "transition"},
-    ],
-)  # fmt: skip
-def test_returns_are_learned_with_every_teacher_and_ablation(data: Path, options: dict[str, Any]) -> None:
-    config = options_of(data, **options)
-    config.check()
-    metrics = train(load_job("distill-mujoco").job, config, ProcessContext(), Silent()).metrics
-    assert 0 < metrics["ood_squared_error"] < 1
+def test_returns_are_learned_differently_with_every_teacher_and_ablation(data: Path) -> None:
+    given, errors = load_job("distill-mujoco").job, set()
+    ways: list[tuple[type, bool, dict[str, Any]]] = [
+        (ERM, False, {"teacher": "none"}),
+        (Distillation, False, {"teacher": "fixed", "permute_time": True}),
+        (Distillation, True, {"noise_frames": 16}),
+        (Distillation, True, {"resample_split": True, "student_steps": 1}),
+        (AuxiliaryPrediction, False, {"teacher": "none", "auxiliary_weight": 1.0, "noise_frames": 8}),
+        (ERM, False, {"teacher": "none", "dynamics": "trajectory"}),
+        (ERM, False, {"teacher": "none", "dynamics": "transition"}),
+    ]
+    for expected, learns, options in ways:
+        config = options_of(data, **options)
+        config.check()
+        assert_objective(given.objective(config), expected, learns)
+        metrics = train(given, config, ProcessContext(), Silent()).metrics
+        assert 0 < metrics["ood_squared_error"] < 1
+        errors.add(metrics["ood_squared_error"])
+    assert len(errors) == len(ways)
 
 
 def test_the_student_s_first_five_layers_are_taught(data: Path) -> None:

@@ -1,5 +1,6 @@
 """DomainBed's RotatedMNIST and ColoredMNIST: the content of each environment, the network, and the spaces."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_images import write_mnist
+from test_images import idx, write_mnist
 
 from concord.studies.spaces import own_point
 from concord.training import Job, ProcessContext, load_job, train
@@ -19,6 +20,15 @@ from concord_jobs.domainbed.protocol import dealt, network
 def mnist(tmp_path: Path) -> Path:
     write_mnist(tmp_path, train=80, test=40, side=28)
     return tmp_path
+
+
+@pytest.fixture
+def numbered(mnist: Path) -> Path:
+    """MNIST of which every pixel of an image is the image's number, 0 to 119."""
+    for name, numbers in (("train", np.arange(80)), ("t10k", np.arange(80, 120))):
+        images = np.broadcast_to(numbers[:, None, None], (len(numbers), 28, 28))
+        (mnist / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+    return mnist
 
 
 def job_of(name: str, folder: Path, **options: Any) -> tuple[Job, Any]:
@@ -36,6 +46,14 @@ def test_all_digits_are_dealt_out_to_the_angles(mnist: Path) -> None:
     assert upright.shape == (20, 1, 28, 28)
     other = job.environments(config.with_options(seed=1))["0"].inputs
     assert not torch.equal(upright, other)
+
+
+@pytest.mark.parametrize("name", ["rotated-mnist", "domainbed-colored-mnist"])
+def test_every_digit_is_in_one_environment(numbered: Path, name: str) -> None:
+    job, config = job_of(name, numbered)
+    found = job.environments(config)
+    centres = [found[each].inputs[:, :, 14, 14].amax(1) for each in (*found.train, *found.test)]
+    assert torch.cat(centres).sort().values.tolist() == list(range(120))
 
 
 def test_an_angle_turns_its_digits_anticlockwise(mnist: Path) -> None:

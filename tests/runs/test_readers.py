@@ -60,7 +60,7 @@ def test_after_kill_9_a_run_sees_what_it_would_have_seen(
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
-    assert not any(each.name == "end" for each in read_events(events))
+    assert not any(each.name == "ended" for each in read_events(events))
     resumed = concord_("train", FILE, "--output", output, "--name", "read", "--resume", "--readers", "1", "--json")
     assert resumed.status == 0, resumed.err
     config = job.config.with_options(images=images, epochs=8).resolve()

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from concord.aggregation import MGDA
 from concord.environments import BatchStream, Environment, Environments
 from concord.errors import CheckpointError, InputError, format_for_cli
 from concord.gradients import (
@@ -107,6 +108,9 @@ def test_every_step_and_epoch_is_logged_once_with_its_metrics() -> None:
     outcome = train(JOB, CONFIG, ProcessContext(), kept)
     steps = [step for step, metrics in kept.logged if "step/loss" in metrics]
     assert steps == list(range(1, outcome.steps + 1))
+    evaluated = [(each.step, each.epoch) for each in outcome.history]
+    others = [(step, metrics["epoch"]) for step, metrics in kept.logged if "epoch" in metrics]
+    assert sorted(evaluated + others) == [(epoch * outcome.steps // 6, epoch) for epoch in range(1, 7)]
     last = outcome.metrics
     for name in ("train_accuracy", "held_out_accuracy", "validation_accuracy", "ood_accuracy", "kept_fraction"):
         assert 0 <= last[name] <= 1
@@ -126,6 +130,15 @@ def test_what_a_weighting_gives_each_environment_is_a_metric(changes: dict[str, 
     assert sum(weights) == pytest.approx(1)
     assert min(weights) >= 0
     assert not any("kept_fraction" in name for _, logged in kept.logged for name in logged)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_weight_is_reported_by_the_name_of_its_environment(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
+    shares = torch.arange(1, 5).repeat_interleave(batches).double() / (10 * batches)
+    monkeypatch.setattr(MGDA, "weights", lambda *_: shares)
+    config = CONFIG.with_options(aggregator="mgda", epochs=1, steps_per_update=batches)
+    metrics = train(JOB, config, ProcessContext(), Kept()).metrics
+    assert [metrics[f"weight/{name}"] for name in "abcd"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
 def test_a_step_of_changing_environments_has_no_weights_by_name() -> None:
@@ -447,14 +460,17 @@ def test_a_risk_is_told_the_step_in_training_and_in_evaluation() -> None:
 
 def test_the_warm_up_of_a_penalty_takes_its_steps_from_the_run() -> None:
     config = CONFIG.with_options(objective="irm", penalty_weight=100.0, aggregator="mean", l1=0.0)
-    ends = {
-        warmup: train(JOB, config.with_options(penalty_warmup=warmup), ProcessContext(), Kept()).metrics["train_loss"]
-        for warmup in (0.0, 0.5, 0.99)
-    }
-    assert len(set(ends.values())) == 3
-    steps = train(JOB, config, ProcessContext(), Kept()).steps
-    weight = config.with_options(penalty_warmup=0.5).objective.build(cross_entropy, steps).weight
-    assert (weight.at(steps // 2 - 1), weight.at(steps // 2)) == (1.0, 100.0)
+
+    def losses(**options: float) -> list[float]:
+        train(JOB, config.with_options(**options), ProcessContext(), kept := Kept())
+        return [metrics["step/loss"] for _, metrics in kept.logged if "step/loss" in metrics]
+
+    small = losses(penalty_weight=1.0)  # the weight during the warm-up
+    for warmup in (0.0, 0.5, 0.75):
+        differs = [one != other for one, other in zip(losses(penalty_warmup=warmup), small, strict=True)]
+        assert differs.index(True) == warmup * len(small)
+    weight = config.with_options(penalty_warmup=0.5).objective.build(cross_entropy, len(small)).weight
+    assert (weight.at(len(small) // 2 - 1), weight.at(len(small) // 2)) == (1.0, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -880,6 +896,9 @@ def test_a_target_that_the_model_has_no_output_for_is_refused() -> None:
 
 
 def test_every_option_of_a_run_is_science_or_placement() -> None:
+    placement = {"address", "min_workers", "use_gpu", "wait_for_resources", "workers"}
+    placement |= {"data_dir", "max_failures", "name", "output", "readers", "register", "resume", "tracking_uri"}
+    assert placement == RUNTIME_OPTIONS
     assert options_of(TrainConfig).keys() >= RUNTIME_OPTIONS
 
 

@@ -17,7 +17,7 @@ own, with ``gradients`` of shape ``(environments, *parameter.shape)``::
     parameter.grad = aggregate(AndMask(threshold=0.8), gradients).value
 """
 
-from concord.aggregation.agreement import kept_where_signs_agree, required_agreement, rescaled, rescaling_factor
+from concord.aggregation.agreement import kept_where_signs_agree, required_agreement, rescaling_factor
 from concord.aggregation.and_mask import AndMask
 from concord.aggregation.cagrad import CAGrad
 from concord.aggregation.chance import DEFAULT_SIGNIFICANCE, agreeing_signs, chance_of, threshold_at_chance
@@ -105,7 +105,6 @@ __all__ = [
     "default_threshold",
     "kept_where_signs_agree",
     "required_agreement",
-    "rescaled",
     "rescaling_factor",
     "sum_over_environments",
     "threshold_at_chance",

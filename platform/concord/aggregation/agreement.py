@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from concord.aggregation.rule import Update
 from concord.errors import ArgumentError
 
 
@@ -44,18 +43,9 @@ def kept_where_signs_agree(sign_sum: Tensor, threshold: float, environments: int
     return sign_sum.abs().ge_(required_agreement(threshold, environments, sign_sum.dtype))
 
 
-def rescaled(update: Update) -> Tensor:
-    """Divide one layer's update by the fraction of it that was kept (appendix B.3.1).
+def rescaling_factor(kept_fraction: Tensor) -> Tensor:
+    """The factor of a layer of which ``kept_fraction`` was kept (appendix B.3.1).
 
     1e-10 is added to the fraction, as in the paper's published code, so a layer of which nothing was kept stays 0.
-    ``update`` is a whole layer (a parameter tensor); the fraction of a part would be another.
     """
-    factor = rescaling_factor(update.kept.mean(dtype=torch.float32))
-    # The factor goes up to 1e10, which float16 cannot hold (and 0 · inf would be no number): multiply in float32.
-    wide = torch.promote_types(update.value.dtype, torch.float32)
-    return (update.value.to(wide) * factor).to(update.value.dtype)
-
-
-def rescaling_factor(kept_fraction: Tensor) -> Tensor:
-    """The factor of a layer of which ``kept_fraction`` was kept."""
     return 1.0 / (kept_fraction + 1e-10)

@@ -36,16 +36,15 @@ def rollout(model: Callable[[Tensor], Tensor], first: Tensor, depth: int, *, los
     return torch.stack(found, 1)
 
 
-def rollout_depth(predictions: Tensor, batch: int = 2) -> int:
+def rollout_depth(predictions: Tensor) -> int:
     """The number of predictions of a rollout: 1 more than the 99th percentile of the number that matching needs.
 
-    As in the authors' code the percentile is of means over batches, by linear interpolation.
+    As in the authors' code the percentile is of means over batches of two, by linear interpolation.
 
     Args:
         predictions: the number of predictions of each trajectory, ``(trajectories,)``.
-        batch: the number of trajectories of a batch.
     """
-    means = torch.stack([part.double().mean() for part in predictions.split(batch)])
+    means = torch.stack([part.double().mean() for part in predictions.split(2)])
     return 1 + math.ceil(float(means.quantile(0.99)) - 1e-9)
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from concord.environments.table import Table
 from concord.environments.table_encoder import FIRST_LEVEL
 from concord.models.mlp import MLP
 from concord.models.mlp_options import MLPOptions
@@ -78,8 +79,8 @@ class TableNetworkOptions(MLPOptions):
     """Network; linear is logistic or linear regression."""
     # fmt: on
 
-    def build(self, numeric: int, levels: Sequence[int], outputs: int) -> TableNetwork:
-        """The network of these widths."""
+    def build(self, table: Table) -> TableNetwork:
+        """The network for a table's columns and target."""
         sizes = {**option_values(self), **({"hidden_layers": 0} if self.network == "linear" else {})}
         del sizes["network"]
-        return TableNetwork(numeric, levels, outputs, **sizes)
+        return TableNetwork(*table.widest.widths, table.outputs, **sizes)

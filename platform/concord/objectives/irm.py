@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from concord.aggregation.rule import accumulation_dtype
 from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, pair, take
-from concord.objectives.objective import Rescaled
+from concord.objectives.objective import PenalizedRisk, Rescaled
 from concord.objectives.penalty_weight import PenaltyWeight
 
 Estimator = Literal["squared", "halves"]
@@ -62,17 +62,8 @@ def irm_penalty(loss: Loss, outputs: Tensor, targets: Tensor, estimator: Estimat
 
 
 @dataclass(frozen=True)
-class _RiskAndPenalty:
-    """Risk plus penalty of one environment, as a risk that every gradient source accepts."""
-
-    risk: Risk
-    weight: PenaltyWeight
+class _RiskAndPenalty(PenalizedRisk):
     estimator: Estimator
-
-    @property
-    def of_outputs(self) -> bool:
-        """Whether it is a function of outputs and targets alone, see :class:`~concord.gradients.risk.Supervised`."""
-        return getattr(self.risk, "of_outputs", False)
 
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         risk, penalty, examples = _parts(self.risk, model, batch, step, self.estimator)

@@ -1,6 +1,7 @@
 """The number to minimize over environments: each environment's terms, combined."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -235,6 +236,19 @@ class Rescaled(Penalized):
     def scale(self, step: int) -> float:
         """1 / max(1, λ) at this step."""
         return self.weight.scale(step)
+
+
+@dataclass(frozen=True)
+class PenalizedRisk:
+    """Risk plus penalty of one environment, as a risk that every gradient source accepts."""
+
+    risk: Risk
+    weight: PenaltyWeight
+
+    @property
+    def of_outputs(self) -> bool:
+        """Whether it is a function of outputs and targets alone, see :class:`~concord.gradients.risk.Supervised`."""
+        return getattr(self.risk, "of_outputs", False)
 
 
 def require_all(environments: int, begun: int, name: str) -> None:

@@ -1,6 +1,5 @@
 """Spectral decoupling: small outputs, so that no feature starves the others of gradient."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +9,7 @@ from torch.utils import _pytree as pytree
 from concord.aggregation.rule import accumulation_dtype
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk
-from concord.objectives.objective import Penalized
+from concord.objectives.objective import Penalized, PenalizedRisk
 from concord.objectives.penalty_weight import PenaltyWeight
 
 
@@ -39,18 +38,7 @@ class SpectralDecoupling(Penalized):
         self.risk = _RiskAndOutputs(self.risk, weight)
 
 
-@dataclass(frozen=True)
-class _RiskAndOutputs:
-    """Risk plus penalty of one environment, as a risk that every gradient source accepts."""
-
-    risk: Risk
-    weight: PenaltyWeight
-
-    @property
-    def of_outputs(self) -> bool:
-        """Whether it is a function of outputs and targets alone, see :class:`~concord.gradients.risk.Supervised`."""
-        return getattr(self.risk, "of_outputs", False)
-
+class _RiskAndOutputs(PenalizedRisk):
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         squares: list[Tensor] = []
 

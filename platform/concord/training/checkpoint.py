@@ -1,6 +1,6 @@
 """The checkpoint of a run: model, optimizer, objective and position in the data. No pickle is read.
 
-``progress.json`` is written last and holds the SHA-256 of the other files, which every reader checks: 0.1 s for 100 MB.
+``checksums.json`` is written last and holds the SHA-256 of the other files. Every reader checks them: 0.1 s for 100 MB.
 """
 
 import dataclasses

@@ -16,6 +16,7 @@ from torch import Tensor
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
 
 _HALVINGS = 12  # of the first step along a direction
+_STEPS = 8  # of the climb
 _BACKTRACKS = 5  # of a step of the climb
 _FIRST_STEP, _LONGER = 0.1, 1.5  # of the radius, the first step's length; how much longer the next one is tried
 _CHECKS = 3  # points of each segment at which L_e is checked, its end among them
@@ -35,7 +36,6 @@ def certified_bound(
     epsilon: float,
     radius: float,
     directions: Iterable[Tensor],
-    steps: int = 8,
 ) -> Bound:
     """The largest change of L_e' found within N_e and the ball ‖δ‖ ≤ ρ.
 
@@ -58,7 +58,7 @@ def certified_bound(
         if (reach := next((each for each in reaches if allowed(path[0], each * direction)), None)) is not None:
             path.append(reach * direction)
         value, length = change(path[-1]), _FIRST_STEP * radius
-        for _ in range(steps):
+        for _ in range(_STEPS):
             uphill = _uphill(losses, own, other, path[-1])
             norm = float(uphill.norm())
             if not 0 < norm < math.inf:
