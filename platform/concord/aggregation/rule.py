@@ -135,4 +135,4 @@ def aggregate(rule: Aggregator, gradients: Tensor, step: int = 0) -> Update:
         if found != tuple(shape):
             given = f"finish gives {found} as the {part} of sums of shape {tuple(shape)}"
             raise InputError(f"rule {type(rule).__name__}: {given}; expected the same shape")
-    return Update(update.value.to(gradients.dtype), update.kept)
+    return Update(update.value.to(gradients.dtype), update.kept.to(accumulation_dtype([gradients.dtype])))
