@@ -494,6 +494,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "batch_size=6: more than the 5 examples that train the student",
     ),
     "no inner step": (lambda: MetaLearning(lambda: None, 0), "inner_steps=0: must be at least 1"),
+    "nobody judges": (lambda: MetaLearning(None, validation_fraction=0.0), "validation_fraction=0.0: must lie between"),
     "no real step": (lambda: MetaLearning(lambda: None, 1, 0), "student_steps=0: must be at least 1"),
     "a negative weight": (lambda: Teaching(-1.0), "teaching_weight=-1.0: must be a finite number, not below 0"),
     "a weight of NaN": (lambda: Teaching(math.nan), "teaching_weight=nan: must be a finite number, not below 0"),

@@ -993,6 +993,20 @@ def test_neither_bfloat16_nor_a_head_that_begins_at_0_hides_a_weight_that_is_use
         step()
 
 
+def test_a_first_step_that_overflows_hides_no_weight_that_is_used_elsewhere():
+    torch.manual_seed(0)
+    model = WeightElsewhere(1.0)
+    examples = per_example(model, AndMask(0.3), nonfinite="propagate")
+    for inputs in (torch.full((16, 4), torch.inf), torch.randn(16, 4)):
+        model.zero_grad()
+        cross_entropy(model(inputs), torch.randint(0, 3, (16,))).backward()
+        if bool(inputs.isfinite().all()):
+            with pytest.raises(InputError, match="module first: its gradient is not the sum of its examples'"):
+                examples.aggregate()
+        else:
+            examples.aggregate()
+
+
 class Functional(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class MetaLearning:
         validation_fraction: with ``outer=None`` the fraction of a pass's batches that judge, in (0, 1).
 
     Raises:
-        InputError: a number of steps is below 1.
+        InputError: a number of steps is below 1, or the fraction is not between 0 and 1.
     """
 
     outer: Callable[[], Batch] | None
@@ -61,6 +61,8 @@ class MetaLearning:
         for name in ("inner_steps", "student_steps"):
             if getattr(self, name) < 1:
                 raise ArgumentError(name, getattr(self, name), "must be at least 1")
+        if not 0 < self.validation_fraction < 1:
+            raise ArgumentError("validation_fraction", self.validation_fraction, "must lie between 0 and 1")
 
 
 class Distillation(Objective):

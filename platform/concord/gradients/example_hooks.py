@@ -85,7 +85,7 @@ class ExampleHooks(Capture[_Pass]):
         edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in sums.parameters.values()]
         self._accumulators = [edge.node for edge in edges]
         self._results: list[weakref.ref[Tensor]] = []
-        self._unverified = set(range(len(sums.parameters)))  # a gradient that was always 0 shows nothing
+        self._unverified = set(range(len(sums.parameters)))  # one that is 0 or not finite shows nothing
         self._verified: dict[int, tuple[str, Tensor]] = {}
         self._half = False
         self._reached: set[int] = set()
@@ -137,7 +137,8 @@ class ExampleHooks(Capture[_Pass]):
                     "Call it through a module, or freeze it (requires_grad_(False))"
                 )
         self._verify()
-        self._unverified -= {index for index, (_, total) in self._verified.items() if bool(total.any())}
+        seen = [(index, total) for index, (_, total) in self._verified.items() if index in self._unverified]
+        self._unverified -= {index for index, total in seen if bool(total.any()) and bool(total.isfinite().all())}
 
     def note_results(self) -> None:
         """Remember the present ``parameter.grad``: a step's result, to which nothing may be added."""

@@ -317,7 +317,7 @@ class StackedGradients:
             return False
         if not zeros:
             return True
-        with _moved(self._sums.parameters.values()):
+        with _moved_a_little(self._sums.parameters.values()):
             expected, reason = self._sum_separately(batch, environments, step)
             return reason is None and self._pooled_agrees(expected, batch, environments, step)
 
@@ -442,7 +442,7 @@ def _environments_together(size: int, device: torch.device, memory_limit: int | 
 
 
 @contextlib.contextmanager
-def _moved(parameters: Iterable[Tensor]) -> Iterator[None]:
+def _moved_a_little(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Move the weights a little, none of them remaining 0, while the body runs."""
     generator = torch.Generator().manual_seed(0)
     before = [(parameter, parameter.detach().clone()) for parameter in parameters]

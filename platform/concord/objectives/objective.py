@@ -201,9 +201,9 @@ class Objective:
         for index in range(len(first)):
             # Backward needs the buffers of each pass, so they are not put back in their place.
             state = {f"model.{name}": buffer.detach().clone() for name, buffer in before.items()}
-            everything = given | state
-            results.append(functional_call(risk, everything, (take(batch, index), step)))
-            buffers.add({name: everything[f"model.{name}"].detach()[None] for name in before})
+            replaced = given | state
+            results.append(functional_call(risk, replaced, (take(batch, index), step)))
+            buffers.add({name: replaced[f"model.{name}"].detach()[None] for name in before})
         for name, new in buffers.over(len(first)).items():
             before[name].copy_(new)
         means, counts = zip(*results, strict=True)

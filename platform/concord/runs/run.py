@@ -296,7 +296,8 @@ def _finished(
         begun.keep_artifact(f"{FIGURES}/{path.name}")
     registered: Registered | None = None
     uri: str | None = None
-    tracked, environments = False, checked.environments
+    tracked = False
+    environments = checked.environments
     with _reported_if_failing(info):
         if data:
             store.log_data(run_id, tracked_data(data))
@@ -318,7 +319,7 @@ def _finished(
                 raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
             unfit = shortfall(job.job, config, metrics)
             tags = lineage.tags if lineage else {}
-            scored = scored_on(criterion, checked.environments)
+            scored = scored_on(criterion, environments)
             registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit, scored)
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True
