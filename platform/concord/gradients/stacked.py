@@ -446,11 +446,11 @@ def _moved_a_little(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Move the weights a little, none of them remaining 0, while the body runs."""
     generator = torch.Generator().manual_seed(0)
     before = [(parameter, parameter.detach().clone()) for parameter in parameters]
-    with torch.no_grad():
-        for parameter, values in before:
-            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.add_(noise * (0.01 + 0.1 * values.square().mean().sqrt()))
     try:
+        with torch.no_grad():
+            for parameter, values in before:
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.add_(noise * (0.01 + 0.1 * values.square().mean().sqrt()))
         yield
     finally:
         with torch.no_grad():
