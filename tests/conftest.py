@@ -16,6 +16,7 @@ import s3_server
 import torch
 import torchvision_operators  # noqa: F401
 from command_line import Concord, Said, files
+from forked import share_server, start_server
 from hypothesis import settings
 from made_tables import copied_tables
 from mlflow_server import Server
@@ -23,6 +24,7 @@ from process_groups import groups
 from ray_workers import forked_workers
 from xdist.remote import Producer
 from xdist.scheduler.loadfile import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from concord.cli import main
 from concord.errors import InputError
@@ -76,6 +78,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 1 + max(2, os.cpu_count() or 1) if whole else 0
 
 
+def pytest_configure_node(node: WorkerController) -> None:
+    """Let the processes of the suite share the one that is forked, whose warnings are not for the terminal."""
+    terminal = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    node.workerinput["fork_server"] = start_server()
+    os.dup2(terminal, 2)
+    os.close(terminal)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        share_server(config.workerinput["fork_server"])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files; a file's tests stay together and in their order, but for those of a group."""
     order = {name: number for number, name in enumerate(LONG)}
@@ -121,7 +138,8 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with copied_tables(tmp_path_factory.mktemp("tables")):
+    base = tmp_path_factory.getbasetemp()
+    with copied_tables(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base):
         yield
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import runpy
 import sys
@@ -24,6 +25,7 @@ _IMPORTED = [
     "torchvision_operators",
     "concord.training",
     "transformers.activations",
+    "torchjd.aggregation",
     "test_training",
     "test_watching",
     "concord.cli",
@@ -39,12 +41,24 @@ sys.modules |= {name: None for name in ["concord", *sys.modules] if name.partiti
 """
 
 
-def start_server() -> None:
-    """Start the process that imports once and is then forked."""
+_SERVER: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+
+
+def start_server() -> str:
+    """Start the process that imports once and is then forked; return its address."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server has no other path
+        # The server has no other path. A process that collects no tests has not that of test_training.
+        patch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(Path(__file__).parent / "training")]))
         multiprocessing.set_forkserver_preload(_IMPORTED)
-        multiprocessing.forkserver.ensure_running()
+        _SERVER.ensure_running()
+    return str(_SERVER._forkserver_address)
+
+
+def share_server(address: str) -> None:
+    """Fork from the server of another process, which keeps it running; each would take seconds to start."""
+    _SERVER._forkserver_address = address
+    _SERVER._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+    _SERVER.ensure_running = multiprocessing.resource_tracker.ensure_running
 
 
 def run_processes(function: Callable[..., None], number: int, *arguments: Any) -> None:

@@ -1,6 +1,7 @@
 """A copy of MLflow's tables for each new SQLite file, since creating them takes a second."""
 
 import contextlib
+import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ _TABLES = "TESTS_TABLES"  # the file to copy; processes inherit its name
 
 @contextlib.contextmanager
 def copied_tables(folder: Path | None = None) -> Iterator[None]:
-    """Copy the tables in the body, which this process makes in the folder when it first needs them.
+    """Copy the tables in the body, which the first process that needs them makes in the folder.
 
     Without a folder: those of the process that started this one, if there are any yet.
     """
@@ -31,9 +32,11 @@ def _create(uri: str) -> None:
     if file.stat().st_size or not first.suffix:
         create_tables(uri)
         return
-    if not first.exists():
-        made = first.with_suffix(f".{os.getpid()}")
-        create_tables(f"sqlite:///{made}")
-        made.replace(first)
+    with first.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not first.exists():
+            made = first.with_suffix(".made")
+            create_tables(f"sqlite:///{made}")
+            made.replace(first)
     with contextlib.closing(sqlite3.connect(first)) as source, contextlib.closing(sqlite3.connect(file)) as copy:
         source.backup(copy)

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,12 @@ QUIET = {
 _SERVE, NODE, _PYTHON = "serve", "node", "python"
 _LIBRARY = "torch._dynamo"
 # Ray reads the environment when it is imported, and the node gives its workers another environment.
-_RAY = ("ray._private.workers.default_worker", "ray.train.torch", "ray.train.v2._internal.execution.controller")
+_RAY = (
+    "ray._private.workers.default_worker",
+    "ray.train.torch",
+    "ray.train.v2._internal.execution.controller",
+    "pydantic.v1.fields",  # for the serializers of every worker
+)
 _CONCORD = (
     "concord.tracking.store",
     "concord.runs.ray_train",
@@ -171,6 +177,9 @@ def work(words: list[str], connection: socket.socket) -> NoReturn:
     It ends like a forked process, without finalizing modules.
     """
     os.setsid()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        # PyTorch would take back hundreds of operators, one by one.
+        finalizer.atexit &= finalizer.peek()[1] is not sys.modules["torch.library"]._del_library
     try:
         if words[0] == _PYTHON:
             _, _, module, *sys.argv[1:] = words

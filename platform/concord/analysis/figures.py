@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart with every kind of colour vision.
@@ -64,6 +65,9 @@ def finish(axes: Axes, **legend: Any) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure as a PNG of 150 dots an inch, making the folder; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A layout engine has used the space; "tight" would draw everything twice.
-    figure.savefig(path, dpi=150, bbox_inches=None if figure.get_layout_engine() else "tight")
+    if figure.get_layout_engine() is None:
+        figure.savefig(path, dpi=150, bbox_inches="tight")
+    else:  # savefig would write the same bytes, after drawing everything once more for the layout
+        figure.set_dpi(150)
+        FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
     return path

@@ -45,9 +45,11 @@ def import_mlflow() -> Any:
     import mlflow
 
     if level_is_ours:  # MLflow may have been imported before, with its default level
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        # This logger prints a traceback of every database error, which is also raised.
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+        # The second prints a traceback of every database error, which is also raised.
+        for name, level in (("mlflow", logging.WARNING), ("mlflow.store.db.utils", logging.CRITICAL)):
+            logger = logging.getLogger(name)
+            if logger.level != level:  # setting it clears what all loggers have cached
+                logger.setLevel(level)
     return mlflow
 
 
