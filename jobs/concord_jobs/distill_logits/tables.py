@@ -42,7 +42,7 @@ rows: dict[str, dict[str, Any]] = {
 comparisons = {
     "fig-4.4": Comparison(
         rows,
-        seeds=5,
+        seeds=10,
         first_seed=1,
         columns={
             "epoch 16": "ood_kl",

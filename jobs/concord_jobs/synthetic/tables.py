@@ -116,6 +116,8 @@ comparisons = {
             "and-mask, variance 1": {**PRINTED, "shortcut_scale": 1.0},
             "and-mask, code": PUBLISHED,
             "and-mask, code, two falls": {**PUBLISHED, "milestones": (0.5, 0.75)},
+            "and-mask, code, one output": {**PUBLISHED, "one_logit": True},
+            "and-mask, code, two falls, one output": {**PUBLISHED, "milestones": (0.5, 0.75), "one_logit": True},
         },
         seeds=10,
         columns=columns,
