@@ -232,7 +232,7 @@ def test_the_workers_of_a_data_loader_read_what_is_read_here(made: Path) -> None
         ({"trajectories": 0}, "--trajectories 0: must be at least 1"),
         ({"test_trajectories": -1}, "--test-trajectories -1: must not be negative"),
         ({"shard_size": 0}, "--shard-size 0: must be at least 1"),
-        ({"size": 48}, "--size 48: must be one of 64, 32"),
+        ({"size": 48}, "size=48: must be one of 64, 32"),
         ({"seed": -1}, "--seed -1: must be from 0 to 4294967295"),
         ({"seed": 2**32}, "--seed 4294967296: must be from 0 to 4294967295"),
         ({"tasks": 0}, "--tasks 0: must be at least 1"),
