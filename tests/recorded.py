@@ -26,3 +26,8 @@ class Kept(Silent):
 
 def without_time(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name != "steps_per_second"}
+
+
+def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that a trial reports and that do not depend on the machine's speed."""
+    return {name: value for name, value in without_time(metrics).items() if "/" not in name}

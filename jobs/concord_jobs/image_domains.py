@@ -14,9 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from concord.environments import from_image_folder
+from concord.environments import Environments, from_image_folder
 from concord.environments.datasets import Transform
-from concord.environments.image_folder import ImageEnvironments
 from concord.errors import ArgumentError, InputError, first_line
 from concord.models.pixels import Pixels
 from concord.options import OptionGroup, group
@@ -166,7 +165,7 @@ def augmentation(size: int) -> Transform:
 
 
 @functools.lru_cache(maxsize=1)
-def _images(options: DomainOptions) -> ImageEnvironments:
+def _images(options: DomainOptions) -> Environments:
     assert options.data is not None
     return from_image_folder(
         options.data,
@@ -178,16 +177,18 @@ def _images(options: DomainOptions) -> ImageEnvironments:
     )
 
 
-def environments(config: ImageDomainsConfig) -> ImageEnvironments:
+def environments(config: ImageDomainsConfig) -> Environments:
     """An environment for each domain; the folder is listed once in each process."""
     return _images(config.domains)
 
 
 def model(config: ImageDomainsConfig) -> nn.Module:
     """The network, with a new last layer for the folder's classes."""
-    options, classes = config.vision, len(_images(config.domains).classes)
+    options, classes = config.vision, _images(config.domains).classes
+    assert classes is not None
     sizes = {"image_size": config.domains.image_size} if options.network == "vit-b-16" else {}
-    network: nn.Module = getattr(torchvision().models, options.network.replace("-", "_"))(num_classes=classes, **sizes)
+    make = getattr(torchvision().models, options.network.replace("-", "_"))
+    network: nn.Module = make(num_classes=len(classes), **sizes)
     if options.weights is not None:
         load_weights(network, options.weights, HEADS[options.network], options.network)
     return VisionNetwork(network, options.frozen)

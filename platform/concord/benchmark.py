@@ -5,18 +5,22 @@ is measured. ``concord bench`` runs those of the project; the slow ones (minutes
 """
 
 import importlib
+import json
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import concord
 from concord.errors import InputError
 
 _LONG = "long"
+_MEASURED = "measured.json"
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,29 @@ def interleaved(
     pairs = [(seconds(measured), seconds(reference)) for _ in range(warmup + repeats)][warmup:]
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), ratio
+
+
+def in_gloo_group(measure: Callable[[], list[Any]], processes: int) -> list[Any]:
+    """The first process's result, nested lists of numbers, of a function called in every process of a gloo group."""
+    from torch.multiprocessing.spawn import spawn
+
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_in_process, (processes, Path(folder), measure), nprocs=processes)
+        measured: list[Any] = json.loads((Path(folder) / _MEASURED).read_text())
+        return measured
+
+
+def _in_process(rank: int, processes: int, folder: Path, measure: Callable[[], list[Any]]) -> None:
+    import torch.distributed as dist
+
+    from concord.training.process import tune_process
+
+    tune_process(threads=1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=processes)
+    measured = measure()
+    if rank == 0:
+        (folder / _MEASURED).write_text(json.dumps(measured))
+    dist.destroy_process_group()
 
 
 def benchmarks_folder() -> Path:

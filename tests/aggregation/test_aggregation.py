@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bitwise import bitwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -85,10 +86,6 @@ def reference(name: str, gradients: Tensor, threshold: Fraction, steepness: floa
         value.append(update)
         kept.append(mask)
     return torch.tensor(value, dtype=torch.float64), torch.tensor(kept, dtype=torch.float64)
-
-
-def bitwise(found: Tensor, expected: Tensor) -> None:
-    assert_close(found, expected, rtol=0, atol=0)
 
 
 # Order and placement

@@ -2,22 +2,17 @@
 environments' momentum, and with PCGrad; FSDP2 with the AND-mask."""
 
 import functools
-import os
-import socket
-import tempfile
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation import AndMask, PCGrad
-from concord.benchmark import Row, interleaved
+from concord.benchmark import Row, in_gloo_group, interleaved
 from concord.gradients import register_aggregation, register_aggregation_hook
-from concord.training.process import tune_process
 
 PROCESSES, BATCH, WIDTH, LAYERS = 4, 128, 1024, 6
 
@@ -40,10 +35,7 @@ def _sharded() -> nn.Module:
     return model
 
 
-def _measure(rank: int, port: int, result: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    tune_process(threads=1)
-    dist.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+def _measure() -> list[Any]:
     inputs, targets = torch.randn(BATCH, WIDTH), torch.randint(0, 200, (BATCH,))
     replicas = [DistributedDataParallel(_network()) for _ in range(4)]
     register_aggregation_hook(replicas[0], AndMask(0.8))
@@ -59,24 +51,15 @@ def _measure(rank: int, port: int, result: str) -> None:
         optimizers[which].step()
 
     steps = [functools.partial(step, which) for which in range(len(models))]
-    measured = [
+    return [
         interleaved(steps[one], steps[other], repeats=25, warmup=5, synchronize=dist.barrier)
         for one, other in ((0, 1), (2, 0), (3, 1), (4, 5))
     ]
-    if rank == 0:
-        torch.save(torch.tensor(measured), result)
-    dist.destroy_process_group()
 
 
 def rows() -> list[Row]:
     """A row for each rule."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        result = str(Path(folder) / "measured.pt")
-        spawn(_measure, (port, result), nprocs=PROCESSES)
-        (hooked, plain, ratio), momentum, weighted, sharded = torch.load(result, weights_only=True).tolist()
+    (hooked, plain, ratio), momentum, weighted, sharded = in_gloo_group(_measure, PROCESSES)
     parameters = sum(parameter.numel() for parameter in _network().parameters())
     setting = f"{PROCESSES} gloo processes, {parameters / 1e6:.1f} M parameters"
     name = f"DDP step with the AND-mask hook, {setting}"

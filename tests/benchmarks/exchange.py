@@ -1,21 +1,16 @@
 """Ways for 4 gloo processes to aggregate 6.5 million components with the AND-mask, against a plain all-reduce."""
 
-import os
-import socket
-import tempfile
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from concord.aggregation import AndMask, sum_over_environments
-from concord.benchmark import Row, interleaved
+from concord.benchmark import Row, in_gloo_group, interleaved
 from concord.gradients.exchange import Processes, SliceExchange, complete
 from concord.gradients.layout import Layers
 from concord.gradients.step import Aggregation
-from concord.training.process import tune_process
 
 PROCESSES, COMPONENTS, BLOCK = 4, 6_500_000, 1 << 16
 CANDIDATES = (
@@ -27,11 +22,8 @@ CANDIDATES = (
 )
 
 
-def _measure(rank: int, port: int, result: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    tune_process(threads=1)
-    dist.init_process_group("gloo", rank=rank, world_size=PROCESSES)
-    rule, width = AndMask(0.8), COMPONENTS // PROCESSES
+def _measure() -> list[Any]:
+    rule, width, rank = AndMask(0.8), COMPONENTS // PROCESSES, dist.get_rank()
     gradient, out, got = torch.randn(COMPONENTS), torch.empty(COMPONENTS), torch.empty(PROCESSES, width)
     slices = list(out.split(width))
 
@@ -75,25 +67,15 @@ def _measure(rank: int, port: int, result: str) -> None:
         as_in_sources,
     )
     plain = torch.randn(COMPONENTS)
-    measured = [
+    return [
         interleaved(function, lambda: dist.all_reduce(plain), repeats=12, synchronize=dist.barrier)
         for function in functions
     ]
-    if rank == 0:
-        torch.save(torch.tensor(measured), result)
-    dist.destroy_process_group()
 
 
 def rows() -> list[Row]:
     """A row for each way."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        result = str(Path(folder) / "measured.pt")
-        spawn(_measure, (port, result), nprocs=PROCESSES)
-        measured = torch.load(result, weights_only=True).tolist()
     return [
         Row(name, seconds, "plain all-reduce", reference, ratio, "≤ 1.35 for the last, which is used")
-        for name, (seconds, reference, ratio) in zip(CANDIDATES, measured, strict=True)
+        for name, (seconds, reference, ratio) in zip(CANDIDATES, in_gloo_group(_measure, PROCESSES), strict=True)
     ]

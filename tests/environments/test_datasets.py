@@ -8,11 +8,11 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from bitwise import bitwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
-from torch.testing import assert_close
 from torch.utils.data import Dataset, IterableDataset
 
 from concord.environments import BatchStream, Environments, ExampleSource, from_dataset
@@ -43,10 +43,6 @@ def noisy(sizes: list[int], **options: Any) -> Environments:
 def stream(environments: Environments, batch_size: int, **options: Any) -> BatchStream:
     pairs = environments.split(environments.train, 0.0, seed=3)
     return BatchStream([pair.training for pair in pairs], batch_size, seed=1, **options)
-
-
-def bitwise(found: Any, expected: Any) -> None:
-    assert_close(found, expected, rtol=0, atol=0)
 
 
 @settings(max_examples=5, deadline=None)  # each starts processes

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from bitwise import bitwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -39,10 +40,6 @@ from concord.errors import InputError
 from concord_jobs.synthetic.spirals import Spirals
 
 claim = settings(max_examples=40, deadline=None)
-
-
-def bitwise(found: Tensor, expected: Tensor) -> None:
-    assert_close(found, expected, rtol=0, atol=0)
 
 
 def numbered(name: str, size: int) -> Environment:

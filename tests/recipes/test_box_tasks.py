@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_sharded import write as write_shards
 from torch.utils.data import DataLoader
 
 from concord.cli import main
-from concord.environments.sharded import FORMAT, SPLITS, RowGroupData, ShardedData, shard_of
+from concord.environments.sharded import SPLITS, RowGroupData, ShardedData
 from concord.errors import InputError
-from concord.storage.checksum import file_checksum
 from concord.training import load_job
 from concord_jobs.box2d.data import make_trajectories
 from concord_jobs.box2d.trajectories import Trajectories, TrajectoryTask
@@ -191,18 +191,13 @@ def test_the_command_makes_the_data_and_says_what_they_are(
 
 def test_reading_takes_the_memory_of_one_trajectory_not_of_the_data(tmp_path: Path) -> None:
     frames = np.zeros((40, 3, 64, 64), np.uint8)
-    shards = []
+    shards: list[list[RowGroupData]] = []
     for shard in range(4):
-        parts = []
+        shards.append([])
         for number in range(8):
             frames[1:, :, shard, number] = number + 1
-            parts.append(RowGroupData({"frames": frames.copy()}, {"label": 0}))
-        content, groups = shard_of(parts)
-        path = tmp_path / f"part-{shard}.parquet"
-        path.write_bytes(content)
-        shards.append({"file": path.name, "split": "train", "sha256": file_checksum(path), "groups": groups})
-    manifest = {"format": FORMAT, "data": "made", "options": {}, "files": 4, "shards": shards}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+            shards[-1].append(RowGroupData({"frames": frames.copy()}, {"label": 0}))
+    write_shards(tmp_path, *shards)
     dataset = Trajectories(ShardedData(tmp_path, "made"), "train")
     one, most, before = frames.nbytes, 0, pa.total_allocated_bytes()
     for number in range(len(dataset)):
@@ -232,7 +227,7 @@ def test_the_workers_of_a_data_loader_read_what_is_read_here(made: Path) -> None
         ({"trajectories": 0}, "--trajectories 0: must be at least 1"),
         ({"test_trajectories": -1}, "--test-trajectories -1: must not be negative"),
         ({"shard_size": 0}, "--shard-size 0: must be at least 1"),
-        ({"size": 48}, "--size 48: must be one of 64, 32"),
+        ({"size": 48}, "size=48: must be one of 64, 32"),
         ({"seed": -1}, "--seed -1: must be from 0 to 4294967295"),
         ({"seed": 2**32}, "--seed 4294967296: must be from 0 to 4294967295"),
         ({"tasks": 0}, "--tasks 0: must be at least 1"),

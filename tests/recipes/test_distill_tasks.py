@@ -571,7 +571,6 @@ def test_data_of_another_simulator_are_refused(data: Path) -> None:
 REFUSED_PARTS: dict[str, tuple[Callable[[], Any], str]] = {
     "no returns": (lambda: ReturnBins(np.zeros(0)), r"returns \(0,\): expected \(examples,\), at least one"),
     "a return of NaN": (lambda: ReturnBins(np.array([1.0, np.nan])), "all of them finite"),
-    "an unknown simulator": (lambda: simulate("Ant", "train", 0, 0, 1), "simulator=Ant: must be one of Swimmer"),
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from command_line import Concord
 from forked import Command
 from photographs_folder import write_photographs
+from recorded import comparable
 
 from concord.environments import Environments
 from concord.record import read_events
@@ -32,10 +33,6 @@ def images(tmp_path: Path) -> Path:
 @pytest.fixture
 def job() -> Job[Any]:
     return load_job(str(FILE)).job
-
-
-def comparable(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if "/" not in name and name != "steps_per_second"}
 
 
 def test_metrics_are_equal_with_any_number_of_readers(job: Job[Any], images: Path) -> None:

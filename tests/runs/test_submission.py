@@ -220,6 +220,7 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: must have letters, digits"),
         (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),
         (["tune", "synthetic", "--resume"], "--resume: the same --name continues a study"),
+        (["tune", "synthetic", "--workers", "2", "--min-workers", "1"], "--min-workers 1: a trial that loses its"),
         (["tune", "synthetic", "--method", "none"], "--method none: "),
         (["tune", "synthetic", "--space", "/nowhere/space.toml"], "/nowhere/space.toml: lies outside the working"),
     ],

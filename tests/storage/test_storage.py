@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import s3_server
 from mlflow_server import Server
-from recorded import without_time
+from recorded import comparable, without_time
 from s3_server import BUCKET
 from test_images import write_mnist
 from test_study_parts import part_of_a_run
@@ -131,6 +131,13 @@ def upload(storage: s3_server.Server, folder: Path, prefix: str) -> Path:
     return ADDRESS / prefix
 
 
+def refusal(capsys: pytest.CaptureFixture[str], output: str, *words: str) -> str:
+    """The error of a training with this folder at the address."""
+    given = ["train", str(JOBS / "shared_rule.py"), "--output", str(ADDRESS / output), *words, "--json"]
+    assert main(given) == 2
+    return str(json.loads(capsys.readouterr().out)["error"])
+
+
 # --- addresses
 
 
@@ -175,19 +182,14 @@ def test_a_storage_that_does_not_answer_is_refused(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     for name in ([], ["--name", "x", "--resume"]):
-        words = ["train", str(JOBS / "shared_rule.py"), "--output", str(ADDRESS / "x"), *name, "--json"]
-        assert main(words) == 2
-        error = json.loads(capsys.readouterr().out)["error"]
-        assert "no storage answers at http://127.0.0.1:9" in error
+        assert "no storage answers at http://127.0.0.1:9" in refusal(capsys, "x", *name)
 
 
 def test_an_output_elsewhere_needs_a_tracking_server(
     storage: s3_server.Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for tracking in ([], ["--tracking-uri", "postgresql://127.0.0.1:9/x"]):
-        words = ["train", str(JOBS / "shared_rule.py"), "--output", str(ADDRESS / "untracked"), *tracking, "--json"]
-        assert main(words) == 2
-        error = json.loads(capsys.readouterr().out)["error"]
+        error = refusal(capsys, "untracked", *tracking)
         assert error.startswith(f"--output s3://{BUCKET}/untracked: MLflow cannot keep its store there"), error
     assert storage.keys("untracked") == []
 
@@ -425,7 +427,7 @@ def test_a_run_at_an_address_is_the_run_in_a_folder_metric_for_metric(
     config = job.job.config.with_options(**OPTIONS, output=ADDRESS / "whole", name="there", tracking_uri=server.uri)
     there: RunResult = run(job, config, lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
-    assert without_time(there.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
+    assert without_time(there.metrics) == comparable(metrics)
     store = Store.open(tmp_path, server.uri)
     points = in_mlflow(store, there.run_id, {name for name, _ in logged})
     assert points == sorted((name, step, value) for (name, step), value in logged.items())
@@ -504,7 +506,7 @@ def test_a_lost_machines_run_ends_elsewhere_with_every_metric_once(
     assert f"lost/runs/hit/{EVENTS}" in storage.keys("lost")
     report = result(command([*words, "--resume"], tmp_path / "two", storage))
     metrics, logged = trained_here("shared_rule.py", **options)
-    assert without_time(report["metrics"]) == {name: value for name, value in metrics.items() if "/" not in name}
+    assert without_time(report["metrics"]) == comparable(metrics)
     assert continued(store, report["run_id"], {name for name, _ in logged}) == logged
 
 
@@ -537,7 +539,7 @@ def test_a_lost_machines_study_resumes_elsewhere_with_missing_trials(
     for ended in after.ended("trial"):
         options = {name: value for name, value in ended.run.point.items() if name != "penalty"}
         metrics, _ = trained_here("tiny_study.py", epochs=4, **options)
-        assert without_time(ended.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
+        assert without_time(ended.metrics) == comparable(metrics)
     store = Store.open(tmp_path, server.uri)
     children = tracked_runs(store, "tiny-study-studies", finished_only=False)
     keys = [each.tags["concord.task"] for each in children if "concord.task" in each.tags]
@@ -570,7 +572,7 @@ def test_a_storage_lost_in_mid_run_fails_it_in_one_line_until_resumed(
     storage.start()
     report = run(job, job.job.config.with_options(**option_values(config) | {"resume": True}), lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
-    assert without_time(report.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
+    assert without_time(report.metrics) == comparable(metrics)
     assert continued(Store.open(tmp_path, server.uri), report.run_id, {name for name, _ in logged}) == logged
 
 

@@ -23,6 +23,7 @@ import pytest
 import ray
 import torch
 from forked import Command
+from recorded import comparable
 from test_run import children_named, recorded_checkpoints
 from tracked import points_of, tracked_runs
 from waiting import wait_for
@@ -86,11 +87,6 @@ def points(result: StudyResult) -> list[dict[str, Any]]:
 
 def in_order(result: StudyResult) -> list[EndedRun]:
     return sorted([*result.finished, *result.failed], key=lambda each: each.run.trial)
-
-
-def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that a trial reports and that do not depend on the machine's speed."""
-    return {name: value for name, value in metrics.items() if "/" not in name and name != "steps_per_second"}
 
 
 def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:

@@ -47,11 +47,8 @@ class TrajectoryOptions(MakingOptions):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        for option, least in (
-            ("trajectories", 1), ("validation_trajectories", 0), ("test_trajectories", 0), ("shard_size", 1),
-        ):  # fmt: skip
-            expected = f"must be at least {least}" if least else "must not be negative"
-            self.require(option, getattr(self, option) >= least, expected)
+        self.require_at_least(1, "trajectories", "shard_size")
+        self.require_at_least(0, "validation_trajectories", "test_trajectories")
         self.require("seed", 0 <= self.seed <= _LARGEST_SEED, f"must be from 0 to {_LARGEST_SEED}")
 
 

@@ -10,15 +10,14 @@ the worst environment is at least half of the largest that label noise permits w
 ``--stop-spread`` must have reached it.
 """
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from concord.environments import Environments, ImageDataset, image_dataset
+from concord.environments import Environments
+from concord.environments.image_options import ImageOptions
 from concord.models import MLP, Pixels
 from concord.models.mlp_options import MLPOptions
 from concord.objectives import MetaIRM
@@ -53,15 +52,9 @@ class ColoredMNISTConfig(TrainConfig):
         self.require("similarity", compared, "compares with the first of --observed-flips; give one")
 
 
-@functools.lru_cache(maxsize=1)
-def digits(data_dir: Path | None) -> ImageDataset:
-    """MNIST, read once a process."""
-    return image_dataset("mnist", data_dir)
-
-
 def environments(config: ColoredMNISTConfig) -> Environments:
     """The coloured digits."""
-    data, colours = digits(config.data.data_dir), option_values(config.colours)
+    data, colours = ImageOptions(data="mnist").images(config.data.data_dir), option_values(config.colours)
     examples = round(config.examples / (1 - config.data.held_out))
     most = len(data.train) // len(config.colours.flips)
     expected = f"with --held-out {config.data.held_out:g} that is {examples} for each environment; {most} are there"

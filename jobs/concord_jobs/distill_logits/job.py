@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from concord.distillation import Distillation, TeacherOptions, Teaching, divergence, with_privileged
+from concord.environments.collection import generator_for
 from concord.objectives import Objective
 from concord.options import group
 from concord.training import Job, Measure, TrainConfig
-from concord_jobs.distillation.taught import generator_of, student_environments, training_parts
+from concord_jobs.distillation.taught import student_environments, training_parts
 
 DIMENSIONS, CLASSES, PRIVILEGED = 128, 4, 32
 
@@ -49,7 +50,8 @@ class LogitsConfig(TrainConfig):
 
 def mixings(config: LogitsConfig) -> tuple[Tensor, Tensor]:
     """A ``(classes, dimensions)``, times --logit-scale, and B ``(privileged, classes)``, drawn by the seed."""
-    generator = generator_of(config, "mixing")
+    # Named, since with the seed itself a generator would draw the numbers of the student's first weights.
+    generator = generator_for(config.run.seed, "mixing")
     hidden = 2 * torch.rand(CLASSES, DIMENSIONS, generator=generator) - 1
     shown = 2 * torch.rand(PRIVILEGED, CLASSES, generator=generator) - 1
     return config.logit_scale * hidden / DIMENSIONS**0.5, shown / CLASSES**0.5
@@ -61,7 +63,7 @@ def examples(config: LogitsConfig, purpose: str) -> tuple[Tensor, Tensor]:
     The logits are only for measuring. Outside training x* is unknown, and 0.
     """
     hidden, shown = mixings(config)
-    generator = generator_of(config, purpose)
+    generator = generator_for(config.run.seed, purpose)
     count = config.examples if purpose == "train" else 1000
     inputs = torch.randn(count, DIMENSIONS, generator=generator)
     logits = inputs @ hidden.T

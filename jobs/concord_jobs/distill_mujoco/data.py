@@ -10,14 +10,7 @@ from concord.environments.sharded import RowGroupData, ShardedData, data_folder
 from concord.errors import ArgumentError
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 from concord.storage import display_path
-from concord_jobs.distill_mujoco.simulator import (
-    MujocoTrajectories,
-    Simulator,
-    Split,
-    check_simulator,
-    require_mujoco,
-    simulate,
-)
+from concord_jobs.distill_mujoco.simulator import MujocoTrajectories, Simulator, Split, require_mujoco, simulate
 
 _DATA = "distill-mujoco"
 _SHARD = 1000  # examples in a file
@@ -48,7 +41,6 @@ class ReturnOptions(MakingOptions):
     def check(self) -> None:
         """Validate options."""
         super().check()
-        check_simulator(self.simulator)
         self.require_at_least(1, "examples", "test_examples", "validation_examples")
         self.require_at_least(0, "seed")
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from concord.distillation import Distillation, TeacherOptions, Teaching, with_privileged
+from concord.environments.collection import generator_for
 from concord.objectives import Objective
 from concord.options import group
 from concord.training import Job, Measure, TrainConfig
-from concord_jobs.distillation.taught import generator_of, student_environments, training_parts
+from concord_jobs.distillation.taught import student_environments, training_parts
 from concord_jobs.distillation.two_classes import binary_accuracy, binary_loss
 
 TAUGHT = 32  # units of the student's first layer
@@ -44,8 +45,9 @@ class XorConfig(TrainConfig):
 
 def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
     """Inputs, and targets with x*; outside training x* is unknown, and 0."""
-    mixing = 2 * torch.rand(2, config.dimensions, generator=generator_of(config, "mixing")) - 1
-    generator = generator_of(config, purpose)
+    # Named, since with the seed itself a generator would draw the numbers of the student's first weights.
+    mixing = 2 * torch.rand(2, config.dimensions, generator=generator_for(config.run.seed, "mixing")) - 1
+    generator = generator_for(config.run.seed, purpose)
     count = config.examples if purpose == "train" else 1000
     inputs = torch.randn(count, config.dimensions, generator=generator)
     signs = 2.0 * torch.randint(0, 2, (count, 2), generator=generator) - 1

@@ -14,7 +14,7 @@ from concord.space import Value
 from concord.training import Data
 from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
 from concord_jobs.box2d.trajectory_job import COMMON, TrajectoryConfig, trajectory_job
-from concord_jobs.room_runner.simulator import SIZES, RoomRunner
+from concord_jobs.room_runner.simulator import RoomRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,6 @@ class RoomRunnerOptions(TrajectoryOptions):
     def task(self) -> RoomRunner:
         """Room runner in that size."""
         return RoomRunner(size=self.size, perturbed=self.perturbed)
-
-    def check(self) -> None:
-        """Validate options."""
-        super().check()
-        self.require("size", self.size in SIZES, f"must be one of {', '.join(map(str, SIZES))}")
 
 
 # The results of the thesis' search, by study; it had no study with a stride of 3.

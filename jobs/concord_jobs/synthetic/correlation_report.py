@@ -9,7 +9,7 @@ from typing import Any
 from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments import BatchStream
-from concord.errors import ArgumentError
+from concord.options import OptionGroup
 from concord_jobs.synthetic.correlations import Correlation, gradient_correlations, summarize, write_correlations
 from concord_jobs.synthetic.figures import correlation_figure
 from concord_jobs.synthetic.network import network
@@ -17,7 +17,7 @@ from concord_jobs.synthetic.spirals import MECHANISM_DIMENSIONS, Spirals
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrelationReport:
+class CorrelationReport(OptionGroup):
     """Correlate masked gradients with those of the mechanism and of the shortcuts (Fig. 7)."""
 
     # fmt: off
@@ -40,9 +40,7 @@ class CorrelationReport:
 
 def report_correlations(options: CorrelationReport, info: Callable[[str], None]) -> Mapping[str, Any]:
     """Measure them, draw them, and keep them as ``correlation.csv``."""
-    for option in ("seeds", "environments", "batch_size"):
-        if getattr(options, option) < 1:
-            raise ArgumentError(option, getattr(options, option), "must be at least 1")
+    options.require_at_least(1, "seeds", "environments", "batch_size")
     data = Spirals(
         examples=options.batch_size,
         environments=options.environments,

@@ -274,10 +274,10 @@ def check_command(command: JobCommand) -> str:
     else:
         options.study.check()
         config, method = options.config, options.study.method or "study"
-        if config.run.resume:
-            raise InputError("--resume: the same --name continues a study; leave --resume out")
+        from concord.studies.plan import check_group
         from concord.studies.spaces import chosen_study
 
+        check_group(config, "study")
         chosen_study(job.job.studies, options.study, config)
     config.check()
     # Many may be submitted in one second without seeing each other's folders.

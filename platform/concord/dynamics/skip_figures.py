@@ -1,7 +1,7 @@
 """Figures of adaptive skips: sequences beside their predictions, timelines, rollouts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -11,22 +11,13 @@ from torch.utils import _pytree as pytree
 
 from concord.analysis.figures import BLUE, one_panel
 from concord.analysis.trajectory_figures import as_bytes
-from concord.dynamics import SkipOptions, rollout, unroll
+from concord.dynamics import rollout, unroll
 from concord.errors import InputError
 
 _DRAWN, _SHOWN = 12, 24  # sequences; frames of one
 
 
-class WithSkips(Protocol):
-    """The options of a job on sequences."""
-
-    @property
-    def skips(self) -> SkipOptions:
-        """The matching of predictions."""
-        ...
-
-
-def skip_figures(job: Any, config: WithSkips, outcome: Any, model: nn.Module) -> Mapping[str, Figure | Tensor]:
+def skip_figures(job: Any, config: Any, outcome: Any, model: nn.Module) -> Mapping[str, Figure | Tensor]:
     """Draw the skips of a trained model on sequences that did not train it; for a job's ``figures``.
 
     The figures show the matched frames of the predictions (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the

@@ -54,22 +54,6 @@ class ImageFolder:
             raise InputError(f"{path}: cannot be read as an image ({first_line(error)}); remove it") from error
 
 
-class ImageEnvironments(Environments):
-    """The domains of a folder of images.
-
-    Args:
-        domains: their data.
-        classes: the names of the classes, in the order of the targets.
-        version: of the files.
-    """
-
-    classes: tuple[str, ...]
-
-    def __init__(self, domains: Environments, classes: tuple[str, ...], version: str) -> None:
-        super().__init__(lambda name: domains[name].source, **domains.by_purpose(), version=version)
-        self.classes = classes
-
-
 def from_image_folder(
     folder: str | Path,
     *,
@@ -78,7 +62,7 @@ def from_image_folder(
     test: Sequence[str] = (),
     augment: Transform | None = None,
     skip_unreadable: bool = False,
-) -> ImageEnvironments:
+) -> Environments:
     """Environments from a folder with ``DOMAIN/CLASS/IMAGE``: an environment for each domain.
 
     Inputs are uint8 ``(3, height, width)``, targets the numbers of the classes. Images are read a batch at a time. At
@@ -110,7 +94,7 @@ def from_image_folder(
     names, version = _readable(shown, folder, names, skip_unreadable)
     classes = _shared_classes(shown, _classes(names), train)
     images = ImageFolder(folder, names, classes)
-    environments = from_dataset(
+    domains = from_dataset(
         images,
         [name.split("/")[0] for name in names],
         targets=images.labels,
@@ -119,7 +103,9 @@ def from_image_folder(
         transform=_Resized(size, None),
         train_transform=_Resized(size, augment),
     )
-    return ImageEnvironments(environments, classes, version)
+    environments = Environments(lambda name: domains[name].source, **domains.by_purpose(), version=version)
+    environments.classes = classes
+    return environments
 
 
 def _is_image(name: str) -> bool:

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from concord.aggregation import Rule
 from concord.aggregation.families import masks
-from concord.errors import ArgumentError, InputError
+from concord.errors import ArgumentError, InputError, first_line
 from concord.gradients.buffer_means import BufferMeans
 from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange
@@ -295,7 +295,7 @@ class StackedGradients:
         try:
             return self._sum_vectorized(batch, environments, step)
         except Exception as error:  # vmap cannot take the model
-            problem = str(error).strip().split("\n")[0]
+            problem = first_line(error)
             if _is_out_of_memory(error):
                 together = min(self._chunk, environments)
                 return f"memory does not suffice for {together} at once (give a smaller memory_limit): {problem}"

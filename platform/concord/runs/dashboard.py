@@ -7,7 +7,8 @@ import urllib.request
 from pathlib import Path
 
 ANSWER_SECONDS = 2.0
-_TOKEN = Path("~/.ray/auth_token")
+RAY_TOKEN = Path("~/.ray/auth_token")
+"""The file in which Ray keeps its token."""
 
 
 def running_dashboard() -> str | None:
@@ -56,7 +57,7 @@ def _token_place() -> str:
     """The place of Ray's token, in Ray's order of precedence."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN"
-    return os.environ.get("RAY_AUTH_TOKEN_PATH") or str(_TOKEN)
+    return os.environ.get("RAY_AUTH_TOKEN_PATH") or str(RAY_TOKEN)
 
 
 def _option(words: list[str], name: str) -> str | None:

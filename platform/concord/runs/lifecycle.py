@@ -1,6 +1,7 @@
 """The life of a run or a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -317,7 +318,7 @@ def _track(reserved: Reserved, description: Description, config: Mapping[str, An
     run_id = store.start_run(description.experiment, reserved.name, description.parameters, description.tags)
     try:
         for name, value in {"config.json": config, **description.artifacts}.items():
-            store.log_json(run_id, value, name)
+            store.log_text(run_id, json.dumps(value, indent=2, default=str), name)
         for name, source in sources.items():
             store.log_text(run_id, source, name)
     except BaseException:

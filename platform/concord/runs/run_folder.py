@@ -23,10 +23,14 @@ def run_folder(output: Path, name: str) -> Folder:
     return Folder(output) / "runs" / name
 
 
+def plain_name(job: str, otherwise: str) -> str:
+    """A job's name with plain letters, digits and ``-_.`` alone; ``otherwise`` if it has none of them."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or otherwise
+
+
 def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[str]:
     """A name of job, kind of run and time, at an address with a random part; then the same name with numbers."""
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "run"
-    name = "-".join([plain, *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
+    name = "-".join([plain_name(job, "run"), *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
     # This machine may not reach the address, so it cannot check for a unique name.
     name = f"{name}-{secrets.token_hex(3)}" if is_remote(config.run.output) else name
     return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))

@@ -4,7 +4,6 @@ import dataclasses
 import fnmatch
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from concord.redaction import is_secret, redact_words
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import as_input_error, preflight
 from concord.runs.run import resolved_paths
-from concord.runs.run_folder import recorded_config, restored_config
+from concord.runs.run_folder import plain_name, recorded_config, restored_config
 from concord.runs.tags import run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
@@ -181,7 +180,7 @@ def kept_command(job: JobFile, table: str, given: Mapping[str, Any], values: Map
 
 def comparison_name(job: str, name: str | None) -> str:
     """The given name, or the job's."""
-    return name or re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "comparison"
+    return name or plain_name(job, "comparison")
 
 
 def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from concord.aggregation import AGGREGATORS, COMPARING, RULES
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
-from concord.objectives import ObjectiveName
+from concord.objectives import OBJECTIVES
 from concord.options import OptionGroup, as_words, did_you_mean, group, option_values, options_of
 from concord.record import read_history
 from concord.redaction import is_secret, redact_words
@@ -44,7 +44,7 @@ from concord.training.loop import estimated_seconds
 from concord.training.rule_file import RuleFile
 from concord.training.rule_options import config_with_rule
 
-_OBJECTIVES: tuple[str, ...] = tuple(name for name in get_args(ObjectiveName) if name != "erm")
+_OBJECTIVES = tuple(name for name in OBJECTIVES if name != "erm")
 KNOWN: tuple[str, ...] = (*RULES, *_OBJECTIVES)
 # Any other method must be better than the average.
 USUAL: tuple[str, ...] = ("mean", "and-mask", "t-mask", "vrex", "irm")

@@ -162,13 +162,8 @@ class Store:
         with failures(self.uri, f"keep the files of {path}"):
             log(run_id, str(path), artifact_path)
 
-    def log_json(self, run_id: str, data: object, name: str) -> None:
-        """Write `data` as the JSON artifact `name` (``folder/file.json``) of the run."""
-        with failures(self.uri, f"keep {name}"):
-            self.client.log_dict(run_id, data, name)
-
     def read_json(self, run_id: str, name: str) -> Any:
-        """Read a file of :meth:`log_json`; None if the run has no such file."""
+        """Read a JSON artifact; None if the run has no such file."""
         with failures(self.uri, f"read {name} of run {run_id}"), tempfile.TemporaryDirectory() as folder:
             below = name.rpartition("/")[0] or None
             if name not in {each.path for each in self.client.list_artifacts(run_id, below)}:

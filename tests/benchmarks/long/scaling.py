@@ -10,26 +10,22 @@ docs/scaling.md, which the model computes.
 """
 
 import os
-import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 from weak_scaling import tables
 from weak_scaling.wire_model import Traffic, exchange_traffic, fitted_cost, report_traffic
 
 from concord.aggregation import AggregatorName, aggregator, sum_over_environments
-from concord.benchmark import Row
+from concord.benchmark import Row, in_gloo_group
 from concord.gradients.exchange import Processes, SliceExchange, complete
 from concord.gradients.layout import Layers
 from concord.gradients.step import Aggregation
-from concord.training.process import tune_process
 
 WORKERS = (1, 2, 4, 8)
 COMPONENTS = (10_000, 100_000, 1_000_000, 5_000_000)
@@ -61,10 +57,7 @@ def _step(case: Case) -> Callable[[], object]:
     return step
 
 
-def _measure(rank: int, workers: int, port: int, result: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    tune_process(threads=1)
-    dist.init_process_group("gloo", rank=rank, world_size=workers)
+def _measure() -> list[list[float]]:
     steps = [_step(case) for case in CASES]
     seconds: list[list[float]] = [[] for _ in CASES]
     # In turn, so that other load on the machine affects all cases equally.
@@ -75,19 +68,7 @@ def _measure(rank: int, workers: int, port: int, result: str) -> None:
             step()
             dist.barrier()
             times.append(time.perf_counter() - start)
-    if rank == 0:
-        torch.save(torch.tensor([times[WARMUP:] for times in seconds]), result)
-    dist.destroy_process_group()
-
-
-def _times(workers: int) -> dict[Case, list[float]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        result = str(Path(folder) / "measured.pt")
-        spawn(_measure, (workers, port, result), nprocs=workers)
-        return dict(zip(CASES, torch.load(result, weights_only=True).tolist(), strict=True))
+    return [times[WARMUP:] for times in seconds]
 
 
 def _traffic(case: Case, workers: int) -> Traffic:
@@ -104,7 +85,7 @@ def rows() -> list[Row]:
     times: dict[tuple[Case, int], list[float]] = {(case, workers): [] for workers in WORKERS for case in CASES}
     for _ in range(ROUNDS):  # other load on the machine changes within minutes
         for workers in WORKERS:
-            for case, seconds_of_round in _times(workers).items():
+            for case, seconds_of_round in zip(CASES, in_gloo_group(_measure, workers), strict=True):
                 times[case, workers] += seconds_of_round
     measured = {point: statistics.median(each) for point, each in times.items()}
     held_out = [

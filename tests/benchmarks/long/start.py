@@ -19,17 +19,10 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Start(NamedTuple):
-    """The time that a run took.
-
-    Attributes:
-        seconds, cpu: from the command to the first step.
-        whole_seconds, whole_cpu: from the command to its end.
-    """
+    """The time from the command to the first step."""
 
     seconds: float
     cpu: float
-    whole_seconds: float
-    whole_cpu: float
 
 
 def rows() -> Iterator[Row]:
@@ -49,7 +42,7 @@ def measured(workers: int, *options: str) -> Start:
         words = ["train", "synthetic", "--workers", str(workers), "--epochs", "2", "--name", "run", *options]
         words += ["--output", folder, "--json"]
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        began, clock = time.time(), time.perf_counter()
+        began = time.time()
         with subprocess.Popen(
             [sys.executable, "-m", "concord", *words],
             env=environment,
@@ -61,13 +54,11 @@ def measured(workers: int, *options: str) -> Start:
             while process.poll() is None:
                 usage.look()
                 time.sleep(_EVERY_SECONDS)
-            whole = time.perf_counter() - clock
-            usage.look()
             if process.returncode:
                 assert process.stderr is not None
                 raise RuntimeError(process.stderr.read())
         first = _first_step(Path(folder) / "runs" / "run" / EVENTS)
-        return Start(first - began, usage.until(first), whole, usage.until(time.time()))
+        return Start(first - began, usage.until(first))
 
 
 def _first_step(file: Path) -> float:

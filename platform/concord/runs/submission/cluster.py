@@ -18,7 +18,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 import concord
 from concord.errors import InputError, RunFailedError, last_line
 from concord.process_environment import environment_variables
-from concord.runs.dashboard import running_dashboard
+from concord.runs.dashboard import RAY_TOKEN, running_dashboard
 from concord.runs.submission.package import Package
 from concord.runs.submission.profile import Profile
 
@@ -116,7 +116,7 @@ class Cluster:
             if self.profile.token is None:
                 raise InputError(
                     f"--address {self.address}: the cluster needs a token; give RAY_AUTH_TOKEN, --token-file, "
-                    "or put it into ~/.ray/auth_token"
+                    f"or put it into {RAY_TOKEN}"
                 ) from error
             raise InputError(
                 f"--address {self.address}: the cluster refuses the token of {self.profile.token_source}"

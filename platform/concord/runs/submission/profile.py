@@ -8,9 +8,9 @@ from typing import Any
 
 from concord.errors import InputError
 from concord.redaction import redact
+from concord.runs.dashboard import RAY_TOKEN
 
 PROFILES = Path("~/.config/concord/profiles.toml")
-_RAY_TOKEN = Path("~/.ray/auth_token")
 _KEYS = ("address", "token-file", "tracking-uri", "output", "data-dir")
 
 
@@ -103,7 +103,7 @@ def _token(given: Path | None, of_profile: str | None) -> tuple[str | None, str]
     """The token and its origin."""
     if given is None and os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
-    of_ray = _RAY_TOKEN.expanduser()
+    of_ray = RAY_TOKEN.expanduser()
     sources = {
         "--token-file": given,
         "RAY_AUTH_TOKEN_PATH": os.environ.get("RAY_AUTH_TOKEN_PATH"),
