@@ -289,6 +289,23 @@ def test_wrong_data_found_by_a_worker_leave_nothing_behind(
     assert tracked_runs(Store.open(output, None), "shared-rule", finished_only=False) == []
 
 
+def test_an_example_that_one_worker_cannot_read_ends_the_run_at_once(ray_cluster: None, output: Path) -> None:
+    """The other worker waits for it in a collective, which gives up after half an hour."""
+    raised: list[Exception] = []
+
+    def train() -> None:
+        try:
+            start(output, trouble="unreadable", name="wrong")
+        except Exception as error:
+            raised.append(error)
+
+    training = threading.Thread(target=train, daemon=True)
+    training.start()
+    training.join(120)
+    assert [(type(error), str(error)) for error in raised] == [(InputError, "environment c: an example cannot be read")]
+    assert not (output / "runs" / "wrong").exists()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_non_finite_gradient_fails_the_run_at_once_and_says_where(
     ray_cluster: None, output: Path, workers: int

@@ -129,7 +129,8 @@ def training(
         so_far: updated at every step, for readers in other threads.
 
     Raises:
-        InputError: the data or the checkpoint do not fit; raised in every process.
+        InputError: the data or the checkpoint do not fit, in every process; or a dataset raised it for an example, in
+            the process that reads it.
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
     config = config.resolve()
