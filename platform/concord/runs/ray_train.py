@@ -203,7 +203,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
                 tell("evaluated", **evaluation._asdict())
         tell.finish()
     except (Exception, SystemExit) as error:
-        # One worker may raise what the others do not, such as an example that cannot be read. They wait for it: end them.
+        # A worker may raise alone, as for an example that cannot be read, while others wait for it: end them.
         if isinstance(error, InputError):
             _fail(channel, picklable(error))
         elif isinstance(error, FullDiskError):
