@@ -255,6 +255,29 @@ def test_what_a_store_had_not_taken_is_sent_later_and_nothing_twice(store: Store
     assert logged(store, run_id, "b") == [(1, 1.0)]
 
 
+@pytest.mark.parametrize("lost", ["the last events", "a part of a line"])
+def test_a_cursor_that_does_not_fit_the_events_sends_all_and_nothing_twice(
+    store: Store, run_id: str, tmp_path: Path, lost: str
+) -> None:
+    """As where a machine lost the end of the file, or its storage has an earlier one."""
+    folder = Folder(tmp_path)
+    events_of(tmp_path, *((step, {"a": step}) for step in range(5))).close()
+    assert Mirror(store, run_id, folder).close(10.0) == 0
+    first, *_ = (tmp_path / EVENTS).read_bytes().splitlines(keepends=True)
+    if lost == "the last events":
+        (tmp_path / EVENTS).write_bytes(first)
+    else:
+        append_line(tmp_path / CURSOR, len(first) + 5)
+    events = events_of(tmp_path)
+    mirror = Mirror(store, run_id, folder)
+    for step in range(5, 10):
+        events.append("metrics", step=step, metrics={"a": step})
+    events.append("ended", status="FINISHED")
+    assert mirror.close(10.0) == 0
+    assert logged(store, run_id, "a") == [(step, float(step)) for step in range(10)]
+    assert store.run(run_id).status == "FINISHED"
+
+
 def test_a_killed_process_loses_no_event(store: Store, run_id: str, tmp_path: Path) -> None:
     code = f"""
         import os, pathlib, signal
