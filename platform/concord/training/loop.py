@@ -27,6 +27,7 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.risk import take
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
+from concord.source_file import reason
 from concord.training.checkpoint import (
     TRAINED,
     Progress,
@@ -582,7 +583,7 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, report
             numbers = {name: float(value) for name, value in job.final_measures(config, model).items()}
         measured, left_out = without_clashes(numbers, reported)
     except Exception as error:
-        warnings.warn(f"the job's final measures are missing: {type(error).__name__}: {error}", stacklevel=2)
+        warnings.warn(f"the job's final measures are missing: {reason(error)}", stacklevel=2)
         return {}
     if left_out:
         shown = ", ".join(map(repr, left_out))
