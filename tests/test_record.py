@@ -133,6 +133,23 @@ def test_of_two_events_of_one_step_the_later_counts(tmp_path: Path) -> None:
     assert read_history(Folder(tmp_path))[""] == events.own
 
 
+def test_a_resumed_run_that_ends_earlier_ends_with_its_own_evaluation(tmp_path: Path) -> None:
+    """As where ``--stop-spread`` is reached earlier with another number of workers."""
+    events = events_of(tmp_path)
+    events.append("began", resumed=False)
+    for epoch in (1, 2, 3, 4):
+        events.append("evaluated", epoch=epoch, step=10 * epoch, metrics={"loss": 1 / epoch})
+        if epoch in (1, 4):  # the last one is damaged
+            events.append("checkpoint", name=f"checkpoint_{epoch}", step=10 * epoch)
+    events.append("began", resumed=True)
+    assert list(events.own.evaluations) == [(1, 10), (2, 20), (3, 30), (4, 40)]
+    events.append("evaluated", epoch=2, step=20, metrics={"loss": 0.4})
+    events.append("checkpoint", name="checkpoint_2", step=20)
+    assert events.own.evaluations == {(1, 10): {"loss": 1.0}, (2, 20): {"loss": 0.4}}
+    assert events.own.checkpoints[-1] == "checkpoint_2"
+    assert read_history(Folder(tmp_path))[""] == events.own
+
+
 def test_garbage_in_the_middle_is_refused_by_line_and_changes_nothing(tmp_path: Path) -> None:
     events_of(tmp_path, (1, {"a": 1.0}), (2, {"a": 2.0})).close()
     lines = (tmp_path / EVENTS).read_bytes().splitlines(keepends=True)
@@ -236,6 +253,29 @@ def test_what_a_store_had_not_taken_is_sent_later_and_nothing_twice(store: Store
     assert Mirror(store, run_id, folder).close(10.0) == 0
     assert logged(store, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert logged(store, run_id, "b") == [(1, 1.0)]
+
+
+@pytest.mark.parametrize("lost", ["the last events", "a part of a line"])
+def test_a_cursor_that_does_not_fit_the_events_sends_all_and_nothing_twice(
+    store: Store, run_id: str, tmp_path: Path, lost: str
+) -> None:
+    """As where a machine lost the end of the file, or its storage has an earlier one."""
+    folder = Folder(tmp_path)
+    events_of(tmp_path, *((step, {"a": step}) for step in range(5))).close()
+    assert Mirror(store, run_id, folder).close(10.0) == 0
+    first, *_ = (tmp_path / EVENTS).read_bytes().splitlines(keepends=True)
+    if lost == "the last events":
+        (tmp_path / EVENTS).write_bytes(first)
+    else:
+        append_line(tmp_path / CURSOR, len(first) + 5)
+    events = events_of(tmp_path)
+    mirror = Mirror(store, run_id, folder)
+    for step in range(5, 10):
+        events.append("metrics", step=step, metrics={"a": step})
+    events.append("ended", status="FINISHED")
+    assert mirror.close(10.0) == 0
+    assert logged(store, run_id, "a") == [(step, float(step)) for step in range(10)]
+    assert store.run(run_id).status == "FINISHED"
 
 
 def test_a_killed_process_loses_no_event(store: Store, run_id: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Secrets are recognized by their names in every spelling, and do not appear in the files of runs and studies."""
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concord.cli import main
-from concord.errors import InputError
+from concord.errors import InputError, TrainingFailedError
 from concord.options import option_values
 from concord.record import RECORD, write_record
 from concord.redaction import is_hidden, is_secret, is_secret_file, redact, redact_words, without_secrets
@@ -185,6 +186,44 @@ def test_a_run_leaves_no_secret_behind_and_needs_it_again(
     assert main([*words, "--hub-token", "renewed", "--teacher", GIVEN["teacher"]]) == 0
     assert main([*words, "--hub-token", SECRET, "--teacher", "https://ann:p@elsewhere"]) == 2
     assert SECRET not in capsys.readouterr().err
+
+
+REFUSES = f"""
+ADDRESS = "https://ann:" + {SECRET!r} + "@host"
+
+
+def refuses(*_):
+    raise RuntimeError(ADDRESS + " refuses")
+
+
+class Refuses(torch.nn.Linear):
+    def forward(self, inputs):
+        return refuses() if self.training else super().forward(inputs)
+
+
+job = dataclasses.replace(job, %s)
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [
+        ("model=lambda config: Refuses(4, 2)", "Traceback"),
+        ("figures=refuses", "the job's figures could not be drawn (RuntimeError: https://ann:***@host refuses, line "),
+        ("final_measures=refuses", "the job's final measures are missing: RuntimeError: https://ann:***@host refuses"),
+    ],
+)
+def test_an_error_of_a_jobs_own_code_shows_no_secret(
+    output: Path, job_file: str, part: str, shown: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    source = Path(job_file).read_text()
+    Path(job_file).write_text(f"import dataclasses\n{source}{REFUSES % part}")
+    job, lines = load_job(job_file), list[str]()
+    with contextlib.suppress(TrainingFailedError):
+        run(job, job.job.config.with_options(output=output, name="refused", epochs=1, register=False), lines.append)
+    (line,) = (each for each in [*lines, *(str(each.message) for each in recwarn)] if shown in each)
+    assert "https://ann:***@host refuses" in line
+    assert SECRET not in line
 
 
 def test_a_study_leaves_no_secret_behind_and_needs_it_again(

@@ -11,7 +11,7 @@ The record is the truth; MLflow is a mirror of it, and Ray's own state follows f
 
 ``at`` is in milliseconds since 1970. ``run`` names a run of a group; a single run's folder has none.
 Lines are only appended. A resumed run appends the steps that it repeats, and of two events of one step the later
-one counts.
+one counts. An evaluation also replaces those of later steps that stand before it: a resumed run may end earlier.
 """
 
 import json
@@ -88,7 +88,8 @@ class RunHistory:
                     self.evaluations.clear()
             case "evaluated":
                 moment = (event.fields["epoch"], event.fields["step"])
-                self.evaluations.pop(moment, None)
+                while self.evaluations and next(reversed(self.evaluations)) >= moment:
+                    self.evaluations.popitem()  # of an attempt that was given up; this one may end earlier
                 self.evaluations[moment] = dict(event.fields["metrics"])
             case "checkpoint":
                 name = event.fields["name"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from concord.errors import InputError
+from concord.redaction import redact
 
 
 def read_source(path: Path, refusal: Callable[[str], InputError]) -> str:
@@ -41,17 +42,17 @@ def run_source(path: str, source: str, kind: str, refusal: Callable[[str], Input
     return module
 
 
-def reason(error: BaseException, path: str) -> str:
-    """The exception in one line, with the line number in the file of this path."""
+def reason(error: BaseException, path: str | None = None) -> str:
+    """The exception in one line without secrets, with the line number in the file of this path."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    message = str(error).strip().split("\n")[0]
+    message = redact(str(error).strip().split("\n")[0])
     return type(error).__name__ + (f": {message}" if message else "") + (f", line {lines[-1]}" if lines else "")
 
 
 def own_traceback(error: BaseException, path: str) -> str:
-    """The traceback from the first frame in the file of this path on."""
+    """The traceback from the first frame in the file of this path on, without secrets."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != path:
         frames = frames.tb_next
     shown = traceback.TracebackException(type(error), error, frames or error.__traceback__)
-    return "".join(shown.format(chain=False)).rstrip()
+    return redact("".join(shown.format(chain=False)).rstrip())

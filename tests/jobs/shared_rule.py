@@ -4,10 +4,12 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from concord.environments import Environments
+from concord.environments import Environments, ExampleSource, InMemory
+from concord.errors import InputError
 from concord.storage import append_line
 from concord.training import Job, TrainConfig
 
@@ -22,8 +24,24 @@ class Config(TrainConfig):
     """Seconds that a batch takes longer, so that a test can interfere."""
 
 
+class Unreadable(ExampleSource):
+    """Examples that can be read until the second batch of a training."""
+
+    def __init__(self, examples: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.examples, self.batches = InMemory(examples), 0
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def take(self, examples: slice | torch.Tensor, draw: torch.Tensor | None = None) -> Any:
+        self.batches += draw is not None
+        if self.batches > 1:
+            raise InputError("environment c: an example cannot be read")
+        return self.examples.take(examples)
+
+
 def environments(config: Config) -> Environments:
-    def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(name: str) -> Any:
         generator = torch.Generator().manual_seed(ord(name))
         inputs = torch.randn(80, 4, generator=generator)
         targets = (inputs[:, 0] + inputs[:, 1] > 0).long()
@@ -43,6 +61,8 @@ def environments(config: Config) -> Environments:
                 inputs = 1e30 * inputs
             if config.trouble == "infinite":
                 inputs = torch.full_like(inputs, 3e38)  # finite, but twice that is not
+            if config.trouble == "unreadable":
+                return Unreadable((inputs, targets))
         return inputs, targets
 
     return Environments(load, train=["a", "b", "c"], test=["d"])

@@ -24,7 +24,7 @@ class Config(TrainConfig):
     """Numbers in an example, of which two count."""
     pause: float = 0.0
     """Seconds that a step takes longer, so that a test can interfere."""
-    broken: Literal["no", "raises", "dies", "grows"] = "no"
+    broken: Literal["no", "raises", "exits", "dies", "grows"] = "no"
     """What becomes of a training."""
     misshapen: str = ""
     """Environment whose data do not fit those of the others."""
@@ -57,6 +57,8 @@ class Linear(torch.nn.Linear):
 def model(config: Config) -> torch.nn.Module:
     if config.broken == "raises":
         raise ArithmeticError("this model cannot be made")
+    if config.broken == "exits":
+        raise SystemExit("this model cannot be made")
     if config.broken == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if config.broken == "grows":
@@ -80,7 +82,7 @@ masked = Space(
     }
 )
 averaged = Space({"aggregator": "mean", "lr": LogUniform(1e-3, 1.0)})
-fragile = Space({"broken": Choice("no", "raises", "dies"), "lr": Choice(0.03, 0.3)})
+fragile = Space({"broken": Choice("no", "raises", "exits", "dies"), "lr": Choice(0.03, 0.3)})
 
 job = Job(
     environments=environments,

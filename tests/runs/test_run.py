@@ -20,7 +20,7 @@ from tracked import points_of, tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD, read_events
 from concord.runs.preflight import preflight
 from concord.runs.run import RunResult, run
@@ -119,6 +119,22 @@ def test_mlflow_has_the_data_and_the_job_file(calm: RunResult) -> None:
     assert entry.data.tags["mlflow.source.name"] == "tests/jobs/shared_rule.py"
     source = json.loads(entry.inputs.dataset_inputs[0].dataset.source)["tags"]
     assert source["mlflow.source.git.commit"] == entry.data.tags["mlflow.source.git.commit"]
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_stopped_after_its_training_has_its_data_in_mlflow_once_it_is_resumed(
+    ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("concord.runs.run._finished", stop)
+        with pytest.raises(StoppedError):
+            start(output, name="stopped", epochs=1, workers=workers)
+    done = start(output, name="stopped", epochs=1, workers=workers, resume=True)
+    logged = Store.open(output, None).client.get_run(done.run_id).inputs.dataset_inputs
+    assert {each.dataset.name for each in logged} == {*"abcd", *(f"{name}, held out" for name in "abc")}
 
 
 def test_a_run_that_does_not_register_keeps_its_model(calm: RunResult) -> None:
@@ -287,6 +303,23 @@ def test_wrong_data_found_by_a_worker_leave_nothing_behind(
         start(output, trouble=trouble, name="wrong")
     assert not (output / "runs" / "wrong").exists()
     assert tracked_runs(Store.open(output, None), "shared-rule", finished_only=False) == []
+
+
+def test_an_example_that_one_worker_cannot_read_ends_the_run_at_once(ray_cluster: None, output: Path) -> None:
+    """The other worker waits for it in a collective, which gives up after half an hour."""
+    raised: list[Exception] = []
+
+    def train() -> None:
+        try:
+            start(output, trouble="unreadable", name="wrong")
+        except Exception as error:
+            raised.append(error)
+
+    training = threading.Thread(target=train, daemon=True)
+    training.start()
+    training.join(120)
+    assert [(type(error), str(error)) for error in raised] == [(InputError, "environment c: an example cannot be read")]
+    assert not (output / "runs" / "wrong").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -48,7 +48,7 @@ from concord.storage import (
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
 from concord.studies.unfinished import RunCheckpoints
-from concord.tracking import Store
+from concord.tracking import Mirror, Store
 from concord.training import ProcessContext, Silent, load_job, train
 from concord_jobs.punctuated_sst2.data import SST2
 
@@ -274,6 +274,25 @@ def test_events_up_to_the_last_sync_are_there_on_another_machine(
     elsewhere()
     folder.make()
     assert Events(folder).own == again.own
+
+
+def test_events_that_mlflow_has_and_the_address_lacks_do_not_stop_the_mirror(
+    storage: s3_server.Server, elsewhere: Callable[[], None], store: Store, run_id: str
+) -> None:
+    folder = made("mirrored")
+    events = Events(folder)
+    events.append("metrics", step=1, metrics={"loss": 1.0})
+    events.sync()
+    events.append("metrics", step=2, metrics={"loss": 0.5})
+    assert Mirror(store, run_id, folder).close(10.0) == 0  # which keeps how far it sent them
+    elsewhere()
+    folder.make()
+    events = Events(folder)
+    mirror = Mirror(store, run_id, folder)
+    for step in (3, 4):
+        events.append("metrics", step=step, metrics={"loss": 1 / step})
+    assert mirror.close(10.0) == 0
+    assert points_of(store, run_id, "loss") == [(step, 1 / step) for step in (1, 2, 3, 4)]
 
 
 def test_access_of_another_process_replaces_this_ones_keys_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

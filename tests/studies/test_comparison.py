@@ -31,7 +31,8 @@ from concord.studies.comparison_run import ComparisonResult, read_comparison, ru
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.tables import KeptLine, ResultsTable, as_lines
 from concord.tracking import Store
-from concord.training import Comparison, ProcessContext, load_job, train
+from concord.training import Comparison, Evaluation, FinishedRun, ProcessContext, load_job, train
+from concord.training.comparison import at_best
 from concord.training.context import Silent
 from documents import with_tables
 
@@ -128,6 +129,16 @@ def test_a_mean_of_fewer_values_than_seeds_says_how_many_they_are() -> None:
     assert (found["mean"], found["values"]) == (pytest.approx(0.2), 2)
     kept = [json.loads(line, parse_constant=pytest.fail) for line in as_lines(lines).splitlines()]
     assert [line["values"] for line in kept] == [{"loss": 0.1}, {"loss": 0.3}, {}, {}]
+
+
+@pytest.mark.parametrize("criterion", [[math.nan, 0.5, 0.7], [0.7, math.nan, 0.5], [0.5, 0.7, math.nan]])
+def test_a_column_at_the_best_evaluation_ranks_nan_last(criterion: list[float]) -> None:
+    history = [Evaluation(epoch, epoch, {"of": value, "at": value}) for epoch, value in enumerate(criterion, 1)]
+    run = FinishedRun(0, {}, history)
+    assert at_best("at", "of", "max")(run) == 0.7
+    assert at_best("at", "of", "min")(run) == 0.5
+    never = FinishedRun(0, {}, [Evaluation(1, 1, {"of": math.nan, "at": 1.0})])
+    assert at_best("at", "of", "max")(never) == at_best("at", "of", "min")(never) == 1.0
 
 
 def test_every_run_is_a_child_of_the_comparisons_run_in_mlflow(whole: ComparisonResult) -> None:

@@ -642,13 +642,14 @@ def test_a_study_interrupted_while_its_winner_trains_resumes_with_it(ray_cluster
     assert {run.info.status for run in runs_of(output)} == {"FINISHED"}
 
 
-def test_a_trial_whose_process_is_killed_runs_again(ray_cluster: None, output: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trial_whose_process_is_killed_runs_again(ray_cluster: None, output: Path, by: signal.Signals) -> None:
     witness = output.parent / "witness"
 
     def kill() -> None:
         # The first line is of this process, which tries the model before it starts anything.
         lines = wait_for(lambda: witness.exists() and len(witness.read_text().split()) > 2 and witness.read_text(), 120)
-        os.kill(int(lines.split()[-1]), signal.SIGKILL)
+        os.kill(int(lines.split()[-1]), by)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -729,11 +730,11 @@ def test_a_full_disk_ends_the_study_and_costs_no_trial_that_had_ended(
 
 def test_failed_trials_are_kept_with_the_reason_and_the_others_go_on(ray_cluster: None, output: Path) -> None:
     lines: list[str] = []
-    result = study(output, lines.append, method="fragile", search="grid", trials=6, max_failures=0)
+    result = study(output, lines.append, method="fragile", search="grid", trials=8, max_failures=0)
     assert len(result.finished) == 2
     raised, died = "ArithmeticError: this model cannot be made, line ", "its process died"
-    reasons = {"raises": raised, "dies": died}
-    assert len(result.failed) == 4
+    reasons = {"raises": raised, "exits": "SystemExit: this model cannot be made, line ", "dies": died}
+    assert len(result.failed) == 6
     _, children = mlflow(result)
     for end in result.failed:
         reason = reasons[str(end.run.point["broken"])]
@@ -743,7 +744,7 @@ def test_failed_trials_are_kept_with_the_reason_and_the_others_go_on(ray_cluster
         assert children[end.run.key].data.tags["concord.failure"] == end.failure
     assert all(children[ended.run.key].info.status == "FINISHED" for ended in result.finished)
     assert sum(raised in line for line in lines) == 1
-    assert len(study(output, method="fragile", search="grid", trials=6, max_failures=0).failed) == 4
+    assert len(study(output, method="fragile", search="grid", trials=8, max_failures=0).failed) == 6
 
 
 def test_a_study_of_which_every_trial_fails_says_so_once(

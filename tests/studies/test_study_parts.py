@@ -34,14 +34,22 @@ from concord.record import EVENTS, Events, read_history
 from concord.runs.execute import execute
 from concord.runs.worker import RunSpec
 from concord.storage import Folder
-from concord.studies.criterion import SCORED_ON, Criterion, check_metric, chosen_mode, measure_of, worst_environments
+from concord.studies.criterion import (
+    SCORED_ON,
+    Criterion,
+    check_metric,
+    chosen_mode,
+    left_out_metrics,
+    measure_of,
+    worst_environments,
+)
 from concord.studies.group_progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
 from concord.studies.unfinished import RunCheckpoints, UnfinishedRuns
 from concord.training import Evaluation, Job, TrainConfig, load_job
-from concord.training.evaluation import Mode
+from concord.training.evaluation import Mode, worst
 
 claim = settings(max_examples=20, deadline=None)
 
@@ -589,6 +597,14 @@ def test_the_worst_environment_by_a_measure_without_a_direction() -> None:
     of_held_out = {"worst_held_out_rmse": 3.0, "worst_validation_rmse": 3.0}
     assert worst_environments(metrics, "rmse", "min") == {"worst_train_rmse": 2.0, "worst_ood_rmse": 4.0} | of_held_out
     assert worst_environments(metrics, "rmse", "max") == {"worst_train_rmse": 1.0, "worst_ood_rmse": 4.0} | of_held_out
+
+
+@pytest.mark.parametrize("values", list(itertools.permutations([0.5, math.nan, 0.7])))
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_worst_of_values_with_a_nan_is_nan_in_any_order(values: tuple[float, ...], mode: Mode) -> None:
+    assert math.isnan(worst(values, mode))
+    folds = [{"validation_rmse": value} for value in values]
+    assert math.isnan(left_out_metrics(folds, {"rmse": mode})["worst_left_out_rmse"])
 
 
 # Which options matter

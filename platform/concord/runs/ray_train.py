@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from concord import logs
 from concord.errors import InputError, TrainingFailedError, last_line, picklable
-from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
 from concord.runs.channel import FAILED, Channel, Message
 from concord.runs.failures import is_outage
@@ -203,13 +202,13 @@ def work(loop_config: Mapping[str, Any]) -> None:
             ):
                 tell("evaluated", **evaluation._asdict())
         tell.finish()
-    except (InputError, NonFiniteGradientError, FullDiskError) as error:  # raised in every worker
-        if process.rank == 0:
-            told = picklable(error) if isinstance(error, InputError) else error
-            _fail(channel, failure(error, spec.path) if isinstance(told, NonFiniteGradientError) else told)
     except (Exception, SystemExit) as error:
-        # Raised in this worker while others wait for it: end them.
-        if isinstance(error, SystemExit) or not (isinstance(error, _StoppedError) or is_outage(error)):
+        # A worker may raise alone, as for an example that cannot be read, while others wait for it: end them.
+        if isinstance(error, InputError):
+            _fail(channel, picklable(error))
+        elif isinstance(error, FullDiskError):
+            _fail(channel, error)
+        elif isinstance(error, SystemExit) or not (isinstance(error, _StoppedError) or is_outage(error)):
             _fail(channel, failure(error, spec.path))
         raise
 

@@ -201,7 +201,7 @@ def _trained(
             if error.traceback:
                 info(error.traceback)
             raise
-    history = tuple(Evaluation(*moment, metrics) for moment, metrics in sorted(events.own.evaluations.items()))
+    history = tuple(Evaluation(*moment, metrics) for moment, metrics in events.own.evaluations.items())
     if not history:
         raise TrainingFailedError(f"the loop of job {job.name} gave no evaluation")
     return Outcome(history), data

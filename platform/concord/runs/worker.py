@@ -117,6 +117,7 @@ def evaluations_here(
     for evaluation in training(job, config, process, recorder, recorder.start, load or load_data, so_far):
         recorder.report_data()
         yield evaluation
+    recorder.report_data()  # of a resumed run that had trained to its end
 
 
 class Recorder:

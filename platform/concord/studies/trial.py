@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import json
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -22,7 +24,6 @@ from concord import logs
 from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
 from concord.redaction import redact
 from concord.runs.execute import execute
-from concord.runs.termination import end_at_sigterm
 from concord.runs.worker import RunSpec, ignore
 from concord.source_file import reason
 from concord.storage import Folder, apply_credentials
@@ -82,7 +83,8 @@ class TrialProcess(Trainable):
     def setup(self, config: dict[str, Any], pool: PoolSpec) -> None:  # type: ignore[override]
         """Prepare the process, once."""
         self._pool = pool
-        end_at_sigterm()
+        # At once: Ray's handler raises SystemExit, which would be taken for a job's own, and recorded as its failure.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
         apply_credentials(pool.run.storage_credentials)
         self._prepared: WorkerData | None = None
         tune_process(pool.threads)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from concord.metric_name import metric_name
 from concord.record import EVENTS, Event, read_events
@@ -69,6 +70,10 @@ class Mirror:
                 self._children[entry[0]] = entry[1]
             else:
                 self._sent = entry
+        if not _begins_line(self._file, self._sent):  # the file has lost its end, or its address has an earlier one
+            self._sent = 0
+            with contextlib.suppress(OSError):
+                send_again(folder)
         # A process may have been killed between creating a child and recording it.
         self._adopts = self._file.exists() and self._file.stat().st_size > 0
         self._experiment: str | None = None
@@ -260,6 +265,17 @@ class Mirror:
                     synchronous=True,
                 )
             points, parameters, tags = points[size:], {}, {}
+
+
+def _begins_line(file: Path, at: int) -> bool:
+    """Whether a line begins at this byte, or the next line will."""
+    if at == 0:
+        return True
+    if not file.exists():
+        return False
+    with file.open("rb") as lines:
+        lines.seek(at - 1)
+        return lines.read(1) == b"\n"
 
 
 def _described(piece: _Piece) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,5 +1,6 @@
 """A comparison: named configurations × seeds, the table they make, and the paper's numbers beside it, as data."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -113,6 +114,14 @@ def curve(history: Sequence[Evaluation], metric: str) -> list[tuple[float, float
 
 
 def at_best(metric: str, of: str, mode: Literal["max", "min"]) -> Callable[[FinishedRun], float]:
-    """A column: a metric at the evaluation where the metric ``of`` is best; where both are the same, its best value."""
-    best = max if mode == "max" else min
-    return lambda run: best(run.history, key=lambda each: each.metrics[of]).metrics[metric]
+    """A column: a metric at the evaluation where the metric ``of`` is best; where both are the same, its best value.
+
+    A NaN is the worst value.
+    """
+    sign = 1 if mode == "max" else -1
+
+    def rank(evaluation: Evaluation) -> float:
+        value = evaluation.metrics[of]
+        return -math.inf if math.isnan(value) else sign * value
+
+    return lambda run: max(run.history, key=rank).metrics[metric]

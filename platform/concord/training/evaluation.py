@@ -182,8 +182,8 @@ def reported_metrics(
 
 
 def worst(values: Iterable[float], mode: Mode) -> float:
-    """The worst of the values."""
-    return max(values) if mode == "min" else min(values)
+    """The worst of the values; NaN if one of them is, which Python's ``max`` and ``min`` may pass over."""
+    return float((np.max if mode == "min" else np.min)(list(values)))
 
 
 def check_targets(environment: Environment, outputs: Tensor) -> None:

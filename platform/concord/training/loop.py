@@ -27,6 +27,7 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.risk import take
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
+from concord.source_file import reason
 from concord.training.checkpoint import (
     TRAINED,
     Progress,
@@ -129,7 +130,8 @@ def training(
         so_far: updated at every step, for readers in other threads.
 
     Raises:
-        InputError: the data or the checkpoint do not fit; raised in every process.
+        InputError: the data or the checkpoint do not fit, in every process; or a dataset raised it for an example, in
+            the process that reads it.
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
     config = config.resolve()
@@ -581,7 +583,7 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, report
             numbers = {name: float(value) for name, value in job.final_measures(config, model).items()}
         measured, left_out = without_clashes(numbers, reported)
     except Exception as error:
-        warnings.warn(f"the job's final measures are missing: {type(error).__name__}: {error}", stacklevel=2)
+        warnings.warn(f"the job's final measures are missing: {reason(error)}", stacklevel=2)
         return {}
     if left_out:
         shown = ", ".join(map(repr, left_out))
