@@ -55,7 +55,7 @@ class Job(Generic[Config]):
             :class:`~concord.objectives.Objective`; it may have parameters, an optimizer and a schedule of its own.
         config: the options at their defaults, such as ``TrainConfig().with_options(lr=1e-2)``; derive from
             :class:`TrainConfig` to add some. A class means its defaults.
-        measures: further numbers to report, by name: ``{"rmse": Measure(function, mode="min")}``, where the function
+        measures: numbers to report, by name: ``{"absolute_error": Measure(function, mode="min")}``, where the function
             maps outputs and targets to one number an example ``(batch,)``, averaged over examples. A function alone
             suffices if the measure selects nothing. With a risk the function gets the model's output and the batch.
             None: ``accuracy``, with a loss and classes as targets.
