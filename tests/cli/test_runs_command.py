@@ -25,7 +25,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return run_id
 
     for name, lr, loss, accuracy in (("low", 0.001, 0.3, 0.9), ("middle", 0.01, 0.2, 0.95), ("high", 1.0, 9.0, 0.1)):
-        metrics = {"train_accuracy": 1.0, "ood_accuracy": accuracy, "ood_loss": loss, "ood_accuracy/far": accuracy}
+        metrics = {"train_accuracy": 1.0, "ood_accuracy": accuracy, "ood_loss": loss, "ood_accuracy/far-east": accuracy}
         store.finish_run(track("mine", name, {"lr": lr, "objective": "irm", "name": name}, metrics))
     store.finish_run(track("mine", "lost", {"lr": 0.1, "objective": "erm"}, {"ood_accuracy": math.nan}), "FAILED")
     track("agent", "playing", {"steps": 5}, {"episode_return": 3.5})
@@ -62,6 +62,8 @@ def names(concord_: Concord, tracked: Path) -> Callable[..., list[str]]:
         ("--where lr=1e-2", "middle"),
         ("--where objective=irm ood_accuracy>0.5", "middle low"),
         ("--where objective!=irm", "lost"),
+        ("--where ood_accuracy/far-east>0.5", "middle low"),
+        ("--metric ood_accuracy/far-east --top 1", "middle"),
         ("--job nobody --where lr=1e-2", ""),
         ("--study searched", "searched 0"),
     ],
@@ -129,3 +131,4 @@ def test_without_a_store_there_is_nothing_to_list(refused: Callable[..., str]) -
 def test_a_condition_compares_numbers_as_numbers_and_words_as_words() -> None:
     assert Condition.of("lr = 1e-2") == Condition("lr", "=", "1e-2")
     assert Condition.of("ood-accuracy>=0.5") == Condition("ood_accuracy", ">=", "0.5")
+    assert Condition.of("accuracy/ood/far-west coast > 0.5") == Condition("accuracy/ood/far-west coast", ">", "0.5")

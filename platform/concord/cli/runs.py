@@ -66,14 +66,14 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--compare {options.compare[0]}: is one run; give at least two names")
     if options.mode and not options.metric:
         raise InputError(f"--mode {options.mode}: needs a metric; give --metric")
-    from concord.tracking.run_search import Condition, compared_run, find_runs
+    from concord.tracking.run_search import Condition, compared_run, field_name, find_runs
 
     where = tuple(map(Condition.of, options.where))
     store = open_store(options.output, options.tracking_uri)
     if options.compare:
         return _compared([compared_run(store, name) for name in options.compare], as_json)
-    metric = _field_name(options.metric) if options.metric else None
-    show = tuple(map(_field_name, options.show))
+    metric = field_name(options.metric) if options.metric else None
+    show = tuple(map(field_name, options.show))
     found = find_runs(
         store,
         options.top,
@@ -99,10 +99,6 @@ def _with_interruption(run: Any, output: Path) -> Any:
     if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
         return dataclasses.replace(run, status="INTERRUPTED")
     return run
-
-
-def _field_name(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
 
 
 def _print_list(found: Sequence[Any], asked: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from concord.tracking.store import NEWEST, Run, Store
 
 RunStatus = Literal["running", "finished", "failed", "killed"]
 
-_CONDITION = re.compile(r"\s*([\w.-]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
+# A name as MLflow accepts it: accuracy/ood/far west.
+_CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
 _SIGNS = {"=": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _ID = re.compile("[0-9a-f]{32}")
 _MANY = 1000  # runs in one request
@@ -32,7 +33,7 @@ class Condition:
         found = _CONDITION.fullmatch(text)
         if found is None or (found[2] not in ("=", "!=") and _number(found[3]) is None):
             raise InputError(f"--where {text}: give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes")
-        return Condition(found[1].replace("-", "_"), found[2], found[3])
+        return Condition(field_name(found[1]), found[2], found[3])
 
     def holds(self, run: Run) -> bool:
         """Whether a run has this option or metric with a fitting value."""
@@ -43,6 +44,12 @@ class Condition:
         if there is not None and wanted is not None:
             return bool(_SIGNS[self.sign](there, wanted))
         return self.sign in ("=", "!=") and bool(_SIGNS[self.sign](str(known), self.value))
+
+
+def field_name(given: str) -> str:
+    """The name of an option or a metric, perhaps given as a flag; the names of environments in it keep their ``-``."""
+    name, *environment = given.removeprefix("--").split("/", 1)
+    return "/".join([name.replace("-", "_"), *environment])
 
 
 def _number(value: str | float) -> float | None:
