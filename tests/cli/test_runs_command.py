@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from command_line import Concord
 
+from concord.record import write_record
+from concord.storage import Folder
 from concord.tracking import Store
 from concord.tracking.run_search import Condition
 
@@ -126,6 +128,25 @@ def test_what_no_run_has_is_refused_with_the_nearest_name(
 
 def test_without_a_store_there_is_nothing_to_list(refused: Callable[..., str]) -> None:
     assert refused("runs").startswith("--output concord-runs: has no MLflow store")
+
+
+@pytest.mark.parametrize("kind", ["study", "comparison"])
+def test_a_group_that_no_process_holds_is_interrupted(concord_: Concord, tmp_path: Path, kind: Any) -> None:
+    store = Store.open(tmp_path)
+    elsewhere, dead, busy = (store.start_run("mine", name, {}, {"concord.job": "mine"}) for name in "abc")
+    for name, run_id in (("b", dead), ("c", busy)):
+        folder = Folder(tmp_path / {"study": "studies", "comparison": "comparisons"}[kind]) / name
+        folder.make()
+        write_record(folder, kind, {"job": "mine", "config": {}, "run_id": run_id})
+
+    def listed(*words: str) -> dict[str, str]:
+        said = concord_("runs", "--output", tmp_path, *words, "--json")
+        return {run["run_id"]: run["status"] for run in said.json["runs"]}
+
+    with folder.locked(kind):
+        assert listed() == {elsewhere: "running", dead: "interrupted", busy: "running"}
+        assert listed("--status", "interrupted", "--top", "1") == {dead: "interrupted"}
+        assert listed("--status", "running") == {elsewhere: "running", busy: "running"}
 
 
 def test_a_condition_compares_numbers_as_numbers_and_words_as_words() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ class Runs:
 
     job: str | None = None
     """Only runs of this job."""
-    status: Literal["running", "finished", "failed", "killed"] | None = None
+    status: Literal["running", "interrupted", "finished", "failed", "killed"] | None = None
     """Only runs of this status."""
     name: str | None = None
     """Only runs whose name contains this text."""
@@ -85,14 +86,14 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         metric=metric,
         largest=options.mode == "max" or (options.mode is None and not str(metric).endswith(_SMALL_IS_GOOD)),
         show=show,
+        shown=partial(_with_interruption, options.output),
     )
-    found = [_with_interruption(run, options.output) for run in found]
     if not as_json:
         _print_list(found, [*([metric] if metric else []), *show])
     return {"runs": [_as_json(run) for run in found]}
 
 
-def _with_interruption(run: Any, output: Path) -> Any:
+def _with_interruption(output: Path, run: Any) -> Any:
     """The run, with status interrupted if MLflow shows it as running but no process holds its folder."""
     from concord.runs.lifecycle import is_interrupted
 

@@ -23,7 +23,7 @@ from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
-from concord.runs.run_folder import NOT_RECORDED, new_names, recorded_config
+from concord.runs.run_folder import FOLDERS, NOT_RECORDED, new_names, recorded_config
 from concord.runs.tags import run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
@@ -50,12 +50,11 @@ from concord.training.options import RUNTIME_OPTIONS, parallel_of
 _FOLDS_OF_SHORTLIST = 4
 # The options that decide a study's trials; they must not change when it continues.
 _SCIENCE = ("search", "startup", "selection", "metric", "folds", "scheduler")
-_FOLDERS: Mapping[GroupKind, str] = {"study": "studies", "comparison": "comparisons"}
 
 
 def group_folder(kind: GroupKind, output: Path, name: str) -> Folder:
     """The folder of a study or a comparison."""
-    return Folder(output / _FOLDERS[kind] / name)
+    return Folder(output / FOLDERS[kind] / name)
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class GroupPlan:
     @property
     def experiment(self) -> str:
         """The MLflow experiment, separate from the job's own runs."""
-        return f"{self.job.name}-{_FOLDERS[self.kind]}"
+        return f"{self.job.name}-{FOLDERS[self.kind]}"
 
     def overrides(self, config: RunConfig) -> dict[str, Any]:
         """The options in which a run's configuration differs from the base."""

@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,7 @@ from concord.errors import InputError
 from concord.options import did_you_mean
 from concord.tracking.store import NEWEST, Run, Store
 
-RunStatus = Literal["running", "finished", "failed", "killed"]
+RunStatus = Literal["running", "interrupted", "finished", "failed", "killed"]
 
 # A name as MLflow accepts it: accuracy/ood/far west.
 _CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
@@ -71,23 +71,29 @@ def find_runs(
     metric: str | None = None,
     largest: bool = True,
     show: Sequence[str] = (),
+    shown: Callable[[Run], Run] = lambda run: run,
 ) -> list[Run]:
     """The first `most` runs. Raises InputError for an option or a metric that no run has.
 
     With `study` they are its trials. They are ordered by `metric`, without the runs that lack it; without a metric the
-    newest come first. `show` has further options and metrics, of which at least one run must have each.
+    newest come first. `show` has further options and metrics, of which at least one run must have each. `shown` returns
+    a run with the status that is shown: MLflow has no INTERRUPTED.
     """
     # Trials have no job; their study has.
     conditions = ["tags.`concord.job` != ''" if study is None else "tags.`concord.kind` != ''"]
     conditions += [f"tags.`concord.job` = {_quoted('job', job)}"] if job else []
     conditions += [f"tags.`concord.study` = {_quoted('study', study)}"] if study else []
-    conditions += [f"attributes.status = '{status.upper()}'"] if status else []
+    tracked = "RUNNING" if status == "interrupted" else (status or "").upper()
+    conditions += [f"attributes.status = '{tracked}'"] if status else []
     conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{name}%')}"] if name else []
     order = f"metrics.`{metric}` {'DESC' if largest else 'ASC'}" if metric else NEWEST
     known: set[str] = set()
     found: list[Run] = []
-    for run in store.search(" AND ".join(conditions), order, page=_MANY if where else min(most, _MANY)):
+    few = not where and tracked != "RUNNING"  # all that the store finds are wanted
+    for run in map(shown, store.search(" AND ".join(conditions), order, page=min(most, _MANY) if few else _MANY)):
         known |= run.metrics.keys() | run.parameters.keys()
+        if status and run.status.lower() != status:
+            continue
         if (metric is None or metric in run.metrics) and all(each.holds(run) for each in where):
             found.append(run)
         if len(found) == most:
