@@ -79,7 +79,7 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         return print_options(command.job, command.options, as_json)
     from concord.studies.plan import plan_study
 
-    plan = plan_study(command.job, command.options, set(command.given))
+    plan = plan_study(command.job, command.options, set(command.given), command.sources)
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 
     result = run_study(plan, info)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -255,8 +256,13 @@ class StudyPlan(GroupPlan):
         return Description(self.experiment, parameters, tags, record, {"space.json": self.space.as_json()})
 
 
-def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
-    """Check everything that needs neither a cluster nor a store, and whether an earlier study of this name fits."""
+def plan_study(
+    job: JobFile, options: Any, given: set[str], sources: Mapping[str, str] = MappingProxyType({})
+) -> StudyPlan:
+    """Check everything that needs neither a cluster nor a store, and whether an earlier study of this name fits.
+
+    ``sources`` says of given options that are not on the command line where they are, for errors.
+    """
     asked, base, own_loop = options.study, options.config, job.job.loop
     asked.check()
     base.check()
@@ -278,7 +284,7 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     folders = (group_folder("study", base.run.output, name) for name in new_names(f"{job.name}-{method}", base))
     name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
     base = base.with_options(name=None)
-    space = study_space(study.space, asked, given & options_of(type(base)).keys(), base)
+    space = study_space(study.space, asked, given & options_of(type(base)).keys(), base, sources)
     checked = preflight(job, config_at(base, space, {}))
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
