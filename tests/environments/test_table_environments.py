@@ -470,6 +470,7 @@ def test_a_target_with_one_value_or_a_strange_one_is_refused() -> None:
     [
         (b"hospital;died\neast;1\n", "has one column; give its separator, which looks like ';'"),
         (b"hospital,died\nZ\xfcrich,1\n", "is not utf-8; give its encoding, such as latin-1"),
+        ("hospital,died\neast,1\n".encode("utf-16"), "is not utf-8; give its encoding, such as utf-16"),
         (b"hospital,died\n", "has no rows"),
         (b"", "cannot be read"),
     ],
@@ -482,6 +483,22 @@ def test_files_of_another_kind_are_refused_in_one_line(tmp_path: Path, text: byt
     assert "\n" not in str(refused.value)
     with pytest.raises(ArgumentError, match="there is no such file"):
         environments(tmp_path / "other.csv")
+
+
+def test_a_spreadsheet_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "table.xlsx").write_bytes(b"PK")
+    with pytest.raises(ArgumentError, match=r"table.xlsx: is a spreadsheet; give a CSV or Parquet file"):
+        environments(tmp_path / "table.xlsx")
+
+
+@pytest.mark.parametrize("separator", ["ab", "", r"\t", "é"])
+def test_a_separator_is_one_character_or_spaces(tmp_path: Path, separator: str) -> None:
+    patients().to_csv(tmp_path / "table.csv", sep=" ", index=False)
+    with pytest.raises(ArgumentError) as refused:
+        environments(tmp_path / "table.csv", separator=separator)
+    expected = r"must be one character (a tab is $'\t' in a shell), or \s+ for any number of spaces"
+    assert str(refused.value) == f"separator={separator}: {expected}"
+    assert environments(tmp_path / "table.csv", separator=r"\s+").train == ("east", "north", "south")
 
 
 def test_a_row_of_another_kind_is_named_by_its_column() -> None:

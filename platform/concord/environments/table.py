@@ -4,6 +4,7 @@ A :class:`TableEncoder` turns missing values, texts and dates into numbers. It i
 training environments without their held-out parts. A registered model has the encoder inside.
 """
 
+import codecs
 import dataclasses
 import functools
 import hashlib
@@ -36,6 +37,7 @@ _MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
     "NULL", "NaN", "n/a", "nan", "null",
 )  # fmt: skip
+_SPREADSHEETS = {".xlsx", ".xls", ".ods"}
 _ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without one, such as an index in a file
 
 
@@ -294,6 +296,11 @@ def _file(
     found = local(path)
     if not found.is_file():
         raise ArgumentError("data", shown, "there is no such file")
+    if path.suffix.lower() in _SPREADSHEETS:
+        raise ArgumentError("data", shown, "is a spreadsheet; give a CSV or Parquet file")
+    if len(separator.encode()) != 1 and separator != r"\s+" and path.suffix != ".parquet":
+        expected = r"must be one character (a tab is $'\t' in a shell), or \s+ for any number of spaces"
+        raise ArgumentError("separator", separator, expected)
     try:
         if path.suffix == ".parquet":
             return cast(pd.DataFrame, read_table(found).to_pandas())
@@ -309,7 +316,9 @@ def _file(
     except InputError:
         raise
     except UnicodeDecodeError as error:
-        raise ArgumentError("data", shown, f"is not {encoding}; give its encoding, such as latin-1") from error
+        with found.open("rb") as file:
+            usual = "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
+        raise ArgumentError("data", shown, f"is not {encoding}; give its encoding, such as {usual}") from error
     except Exception as error:  # pandas and Arrow have their own errors
         raise ArgumentError("data", shown, f"cannot be read ({first_line(error)})") from error
     if len(frame.columns) == 1 and (other := next((each for each in ";\t|" if each in str(frame.columns[0])), None)):
