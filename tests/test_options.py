@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -18,7 +19,9 @@ from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.options import OptionGroup, option_values, options_of
+from concord.record import write_record
 from concord.runs.run_folder import recorded_config, restored_config
+from concord.storage import Folder
 from concord.training import TrainConfig, load_job
 from concord.training.job import Job
 from concord.training.options import OptimizerOptions, ScheduleOptions
@@ -158,10 +161,20 @@ def test_what_is_printed_can_be_given_back(tmp_path: Path) -> None:
     words = ["--lr", "3e-05", "--objective", "irm", "--milestones", "0.5", "--shortcut-dimensions", "4", "--no-rescale"]
     said = printed("train", "synthetic", *words, "--print-config")
     values = yaml.safe_load(said)
-    assert (values["lr"], values["aggregator"], values["penalty_weight"], values["epochs"]) == (3e-5, "mean", 1e4, 94)
+    assert (values["lr"], values["objective"], values["milestones"]) == (3e-5, "irm", [0.5])
     file = tmp_path / "mine.yaml"
     file.write_text(said)
     assert printed("train", "synthetic", "--config", str(file), "--print-config") == said
+
+
+def test_what_is_printed_holds_for_another_objective_too(tmp_path: Path) -> None:
+    """A derived value is not printed: it would no longer follow from the objective."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(printed("train", "synthetic", "--print-config"))
+    words = ["--config", str(file), "--objective", "vrex"]
+    found = read_command("train", load_job("synthetic"), words, "concord train synthetic")
+    assert found.given == {"objective"}
+    assert option_values(found.options.resolve())["aggregator"] == "mean"
 
 
 def test_the_command_line_wins_over_the_file_in_any_form(tmp_path: Path) -> None:
@@ -208,6 +221,22 @@ def test_the_words_count_over_a_file_whose_option_they_replace(tmp_path: Path, c
     values = option_values(found.options)
     assert (values["significance"], values["threshold"], values["lr"]) == (None, 0.9, 0.5)
     assert found.given == {"significance", "threshold", "lr"}
+
+
+def test_an_option_that_cannot_be_varied_is_named_with_its_source(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "mine.yaml").write_text("lr: 0.5\n")
+    record = {"job": "synthetic", "config": {"lr": 0.5}, "options": {}, "given": ["lr"]}
+    folder = Folder(tmp_path / "studies" / "s")
+    folder.make()
+    write_record(folder, "study", record)
+    words = ["tune", "synthetic", "--vary", "lr=0.1,0.2", "--output", tmp_path]
+    file, name = ["--config", tmp_path / "mine.yaml"], ["--name", "s"]
+    for more, source in (
+        (file, f" in {tmp_path / 'mine.yaml'}"),
+        (name, " of the study s"),
+        ([*file, "--lr", "0.5"], ""),
+    ):
+        assert refused(*words, *more) == f"--vary lr: contradicts --lr{source}, which fixes it"
 
 
 def test_what_would_be_submitted_can_be_printed(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def torchvision() -> Any:
     except (ImportError, RuntimeError) as error:  # its operators are compiled for one version of torch
         raise InputError(
             f"image-domains: torchvision does not fit torch {torch.__version__} ({first_line(error)}); install both "
-            "from one index, such as pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
+            "from one index, such as pip install --force-reinstall --no-deps torch torchvision --index-url "
+            "https://download.pytorch.org/whl/cpu"
         ) from error
     return torchvision
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from command_line import Concord
 
+from concord.record import write_record
+from concord.storage import Folder
 from concord.tracking import Store
 from concord.tracking.run_search import Condition
 
@@ -25,7 +27,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return run_id
 
     for name, lr, loss, accuracy in (("low", 0.001, 0.3, 0.9), ("middle", 0.01, 0.2, 0.95), ("high", 1.0, 9.0, 0.1)):
-        metrics = {"train_accuracy": 1.0, "ood_accuracy": accuracy, "ood_loss": loss, "ood_accuracy/far": accuracy}
+        metrics = {"train_accuracy": 1.0, "ood_accuracy": accuracy, "ood_loss": loss, "ood_accuracy/far-east": accuracy}
         store.finish_run(track("mine", name, {"lr": lr, "objective": "irm", "name": name}, metrics))
     store.finish_run(track("mine", "lost", {"lr": 0.1, "objective": "erm"}, {"ood_accuracy": math.nan}), "FAILED")
     track("agent", "playing", {"steps": 5}, {"episode_return": 3.5})
@@ -62,6 +64,8 @@ def names(concord_: Concord, tracked: Path) -> Callable[..., list[str]]:
         ("--where lr=1e-2", "middle"),
         ("--where objective=irm ood_accuracy>0.5", "middle low"),
         ("--where objective!=irm", "lost"),
+        ("--where ood_accuracy/far-east>0.5", "middle low"),
+        ("--metric ood_accuracy/far-east --top 1", "middle"),
         ("--job nobody --where lr=1e-2", ""),
         ("--study searched", "searched 0"),
     ],
@@ -126,6 +130,26 @@ def test_without_a_store_there_is_nothing_to_list(refused: Callable[..., str]) -
     assert refused("runs").startswith("--output concord-runs: has no MLflow store")
 
 
+@pytest.mark.parametrize("kind", ["study", "comparison"])
+def test_a_group_that_no_process_holds_is_interrupted(concord_: Concord, tmp_path: Path, kind: Any) -> None:
+    store = Store.open(tmp_path)
+    elsewhere, dead, busy = (store.start_run("mine", name, {}, {"concord.job": "mine"}) for name in "abc")
+    for name, run_id in (("b", dead), ("c", busy)):
+        folder = Folder(tmp_path / {"study": "studies", "comparison": "comparisons"}[kind]) / name
+        folder.make()
+        write_record(folder, kind, {"job": "mine", "config": {}, "run_id": run_id})
+
+    def listed(*words: str) -> dict[str, str]:
+        said = concord_("runs", "--output", tmp_path, *words, "--json")
+        return {run["run_id"]: run["status"] for run in said.json["runs"]}
+
+    with folder.locked(kind):
+        assert listed() == {elsewhere: "running", dead: "interrupted", busy: "running"}
+        assert listed("--status", "interrupted", "--top", "1") == {dead: "interrupted"}
+        assert listed("--status", "running") == {elsewhere: "running", busy: "running"}
+
+
 def test_a_condition_compares_numbers_as_numbers_and_words_as_words() -> None:
     assert Condition.of("lr = 1e-2") == Condition("lr", "=", "1e-2")
     assert Condition.of("ood-accuracy>=0.5") == Condition("ood_accuracy", ">=", "0.5")
+    assert Condition.of("accuracy/ood/far-west coast > 0.5") == Condition("accuracy/ood/far-west coast", ">", "0.5")

@@ -672,7 +672,7 @@ def text(suffix: str, content: bytes = b"this is no data\n") -> Callable[[Path],
 @pytest.mark.parametrize(
     ("write", "options", "message"),
     [
-        (text("npz"), {}, r"site\.npz cannot be read"),
+        (text("npz"), {}, r"site\.npz cannot be read \(is not an \.npz file, or not a whole one\)"),
         (text("npz", b""), {}, r"site\.npz cannot be read"),
         (text("parquet"), {}, r"site\.parquet cannot be read"),
         (text("parquet", b""), {}, r"site\.parquet cannot be read"),

@@ -26,7 +26,6 @@ def truncate(file: Path, part: float = 0.6) -> None:
 
 def test_domains_hold_the_pixels_of_their_files(folder: Path) -> None:
     (folder / "day" / "cat" / ".hidden.png").write_bytes(b"")
-    (folder / "day" / "notes.txt").write_text("no image")
     environments = from_image_folder(folder, test=["night"])
     assert (environments.train, environments.test) == (("dawn", "day"), ("night",))
     assert environments.classes == environments.leaving_out("day").classes == ("cat", "dog")
@@ -35,6 +34,18 @@ def test_domains_hold_the_pixels_of_their_files(folder: Path) -> None:
     expected = np.stack([np.asarray(Image.open(file)).transpose(2, 0, 1) for file in files])
     assert np.array_equal(inputs.numpy(), expected)
     assert targets.tolist() == environments["day"].targets.tolist() == [0] * 4 + [1] * 4
+
+
+def test_other_files_are_counted(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / ".git" / "index").write_text("")
+    shutil.copytree(folder / "day" / "cat", folder / "day" / "cat" / "more")
+    (folder / "day" / "cat" / "a.tif").write_text("no image")
+    expected = "images are at DOMAIN/CLASS/IMAGE and end with .bmp .jpeg .jpg .png .webp"
+    line = f"^{folder}: other files: 5, such as day/cat/a.tif; they are left out, since {expected}$"
+    with pytest.warns(UserWarning, match=line):
+        environments = from_image_folder(folder)
+    assert len(environments["day"]) == 8
 
 
 def test_a_domain_and_a_class_may_be_links_but_not_to_a_folder_around_them(folder: Path, tmp_path: Path) -> None:
@@ -119,7 +130,11 @@ def test_a_class_that_no_training_domain_has_is_refused(folder: Path) -> None:
     ("words", "line"),
     [
         ({"folder": "nowhere"}, "nowhere: there is no such folder"),
-        ({"folder": "images/day"}, "two training domains are needed, as DOMAIN/CLASS/IMAGE; found none"),
+        (
+            {"folder": "images/day", "test": ["night"]},
+            "images/day: no image is at DOMAIN/CLASS/IMAGE (other files: 8, such as cat/00.png)",
+        ),
+        ({"folder": "."}, "no image is at DOMAIN/CLASS/IMAGE (other files: 24, such as images/dawn/cat/00.png)"),
         ({"test": ["night", "day"]}, "two training domains are needed, as DOMAIN/CLASS/IMAGE; found dawn"),
         ({"test": ["noon"]}, "test=noon: there is no such environment; there are dawn, day, night"),
     ],

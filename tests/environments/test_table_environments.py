@@ -448,6 +448,15 @@ def test_a_column_of_a_thousand_numbers_makes_environments_in_bins() -> None:
     assert [len(binned.table.rows([name])) for name in binned.train] == [240] * 5
 
 
+def test_a_column_that_names_the_rows_makes_no_environments() -> None:
+    frame = patients(300).assign(name=[f"p{row}" for row in range(1200)], ward=[f"w{row % 240}" for row in range(1200)])
+    many = "more than 200 must have 10 rows each on average; give another"
+    for column, count in (("name", 1200), ("ward", 240)):
+        with pytest.raises(ArgumentError, match=f"environment={column}: has {count} values in 1200 rows; {many}"):
+            environments(frame, environment=column, test=[])
+    assert len(environments(pd.concat([frame] * 2), environment="ward", test=[]).train) == 240
+
+
 def test_a_target_with_one_value_or_a_strange_one_is_refused() -> None:
     frame = patients()
     with pytest.raises(ArgumentError, match="died: has one value in all training environments, 1"):
@@ -461,6 +470,7 @@ def test_a_target_with_one_value_or_a_strange_one_is_refused() -> None:
     [
         (b"hospital;died\neast;1\n", "has one column; give its separator, which looks like ';'"),
         (b"hospital,died\nZ\xfcrich,1\n", "is not utf-8; give its encoding, such as latin-1"),
+        ("hospital,died\neast,1\n".encode("utf-16"), "is not utf-8; give its encoding, such as utf-16"),
         (b"hospital,died\n", "has no rows"),
         (b"", "cannot be read"),
     ],
@@ -473,6 +483,22 @@ def test_files_of_another_kind_are_refused_in_one_line(tmp_path: Path, text: byt
     assert "\n" not in str(refused.value)
     with pytest.raises(ArgumentError, match="there is no such file"):
         environments(tmp_path / "other.csv")
+
+
+def test_a_spreadsheet_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "table.xlsx").write_bytes(b"PK")
+    with pytest.raises(ArgumentError, match=r"table.xlsx: is a spreadsheet; give a CSV or Parquet file"):
+        environments(tmp_path / "table.xlsx")
+
+
+@pytest.mark.parametrize("separator", ["ab", "", r"\t", "é"])
+def test_a_separator_is_one_character_or_spaces(tmp_path: Path, separator: str) -> None:
+    patients().to_csv(tmp_path / "table.csv", sep=" ", index=False)
+    with pytest.raises(ArgumentError) as refused:
+        environments(tmp_path / "table.csv", separator=separator)
+    expected = r"must be one character (a tab is $'\t' in a shell), or \s+ for any number of spaces"
+    assert str(refused.value) == f"separator={separator}: {expected}"
+    assert environments(tmp_path / "table.csv", separator=r"\s+").train == ("east", "north", "south")
 
 
 def test_a_row_of_another_kind_is_named_by_its_column() -> None:

@@ -202,9 +202,9 @@ def test_a_torchvision_of_another_torch_is_refused_in_one_line(
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        InputError, match=r"torchvision does not fit torch \S+ \(operator torchvision::nms does not exist"
-    ):
+    advice = "pip install --force-reinstall --no-deps torch torchvision --index-url https://"
+    problem = r"torchvision does not fit torch \S+ \(operator torchvision::nms does not exist"
+    with pytest.raises(InputError, match=rf"{problem}\); .* {advice}"):
         job.environments(job.config.with_options(data=images))
     (tmp_path / "torchvision.py").write_text("import a_module_that_is_missing\n")
     with pytest.raises(InputError, match=r"image-domains needs torchvision: pip install 'concord\[images\]'"):

@@ -173,6 +173,7 @@ def test_a_column_without_a_value_is_ignored_and_infinities_are_missing(
     assert main(["data", "table", "--check", str(tmp_path / "patients.csv"), *TABLE]) == 0
     lines = capsys.readouterr().err
     assert "column age: numeric; missing: east 100%\n" in lines
+    assert "rows, a classification\n" in lines  # no row is left out
     assert "empty" not in lines
 
 

@@ -1,5 +1,6 @@
 """The first lines of a run describe its data, its selection and its rule."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,13 +9,14 @@ import torch
 
 from concord.environments import Environments
 from concord.runs.lifecycle import Opened
-from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
+from concord.runs.opening import comparison, mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.storage import Folder
 from concord.tracking import Store
-from concord.training import TrainConfig
+from concord.training import TrainConfig, load_job
 
 STORE = Store("postgresql://me:pa55word@host/runs", None)
 RUN = Opened("first", Folder(Path("there/runs/first")), STORE, {}, cast(Any, None), resumed=False)
+COMPARE = "concord compare mine methods"
 
 
 def environments(names: str, **purposes: list[str]) -> Environments:
@@ -60,7 +62,7 @@ def test_what_selects_is_said_and_where_the_run_is_kept_without_passwords() -> N
 
 
 def mask(count: int, **options: object) -> list[str]:
-    lines = mask_lines(TrainConfig().with_options(**options), count)
+    lines = mask_lines(TrainConfig().with_options(**options), count, COMPARE)
     return [line.removeprefix("mask: ") for line in lines]
 
 
@@ -109,7 +111,7 @@ def test_what_a_threshold_means_is_said() -> None:
 def test_gradients_that_travel_for_a_comparison_are_counted_before_a_run(
     options: dict[str, object], line: str | None
 ) -> None:
-    lines = mask_lines(TrainConfig().with_options(**{"aggregator": "pcgrad"} | options), 8)
+    lines = mask_lines(TrainConfig().with_options(**{"aggregator": "pcgrad"} | options), 8, COMPARE)
     found = [each for each in lines if each.startswith("exchange: ")]
     assert found == ([] if line is None else [f"exchange: pcgrad {line}"])
 
@@ -160,6 +162,17 @@ def test_few_environments_are_told_before_training_what_to_expect(
 ) -> None:
     expected = [line for line in mask(count, **options) if line.startswith("expect: shortcuts may be learned")]
     assert [told in line for line in expected] == ([] if told is None else [True])
+    assert all(line.endswith(f"; to compare methods: {COMPARE}") for line in expected)
+
+
+def test_the_command_that_compares_methods_has_the_job_and_the_options_of_its_data(tmp_path: Path) -> None:
+    job = load_job("table")
+    config = job.job.config.with_options(data=tmp_path, target="chest pain", lr=0.1, name="a")
+    command = f"concord compare table methods --data {tmp_path} --target 'chest pain'"
+    assert comparison(job, config, {"target", "data", "lr", "name"}) == command
+    config = TrainConfig().with_options(data_dir=tmp_path, threshold=0.9)
+    command = f"concord compare {tmp_path / 'mine.py'} methods --data-dir {tmp_path}"
+    assert comparison(dataclasses.replace(job, path=str(tmp_path / "mine.py")), config, {"data_dir"}) == command
 
 
 def test_what_follows_from_the_options_is_a_parameter() -> None:

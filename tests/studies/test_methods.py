@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tracked import tracked_runs
 
 from concord.cli.job_options import read_command
+from concord.errors import InputError
 from concord.objectives import OBJECTIVES
 from concord.record import read_history
 from concord.storage import Folder
@@ -25,6 +26,7 @@ from concord.studies.methods import (
     MethodsCommand,
     MethodsPlan,
     _train_command,
+    method_names,
     methods_options_for,
     plan_methods,
     run_methods,
@@ -335,6 +337,14 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
     refused: Callable[..., str], words: str, line: str
 ) -> None:
     assert refused("compare", SENSORS, "methods", *words.split()) == line
+
+
+def test_the_methods_that_there_are_include_the_other_name_of_the_average() -> None:
+    with pytest.raises(
+        InputError, match=r"^--methods 1: there is no such method; there are mean \(or erm\), and-mask, "
+    ):
+        method_names(["irm", "1"])
+    assert method_names(["erm,irm"]) == ("mean", "irm")
 
 
 def test_jobs_without_methods_and_tables_of_that_name_are_refused(refused: Callable[..., str], tmp_path: Path) -> None:

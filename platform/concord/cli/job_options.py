@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class JobCommand:
         job: the job with its file; with the user's own rule its options have the rule's fields.
         tables: the tables given to ``compare``.
         given: the options from the command line, the file or the record of a continued study.
+        sources: of the given options that are not on the command line, `` in FILE`` or `` of the study NAME``.
     """
 
     name: str
@@ -34,6 +35,7 @@ class JobCommand:
     options: Any
     given: frozenset[str]
     print_config: bool
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def given_values(self) -> dict[str, Any]:
         """The given options with their values."""
@@ -75,11 +77,14 @@ def read_command(
     parsed = parse(type(command), words, program, command, partial(job_help, name, job, tables, program, command))
     if name == "compare" and not {METHODS, LEAVE_ONE_OUT} & {*tables}:
         comparisons_of(job)  # refuses a job without tables
-    given = given_options(type(options), words).union(record.get("given", ()) if record else ())
+    sources = dict.fromkeys(record.get("given", ()), f" of the study {run}") if record else {}
     if file is not None:  # a default value does not fix the option
-        usual = option_values(defaults)
-        given |= {each for each, value in option_values(file.over(defaults)).items() if value != usual[each]}
-    return JobCommand(name, job, tables, parsed.options, frozenset(given), parsed.file.print_config)
+        usual, values = option_values(defaults), option_values(file.over(defaults))
+        sources |= {each: f" in {file.path}" for each, value in values.items() if value != usual[each]}
+    of_words = given_options(type(options), words)
+    given = frozenset(of_words | sources.keys())
+    sources = {each: source for each, source in sources.items() if each not in of_words}
+    return JobCommand(name, job, tables, parsed.options, given, parsed.file.print_config, sources)
 
 
 def default_options(command: str, job: Any, called: str, tables: Sequence[str] = ()) -> Any:

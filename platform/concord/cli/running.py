@@ -42,7 +42,7 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     command = read_command("train", job, rest, f"concord train {words[0]}", _resumed_run)
     job, config = command.job, command.options
     if command.print_config:
-        return print_options(job, config.resolve(), as_json)
+        return print_options(job, config, as_json)
     report = run(job, config, info, given=command.given)
     if not as_json:
         _print_report(report)
@@ -79,7 +79,7 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         return print_options(command.job, command.options, as_json)
     from concord.studies.plan import plan_study
 
-    plan = plan_study(command.job, command.options, set(command.given))
+    plan = plan_study(command.job, command.options, set(command.given), command.sources)
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 
     result = run_study(plan, info)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ class Runs:
 
     job: str | None = None
     """Only runs of this job."""
-    status: Literal["running", "finished", "failed", "killed"] | None = None
+    status: Literal["running", "interrupted", "finished", "failed", "killed"] | None = None
     """Only runs of this status."""
     name: str | None = None
     """Only runs whose name contains this text."""
@@ -66,14 +67,14 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--compare {options.compare[0]}: is one run; give at least two names")
     if options.mode and not options.metric:
         raise InputError(f"--mode {options.mode}: needs a metric; give --metric")
-    from concord.tracking.run_search import Condition, compared_run, find_runs
+    from concord.tracking.run_search import Condition, compared_run, field_name, find_runs
 
     where = tuple(map(Condition.of, options.where))
     store = open_store(options.output, options.tracking_uri)
     if options.compare:
         return _compared([compared_run(store, name) for name in options.compare], as_json)
-    metric = _field_name(options.metric) if options.metric else None
-    show = tuple(map(_field_name, options.show))
+    metric = field_name(options.metric) if options.metric else None
+    show = tuple(map(field_name, options.show))
     found = find_runs(
         store,
         options.top,
@@ -85,24 +86,20 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         metric=metric,
         largest=options.mode == "max" or (options.mode is None and not str(metric).endswith(_SMALL_IS_GOOD)),
         show=show,
+        shown=partial(_with_interruption, options.output),
     )
-    found = [_with_interruption(run, options.output) for run in found]
     if not as_json:
         _print_list(found, [*([metric] if metric else []), *show])
     return {"runs": [_as_json(run) for run in found]}
 
 
-def _with_interruption(run: Any, output: Path) -> Any:
+def _with_interruption(output: Path, run: Any) -> Any:
     """The run, with status interrupted if MLflow shows it as running but no process holds its folder."""
     from concord.runs.lifecycle import is_interrupted
 
     if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
         return dataclasses.replace(run, status="INTERRUPTED")
     return run
-
-
-def _field_name(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
 
 
 def _print_list(found: Sequence[Any], asked: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -101,6 +102,8 @@ def _checksum(path: Path, size: int, changed: int) -> str:
 
 
 def _npz(path: Path, inputs: str | Sequence[str], targets: str) -> tuple[Array, Array]:
+    if not zipfile.is_zipfile(path):  # NumPy would speak of pickles
+        raise ValueError("is not an .npz file, or not a whole one")
     with np.load(path, allow_pickle=False) as arrays:
         wanted = [inputs] if isinstance(inputs, str) else list(inputs)
         _require(path, "array", [*wanted, targets], arrays.files)

@@ -66,7 +66,8 @@ def from_image_folder(
     """Environments from a folder with ``DOMAIN/CLASS/IMAGE``: an environment for each domain.
 
     Inputs are uint8 ``(3, height, width)``, targets the numbers of the classes. Images are read a batch at a time. At
-    the start every file is checked without decoding it, where its format allows that.
+    the start every file is checked without decoding it, where its format allows that. A warning counts the other files,
+    which are left out; hidden ones are not counted.
 
     Args:
         folder: the folder, or its address.
@@ -83,7 +84,15 @@ def from_image_folder(
     found = listing(folder, recursive=True)
     if found is None:
         raise ArgumentError("data", shown, "there is no such folder")
+    found = [name for name in found if not any(part.startswith(".") for part in name.split("/"))]
     names = [name for name in found if _is_image(name)]
+    others = [name for name in found if not _is_image(name)]
+    counted = f"other files: {len(others)}" + (f", such as {others[0]}" if others else "")
+    if not names:
+        raise ArgumentError("data", shown, f"no image is at DOMAIN/CLASS/IMAGE ({counted})")
+    if others:
+        expected = f"images are at DOMAIN/CLASS/IMAGE and end with {' '.join(sorted(IMAGE_ENDINGS))}"
+        warnings.warn(f"{shown}: {counted}; they are left out, since {expected}", stacklevel=2)
     by_domain = _classes(names)
     require_names(validation, by_domain, "validation")
     require_names(test, by_domain, "test")
@@ -109,8 +118,7 @@ def from_image_folder(
 
 
 def _is_image(name: str) -> bool:
-    parts = name.split("/")
-    return len(parts) == 3 and Path(name).suffix.lower() in IMAGE_ENDINGS and not any(p.startswith(".") for p in parts)
+    return name.count("/") == 2 and Path(name).suffix.lower() in IMAGE_ENDINGS
 
 
 def _classes(names: Sequence[str]) -> dict[str, set[str]]:

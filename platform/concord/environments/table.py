@@ -4,6 +4,7 @@ A :class:`TableEncoder` turns missing values, texts and dates into numbers. It i
 training environments without their held-out parts. A registered model has the encoder inside.
 """
 
+import codecs
 import dataclasses
 import functools
 import hashlib
@@ -27,7 +28,8 @@ from concord.storage import display_path, listing, local
 Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
 Task = Literal["classification", "regression"]
 _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
-_MOST_ENVIRONMENTS = 200  # of a numeric environment column
+_MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values have few rows each
+_FEW_ROWS = 10
 _EXAMPLE_ROWS = 5
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
 # Cells of a CSV file without a value: pandas' own but for "None", which may be a class (None, Mild, Severe).
@@ -35,6 +37,7 @@ _MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
     "NULL", "NaN", "n/a", "nan", "null",
 )  # fmt: skip
+_SPREADSHEETS = {".xlsx", ".xls", ".ods"}
 _ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without one, such as an index in a file
 
 
@@ -293,6 +296,11 @@ def _file(
     found = local(path)
     if not found.is_file():
         raise ArgumentError("data", shown, "there is no such file")
+    if path.suffix.lower() in _SPREADSHEETS:
+        raise ArgumentError("data", shown, "is a spreadsheet; give a CSV or Parquet file")
+    if len(separator.encode()) != 1 and separator != r"\s+" and path.suffix != ".parquet":
+        expected = r"must be one character (a tab is $'\t' in a shell), or \s+ for any number of spaces"
+        raise ArgumentError("separator", separator, expected)
     try:
         if path.suffix == ".parquet":
             return cast(pd.DataFrame, read_table(found).to_pandas())
@@ -308,7 +316,9 @@ def _file(
     except InputError:
         raise
     except UnicodeDecodeError as error:
-        raise ArgumentError("data", shown, f"is not {encoding}; give its encoding, such as latin-1") from error
+        with found.open("rb") as file:
+            usual = "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
+        raise ArgumentError("data", shown, f"is not {encoding}; give its encoding, such as {usual}") from error
     except Exception as error:  # pandas and Arrow have their own errors
         raise ArgumentError("data", shown, f"cannot be read ({first_line(error)})") from error
     if len(frame.columns) == 1 and (other := next((each for each in ";\t|" if each in str(frame.columns[0])), None)):
@@ -339,6 +349,9 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
         raise ArgumentError(
             "environment", name, f"has {count} different numbers; give environment_bins, or another column"
         )
+    if count > _MOST_ENVIRONMENTS and len(column) < _FEW_ROWS * count:  # it names the rows
+        many = f"more than {_MOST_ENVIRONMENTS} must have {_FEW_ROWS} rows each on average"
+        raise ArgumentError("environment", name, f"has {count} values in {len(column)} rows; {many}; give another")
     if pd.api.types.is_float_dtype(column) and column.map(float.is_integer).all():
         column = column.map(int)  # floating-point only because another row has none
     return column.astype("string").str.strip()

@@ -14,7 +14,7 @@ from concord.options import defaults_of
 from concord.record import RECORD, Events, Kind, read_record, write_record
 from concord.redaction import redact
 from concord.runs.resume import require_resumable
-from concord.runs.run_folder import new_names, recorded_config, run_folder
+from concord.runs.run_folder import FOLDERS, new_names, recorded_config, run_folder
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
 from concord.tracking import Mirror, Store
@@ -151,16 +151,16 @@ def reserved_run(
 
 
 def is_interrupted(output: Path, name: str, run_id: str) -> bool:
-    """Whether a run that MLflow shows as running was killed here: no process holds its folder."""
-    folder = run_folder(output, name)
-    if folder.remote or not (folder.path / RECORD).exists():
-        return False
-    try:
-        with folder.locked("run"):
-            record = read_record(folder)
-    except InputError:
-        return False
-    return record is not None and record["run_id"] == run_id
+    """Whether a run or group that MLflow shows as running was killed here: no process holds its folder."""
+    for kind, above in FOLDERS.items():
+        folder = Folder(output) / above / name
+        if folder.remote or not (folder.path / RECORD).exists():
+            continue
+        with contextlib.suppress(InputError), folder.locked(kind):
+            record = read_record(folder, kind)
+            if record is not None and record["run_id"] == run_id:
+                return True
+    return False
 
 
 def reserved_group(

@@ -1,6 +1,7 @@
 """The first lines of a run: the purposes of the data, the meaning of the mask, the champion's criterion."""
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from concord.aggregation import (
@@ -17,8 +18,10 @@ from concord.aggregation import (
 )
 from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance, least_environments
 from concord.environments import Environments
-from concord.redaction import redact
+from concord.options import as_words, option_values, options_of
+from concord.redaction import redact, redact_words
 from concord.runs.lifecycle import Opened
+from concord.training.job import JobFile
 from concord.training.options import TrainConfig
 
 # A threshold below this needs fewer than three quarters of the signs: it is meant to keep most components (0 averages).
@@ -80,10 +83,18 @@ def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
     return derived
 
 
-def mask_lines(config: TrainConfig, environments: int) -> list[str]:
+def comparison(job: JobFile, config: TrainConfig, given: Collection[str] = ()) -> str:
+    """The command that compares methods on the data of a run: with the given options that say which data they are."""
+    of_every_job = options_of(TrainConfig).keys() - {"data_dir"}
+    values = {name: value for name, value in option_values(config).items() if name in {*given} - of_every_job}
+    return shlex.join(["concord", "compare", job.reference, "methods", *redact_words(as_words(values))])
+
+
+def mask_lines(config: TrainConfig, environments: int, compare: str) -> list[str]:
     """The mask's condition and its probability by chance, a warning if that is high, and what to expect.
 
-    In the expectation several batches of one environment count as one, since they share its shortcuts.
+    In the expectation several batches of one environment count as one, since they share its shortcuts. It ends with
+    the command ``compare``, see :func:`comparison`.
     """
     num_gradients = config.num_gradients(environments)
     what = "environment" if config.aggregation.steps_per_update == 1 else "vote"
@@ -92,7 +103,7 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
     if isinstance(rule, TMask) and own_rule is None and num_gradients > 1:
         asked = f"a mean must be {rule.quantile(num_gradients):.3g} standard errors from 0"
         lines = [f"mask: {_count(num_gradients, what)}, t-test at {format_chance(rule.significance)}: {asked}"]
-        return lines + _expectation(config, environments)
+        return lines + _expectation(config, environments, compare)
     if config.aggregation.compares:
         return _exchange_lines(config, num_gradients)
     if not isinstance(rule, SignMask) or own_rule is not None:
@@ -113,7 +124,7 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
             stricter = f"--significance {MUCH_BY_CHANCE:g} asks for {strict} of {num_gradients} signs"
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
     meant = isinstance(rule, AndMask | GeometricMean) and rule.threshold >= _MEANT_TO_MASK
-    return lines + (_expectation(config, environments) if meant else [])
+    return lines + (_expectation(config, environments, compare) if meant else [])
 
 
 def _exchange_lines(config: TrainConfig, num_gradients: int) -> list[str]:
@@ -129,7 +140,7 @@ def _exchange_lines(config: TrainConfig, num_gradients: int) -> list[str]:
     ]
 
 
-def _expectation(config: TrainConfig, environments: int) -> list[str]:
+def _expectation(config: TrainConfig, environments: int, compare: str) -> list[str]:
     """What to expect with too few environments for a mask: they often agree by chance."""
     together, enough = config.data.environments_per_step or environments, least_environments(DEFAULT_SIGNIFICANCE)
     if together >= enough or config.aggregation.per_example:
@@ -137,7 +148,7 @@ def _expectation(config: TrainConfig, environments: int) -> list[str]:
     by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(DEFAULT_SIGNIFICANCE)
     return [
         f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
-        f"{by_chance}, {enough} or more with at most {seldom}; to compare methods: concord compare JOB methods"
+        f"{by_chance}, {enough} or more with at most {seldom}; to compare methods: {compare}"
     ]
 
 

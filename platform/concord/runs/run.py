@@ -21,7 +21,7 @@ from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.execute import execute, needs_ray_train
 from concord.runs.lifecycle import Lineage, Opened, Reserved, open_run, reserved_run, run_description
-from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
+from concord.runs.opening import comparison, mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.resources import require_resources
@@ -135,7 +135,7 @@ def run(
         artifacts = {"environments.json": environments.by_purpose()} if environments.train else {}
         description = run_description(config, job.name, tags, lineage, derived, artifacts, environments.version)
         with full_disk_in_one_line(reserved.folder.path), open_run(reserved, description, info) as begun:
-            for line in _opening(job, config, begun, checked):
+            for line in _opening(job, config, begun, checked, given):
                 info(line)
             if idle := sorted(map(flag_of, config.unused() & {*given})):
                 info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option uses it")
@@ -154,7 +154,7 @@ def run(
     return report
 
 
-def _opening(job: JobFile, config: RunConfig, begun: Opened, checked: Checked) -> list[str]:
+def _opening(job: JobFile, config: RunConfig, begun: Opened, checked: Checked, given: Collection[str]) -> list[str]:
     """The first lines of a run."""
     registers = config.run.register and checked.example is not None
     criterion = checked.criterion if registers else None
@@ -163,7 +163,8 @@ def _opening(job: JobFile, config: RunConfig, begun: Opened, checked: Checked) -
         what, *more = opening(config) if opening is not None else [config.method or job.name]
         return opening_lines(begun, what, more, criterion)
     environments = checked.environments
-    lines = [f"data: {purposes(environments, config.data.held_out)}", *mask_lines(config, len(environments.train))]
+    mask = mask_lines(config, len(environments.train), comparison(job, config, given))
+    lines = [f"data: {purposes(environments, config.data.held_out)}", *mask]
     what = method_line(config, needs_ray_train(config), checked.objective)
     return opening_lines(begun, what, lines, criterion, required(job.job, config))
 

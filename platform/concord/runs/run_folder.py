@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from concord.options import OptionGroup, from_plain, option_values, options_of
+from concord.record import Kind
 from concord.redaction import is_hidden, without_secrets
 from concord.storage import Folder, display_path, is_remote
 from concord.training.options import RunConfig
@@ -16,11 +17,12 @@ from concord.training.options import RunConfig
 Config = TypeVar("Config", bound=OptionGroup)
 # They belong to the machine that gives the command, and a tracking URI may hold a password.
 NOT_RECORDED = frozenset({"tracking_uri", "address"})
+FOLDERS: Mapping[Kind, str] = {"run": "runs", "study": "studies", "comparison": "comparisons"}  # in the output folder
 
 
 def run_folder(output: Path, name: str) -> Folder:
     """The folder of a run of this name."""
-    return Folder(output) / "runs" / name
+    return Folder(output) / FOLDERS["run"] / name
 
 
 def plain_name(job: str, otherwise: str) -> str:

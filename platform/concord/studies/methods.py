@@ -83,7 +83,8 @@ def method_names(given: Sequence[str]) -> tuple[str, ...]:
     names = [name for each in given for name in each.split(",") if name]
     for name in names:
         if name not in (*KNOWN, "erm") and not RuleFile.is_reference(name):
-            near = did_you_mean(name, KNOWN) or f"; there are {', '.join(KNOWN)}, and FILE.py:RULE"
+            named = ", ".join("mean (or erm)" if each == "mean" else each for each in KNOWN)
+            near = did_you_mean(name, (*KNOWN, "erm")) or f"; there are {named}, and FILE.py:RULE"
             raise InputError(f"--methods {name}: there is no such method{near}")
     chosen = tuple("mean" if name == "erm" else name for name in names)
     twice = next((each for each in chosen if chosen.count(each) > 1), None)

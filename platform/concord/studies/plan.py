@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
-from concord.runs.run_folder import NOT_RECORDED, new_names, recorded_config
+from concord.runs.run_folder import FOLDERS, NOT_RECORDED, new_names, recorded_config
 from concord.runs.tags import run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
@@ -50,12 +51,11 @@ from concord.training.options import RUNTIME_OPTIONS, parallel_of
 _FOLDS_OF_SHORTLIST = 4
 # The options that decide a study's trials; they must not change when it continues.
 _SCIENCE = ("search", "startup", "selection", "metric", "folds", "scheduler")
-_FOLDERS: Mapping[GroupKind, str] = {"study": "studies", "comparison": "comparisons"}
 
 
 def group_folder(kind: GroupKind, output: Path, name: str) -> Folder:
     """The folder of a study or a comparison."""
-    return Folder(output / _FOLDERS[kind] / name)
+    return Folder(output / FOLDERS[kind] / name)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class GroupPlan:
     @property
     def experiment(self) -> str:
         """The MLflow experiment, separate from the job's own runs."""
-        return f"{self.job.name}-{_FOLDERS[self.kind]}"
+        return f"{self.job.name}-{FOLDERS[self.kind]}"
 
     def overrides(self, config: RunConfig) -> dict[str, Any]:
         """The options in which a run's configuration differs from the base."""
@@ -256,8 +256,13 @@ class StudyPlan(GroupPlan):
         return Description(self.experiment, parameters, tags, record, {"space.json": self.space.as_json()})
 
 
-def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
-    """Check everything that needs neither a cluster nor a store, and whether an earlier study of this name fits."""
+def plan_study(
+    job: JobFile, options: Any, given: set[str], sources: Mapping[str, str] = MappingProxyType({})
+) -> StudyPlan:
+    """Check everything that needs neither a cluster nor a store, and whether an earlier study of this name fits.
+
+    ``sources`` says of given options that are not on the command line where they are, for errors.
+    """
     asked, base, own_loop = options.study, options.config, job.job.loop
     asked.check()
     base.check()
@@ -279,7 +284,7 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     folders = (group_folder("study", base.run.output, name) for name in new_names(f"{job.name}-{method}", base))
     name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
     base = base.with_options(name=None)
-    space = study_space(study.space, asked, given & options_of(type(base)).keys(), base)
+    space = study_space(study.space, asked, given & options_of(type(base)).keys(), base, sources)
     checked = preflight(job, config_at(base, space, {}))
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)

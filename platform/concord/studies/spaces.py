@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from concord.errors import InputError, format_for_cli
@@ -12,6 +13,7 @@ from concord.options import (
     ALTERNATIVES,
     did_you_mean,
     fits,
+    flag_of,
     kind_of,
     option_values,
     options_of,
@@ -106,8 +108,17 @@ def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: RunC
     return name, known[name]
 
 
-def study_space(declared: Space, options: StudyOptions, given: set[str], base: RunConfig) -> Space:
-    """The space to search: the job's or a file's, without the ``given`` options, and with those of ``--vary``."""
+def study_space(
+    declared: Space,
+    options: StudyOptions,
+    given: set[str],
+    base: RunConfig,
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> Space:
+    """The space to search: the job's or a file's, without the ``given`` options, and with those of ``--vary``.
+
+    ``sources`` says where given options are if not on the command line.
+    """
     space = Space.read(options.space) if options.space is not None else declared
     vary: dict[str, Entry] = {}
     texts: dict[str, str] = {}
@@ -122,7 +133,7 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: R
         hint, texts[name] = hints.get(name), domain
         vary[name] = parse_entry(name, domain, get_args(hint) if get_origin(hint) is Literal else ())
     for name in given & set(vary):
-        raise InputError(f"--vary {name}: contradicts --{name.replace('_', '-')}, which fixes it")
+        raise InputError(f"--vary {name}: contradicts {flag_of(name)}{sources.get(name, '')}, which fixes it")
     chosen = given | vary.keys()
     require_one_way({name: value for name, value in option_values(base).items() if name in given} | texts)
     space = space.without(given | (with_alternatives(chosen) - chosen)).replacing(vary)

@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,10 @@ from concord.errors import InputError
 from concord.options import did_you_mean
 from concord.tracking.store import NEWEST, Run, Store
 
-RunStatus = Literal["running", "finished", "failed", "killed"]
+RunStatus = Literal["running", "interrupted", "finished", "failed", "killed"]
 
-_CONDITION = re.compile(r"\s*([\w.-]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
+# A name as MLflow accepts it: accuracy/ood/far west.
+_CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
 _SIGNS = {"=": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _ID = re.compile("[0-9a-f]{32}")
 _MANY = 1000  # runs in one request
@@ -32,7 +33,7 @@ class Condition:
         found = _CONDITION.fullmatch(text)
         if found is None or (found[2] not in ("=", "!=") and _number(found[3]) is None):
             raise InputError(f"--where {text}: give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes")
-        return Condition(found[1].replace("-", "_"), found[2], found[3])
+        return Condition(field_name(found[1]), found[2], found[3])
 
     def holds(self, run: Run) -> bool:
         """Whether a run has this option or metric with a fitting value."""
@@ -43,6 +44,12 @@ class Condition:
         if there is not None and wanted is not None:
             return bool(_SIGNS[self.sign](there, wanted))
         return self.sign in ("=", "!=") and bool(_SIGNS[self.sign](str(known), self.value))
+
+
+def field_name(given: str) -> str:
+    """The name of an option or a metric, perhaps given as a flag; the names of environments in it keep their ``-``."""
+    name, *environment = given.removeprefix("--").split("/", 1)
+    return "/".join([name.replace("-", "_"), *environment])
 
 
 def _number(value: str | float) -> float | None:
@@ -64,23 +71,29 @@ def find_runs(
     metric: str | None = None,
     largest: bool = True,
     show: Sequence[str] = (),
+    shown: Callable[[Run], Run] = lambda run: run,
 ) -> list[Run]:
     """The first `most` runs. Raises InputError for an option or a metric that no run has.
 
     With `study` they are its trials. They are ordered by `metric`, without the runs that lack it; without a metric the
-    newest come first. `show` has further options and metrics, of which at least one run must have each.
+    newest come first. `show` has further options and metrics, of which at least one run must have each. `shown` returns
+    a run with the status that is shown: MLflow has no INTERRUPTED.
     """
     # Trials have no job; their study has.
     conditions = ["tags.`concord.job` != ''" if study is None else "tags.`concord.kind` != ''"]
     conditions += [f"tags.`concord.job` = {_quoted('job', job)}"] if job else []
     conditions += [f"tags.`concord.study` = {_quoted('study', study)}"] if study else []
-    conditions += [f"attributes.status = '{status.upper()}'"] if status else []
+    tracked = "RUNNING" if status == "interrupted" else (status or "").upper()
+    conditions += [f"attributes.status = '{tracked}'"] if status else []
     conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{name}%')}"] if name else []
     order = f"metrics.`{metric}` {'DESC' if largest else 'ASC'}" if metric else NEWEST
     known: set[str] = set()
     found: list[Run] = []
-    for run in store.search(" AND ".join(conditions), order, page=_MANY if where else min(most, _MANY)):
+    few = not where and tracked != "RUNNING"  # all that the store finds are wanted
+    for run in map(shown, store.search(" AND ".join(conditions), order, page=min(most, _MANY) if few else _MANY)):
         known |= run.metrics.keys() | run.parameters.keys()
+        if status and run.status.lower() != status:
+            continue
         if (metric is None or metric in run.metrics) and all(each.holds(run) for each in where):
             found.append(run)
         if len(found) == most:
