@@ -28,8 +28,7 @@ from concord.storage import display_path, listing, local
 Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
 Task = Literal["classification", "regression"]
 _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
-_MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values have few rows each
-_FEW_ROWS = 10
+_MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values name the rows
 _EXAMPLE_ROWS = 5
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
 # Cells of a CSV file without a value: pandas' own but for "None", which may be a class (None, Mild, Severe).
@@ -349,9 +348,9 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
         raise ArgumentError(
             "environment", name, f"has {count} different numbers; give environment_bins, or another column"
         )
-    if count > _MOST_ENVIRONMENTS and len(column) < _FEW_ROWS * count:  # it names the rows
-        many = f"more than {_MOST_ENVIRONMENTS} must have {_FEW_ROWS} rows each on average"
-        raise ArgumentError("environment", name, f"has {count} values in {len(column)} rows; {many}; give another")
+    if count > max(_MOST_ENVIRONMENTS, len(column) / 2):  # it names the rows
+        rows = f"has {count} values in {len(column)} rows, fewer than two rows for an environment"
+        raise ArgumentError("environment", name, f"{rows}; give another column")
     if pd.api.types.is_float_dtype(column) and column.map(float.is_integer).all():
         column = column.map(int)  # floating-point only because another row has none
     return column.astype("string").str.strip()
