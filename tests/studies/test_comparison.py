@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -389,6 +390,7 @@ def test_a_stopped_run_continues_from_its_checkpoint(
     [
         (["maskes"], "table maskes: job tiny-compared has no such table; did you mean masks?"),
         (["masks", "--only", "medians"], "--only medians: no row of masks has this name; there are average and-mask"),
+        (["masks", "--only", "averages"], "--only averages: no row of masks has this name; did you mean average?"),
         (["masks", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["masks", "--first-seed", "-1"], "--first-seed -1: must not be negative"),
         (["masks", "--concurrent", "-1"], "--concurrent -1: must not be negative"),
@@ -407,6 +409,14 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_written(
     assert main(["compare", JOB_FILE, *words, "--output", str(output)]) == 2
     assert said in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_missing_row_of_a_job_with_hundreds_names_twelve(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "synthetic", "--only", "nothing", "--output", str(output)]) == 2
+    said = capsys.readouterr().err
+    rows, more = said.split("; there are ")[1].rsplit(" and ", 1)
+    assert len(shlex.split(rows)) == 12
+    assert re.fullmatch(r"\d+ more\n", more)
 
 
 def test_a_report_does_not_keep_lines_at_an_address(

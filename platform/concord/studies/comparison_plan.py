@@ -46,6 +46,7 @@ LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method witho
 FOLDS = "left out"  # in the record of that table; no option has a space in its name
 DATA = "data version"  # among a run's options in the record; no option has a space in its name
 _RULE = "text of the rule"  # likewise
+_NAMED = 12  # rows in the message that there is no such row; a job may have hundreds
 
 
 @dataclass(frozen=True)
@@ -244,10 +245,9 @@ def only_rows(tables: Mapping[str, Comparison], only: Sequence[str]) -> Mapping[
     rows = list(dict.fromkeys(row for table in tables.values() for row in table.configurations))
     for pattern in only:
         if not any(matches(row, pattern) for row in rows):
-            raise InputError(
-                f"--only {shlex.quote(pattern)}: no row of {', '.join(tables)} has this name; "
-                f"there are {shlex.join(rows)}"
-            )
+            more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+            near = did_you_mean(pattern, rows) or f"; there are {shlex.join(rows[:_NAMED])}{more}"
+            raise InputError(f"--only {shlex.quote(pattern)}: no row of {', '.join(tables)} has this name{near}")
     found: dict[str, Comparison] = {}
     for name, table in tables.items():
         chosen = {
