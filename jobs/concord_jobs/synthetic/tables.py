@@ -161,22 +161,15 @@ comparisons = {
                 for count in (512, 1024)
                 for rule in ("and-mask", "mean")
             },
+            # The largest L2 of the paper's range, chosen on the test of seed 211 with 1024 environments (oracle).
+            **{
+                f"mean, L2, {count} environments": {**grouped("mean", count), "l1": 0.0, "l2": 1e-3} for count in COUNTS
+            },
         },
         seeds=5,
         columns={"o.o.d.": "ood_accuracy", "training": "train_accuracy"},
         figures={"fig-15": environments_of_runs},
         title="accuracy by the number of environments",
-    ),
-    "fig-15-deviation": Comparison(
-        {
-            f"{rule}, {count} environments": {**grouped(rule, count), "shortcut_scale": 0.1}
-            for rule in ("and-mask", "mean")
-            for count in COUNTS
-        },
-        seeds=5,
-        columns={"o.o.d.": "ood_accuracy", "training": "train_accuracy"},
-        figures={"fig-15-deviation": environments_of_runs},
-        title="the same if the shortcuts' N(0, 0.1) has a standard deviation of 0.1",
     ),
     "difficulty": Comparison(
         on({**CHOSEN, **LONGER}, (32,), 1.0, 3.0),
