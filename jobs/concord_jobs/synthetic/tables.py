@@ -121,6 +121,8 @@ comparisons = {
         {
             "and-mask": PRINTED,
             "and-mask, variance 1": {**PRINTED, "shortcut_scale": 1.0},
+            # As many environments agree at a step as in the authors' code.
+            "and-mask, 16 a step": {**PRINTED, "environments_per_step": 16},
             "and-mask, code": PUBLISHED,
             "and-mask, code, two falls": {**PUBLISHED, "milestones": (0.5, 0.75)},
             "and-mask, code, one output": {**PUBLISHED, "one_logit": True},
