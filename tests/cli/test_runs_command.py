@@ -149,6 +149,23 @@ def test_a_group_that_no_process_holds_is_interrupted(concord_: Concord, tmp_pat
         assert listed("--status", "running") == {elsewhere: "running", busy: "running"}
 
 
+def test_a_trial_of_a_dead_study_is_interrupted(concord_: Concord, tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    trials = {}
+    for name in ("dead", "alive"):
+        study = store.start_run("mine", name, {}, {"concord.job": "mine"})
+        folder = Folder(tmp_path / "studies" / name)
+        folder.make()
+        write_record(folder, "study", {"job": "mine", "config": {}, "run_id": study})
+        tags = {"concord.study": name, "concord.kind": "trial", "mlflow.parentRunId": study}
+        trials[name] = store.start_run("mine", f"{name} 0", {}, tags)
+
+    with folder.locked("study"):
+        for name, status in (("dead", "interrupted"), ("alive", "running")):
+            said = concord_("runs", "--output", tmp_path, "--study", name, "--json")
+            assert [(run["run_id"], run["status"]) for run in said.json["runs"]] == [(trials[name], status)]
+
+
 def test_a_condition_compares_numbers_as_numbers_and_words_as_words() -> None:
     assert Condition.of("lr = 1e-2") == Condition("lr", "=", "1e-2")
     assert Condition.of("ood-accuracy>=0.5") == Condition("ood_accuracy", ">=", "0.5")

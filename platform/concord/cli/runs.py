@@ -94,10 +94,12 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _with_interruption(output: Path, run: Any) -> Any:
-    """The run, with status interrupted if MLflow shows it as running but no process holds its folder."""
+    """The run, as interrupted if MLflow shows it as running but no process holds its folder, nor its study's."""
     from concord.runs.lifecycle import is_interrupted
 
-    if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
+    study = run.tags.get("concord.study") if run.parent else None
+    held = (study, run.parent) if study else (run.name, run.run_id)
+    if run.status == "RUNNING" and is_interrupted(output, *held):
         return dataclasses.replace(run, status="INTERRUPTED")
     return run
 

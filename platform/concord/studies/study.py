@@ -20,6 +20,7 @@ from concord.studies.proposals import EndedRun, GroupRuns, ProposalList, RunProp
 from concord.studies.results import StudyResult, judged, write_results
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
+from concord.tracking.store import PARENT
 from concord.training.options import TrainConfig
 from concord.training.worker_data import check_environments
 
@@ -161,7 +162,7 @@ def _register(plan: StudyPlan, winner: RunProposal, study_run: str, info: Info) 
     begun = RECORD in run_folder(plan.base.run.output, name).names()
     config = config_at(plan.base, plan.space, winner.point).with_options(name=name, resume=begun)
     tags = {
-        "mlflow.parentRunId": study_run,
+        PARENT: study_run,
         "concord.study": plan.name,
         "concord.trial": str(winner.trial),
         "concord.method": plan.method,

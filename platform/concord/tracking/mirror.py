@@ -22,7 +22,7 @@ from concord.record import EVENTS, Event, read_events
 from concord.redaction import redact
 from concord.storage import Folder, StorageError, append_line, read_lines
 from concord.tracking.client import import_mlflow, is_final, one_line, pages, post
-from concord.tracking.store import Store, clean_parameters
+from concord.tracking.store import PARENT, Store, clean_parameters
 
 CURSOR = "events.sent"
 
@@ -35,7 +35,7 @@ _LARGEST_BATCH = 1000  # parameters, tags and metrics, MLflow's limit for one ca
 _LARGEST_PIECE = 4000  # metrics sent before the cursor moves
 _LONGEST_TAG = 5000
 _HTTP_SECONDS = (3.0, 30.0)  # to connect; to answer: a new server may need 15
-_PARENT, _KEY = "mlflow.parentRunId", "concord.task"
+_KEY = "concord.task"
 
 
 def send_again(folder: Folder) -> None:
@@ -209,7 +209,7 @@ class Mirror:
             return known  # created for this beginning
         if self._experiment is None:
             self._experiment = self._store.client.get_run(self._run_id).info.experiment_id
-        tags = {_PARENT: self._run_id, _KEY: run}
+        tags = {PARENT: self._run_id, _KEY: run}
         name = str(began.fields.get("name") or run)
         made = self._store.client.create_run(self._experiment, began.at, tags, name)
         self._children[run] = made.info.run_id
@@ -220,7 +220,7 @@ class Mirror:
         """Find the children that a killed process created without recording them."""
         client = self._store.client
         experiment = client.get_run(self._run_id).info.experiment_id
-        of_parent = f"tags.`{_PARENT}` = '{self._run_id}'"
+        of_parent = f"tags.`{PARENT}` = '{self._run_id}'"
         for found in pages(lambda token: client.search_runs([experiment], of_parent, page_token=token)):
             if key := found.data.tags.get(_KEY):
                 self._children.setdefault(key, found.info.run_id)

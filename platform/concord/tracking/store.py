@@ -36,6 +36,7 @@ _LONGEST_DATASET_NAME = 500
 
 # The default order of runs, in MLflow's syntax.
 NEWEST = "attributes.start_time DESC"
+PARENT = "mlflow.parentRunId"  # the tag by which MLflow shows a run below its group
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -47,7 +48,7 @@ _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 class Run:
     """One tracked run, at the time of the request.
 
-    `metrics` has the latest values; `started` is in UTC.
+    `metrics` has the latest values; `started` is in UTC; `parent` is the run of its study or comparison.
     """
 
     run_id: str
@@ -57,6 +58,7 @@ class Run:
     metrics: dict[str, float]
     tags: dict[str, str]
     started: datetime
+    parent: str | None
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,7 @@ class Store:
             metrics={key: _value(value) for key, value in entry.data.metrics.items()},
             tags={key: value for key, value in entry.data.tags.items() if not key.startswith("mlflow.")},
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
+            parent=entry.data.tags.get(PARENT),
         )
 
     def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[Run]:
