@@ -34,6 +34,7 @@ from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, require_space, resolve
 from concord.tracking import ExportError, Mirror, Registered, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
+from concord.training.empty_masks import empty_masks
 from concord.training.job import JobFile
 from concord.training.large_losses import large_losses
 from concord.training.loop import build_model
@@ -229,6 +230,7 @@ def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked)
         yield f"--keep best: the model of epoch {end['kept_epoch']:.0f} is kept"
     for line in (
         large_losses(outcome.history),
+        empty_masks(outcome.history, config, len(checked.environments.train)),
         underfitting(outcome.history, config),
         shortcuts(outcome.history, job.job, config, checked.environments, checked.measures),
     ):
