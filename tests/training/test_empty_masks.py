@@ -46,6 +46,11 @@ def test_a_rule_that_drops_nothing_is_not_reported() -> None:
             2,
             "a smaller --threshold than 1, or more examples of each environment at a step than --batch-size 2",
         ),
+        (
+            {"aggregator": "t-mask", "environment_momentum": 0.9, "batch_size": 4},
+            64,
+            "a larger --significance than 0.0001, or more examples of each environment at a step than --batch-size 4",
+        ),
         ({"per_example": True, "threshold": 0.9}, 1, "a smaller --threshold than 0.9"),
     ],
 )

@@ -96,9 +96,9 @@ def counted(aggregator: str, environments: int) -> dict[str, Any]:
 
 def grouped(aggregator: str, environments: int) -> dict[str, Any]:
     """A row whose step has a group of at most 32 environments, as in the authors' code."""
-    group = min(environments, 32)
-    per_step = group if environments > group else 0
-    return {**counted(aggregator, group), "environments": environments, "environments_per_step": per_step}
+    per_step = 32 if environments > 32 else 0
+    row = counted(aggregator, per_step or environments)
+    return {**row, "environments": environments, "environments_per_step": per_step}
 
 
 comparisons = {

@@ -246,7 +246,7 @@ def only_rows(tables: Mapping[str, Comparison], only: Sequence[str]) -> Mapping[
     for pattern in only:
         if not any(matches(row, pattern) for row in rows):
             more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-            near = did_you_mean(pattern, rows) or f"; there are {shlex.join(rows[:_NAMED])}{more}"
+            near = did_you_mean(pattern, map(shlex.quote, rows)) or f"; there are {shlex.join(rows[:_NAMED])}{more}"
             raise InputError(f"--only {shlex.quote(pattern)}: no row of {', '.join(tables)} has this name{near}")
     found: dict[str, Comparison] = {}
     for name, table in tables.items():

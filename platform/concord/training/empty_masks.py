@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from concord.objectives import objective_type
 from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation
 
@@ -19,8 +20,10 @@ def empty_masks(history: Sequence[Evaluation], config: TrainConfig, environments
     elif used.own_rule is None:
         tries.append(f"a smaller --threshold than {used.threshold:g}")
     compared = data.environments_per_step or environments
+    fixed = used.environment_momentum > 0 or objective_type(config.objective.objective).every  # then refused
     if not used.per_example:
         tries.append(f"more examples of each environment at a step than --batch-size {data.batch_size}")
-        if compared > 2:
+        if compared > 2 and not fixed:
             tries.append(f"fewer environments at a step than {compared} (--environments-per-step)")
-    return f"warning: kept_fraction was 0 at every evaluation: the mask keeps nothing; try {', or '.join(tries)}"
+    advice = f"; try {', or '.join(tries)}" if tries else ""
+    return f"warning: kept_fraction was 0 at every evaluation: the mask keeps nothing{advice}"
