@@ -27,7 +27,7 @@ _COLOURS = {
     "meta-irm, without the test": GREEN,
     "meta-irm, without the test, two layers": ORANGE,
     "erm, grey": ORANGE,
-    "meta-irm, by hand (oracle)": "black",
+    "meta-irm, oracle": "black",
 }
 
 
@@ -126,7 +126,8 @@ def penalties(runs: Runs) -> Figure:
 def noise_gaps(runs: Runs) -> Figure:
     """Fig. 4: test accuracy, a line for each method."""
     lines: dict[str, dict[float, list[float]]] = {}
-    for (method, gap), each in grouped(runs, "objective", "noise_gap").items():
+    for row, each in runs.items():
+        method, gap = row.rpartition(", ")[0], each[0].options["noise_gap"]
         lines.setdefault(method, {})[gap] = at_end(each, "ood_accuracy")
     return band_figure(lines, "gap between the environments' label noise", "test accuracy at p_e = .9")
 
