@@ -106,8 +106,9 @@ def all_methods(runs: Runs) -> Figure:
 def all_sizes(runs: Runs) -> Figure:
     """Fig. 5: a panel for each method, a line for each number of examples."""
     panels: dict[str, dict[str, ByPlace]] = {}
-    for (method, examples), each in grouped(runs, "objective", "examples").items():
-        panels.setdefault(method, {})[f"{examples:,} examples"] = by_flip(each)
+    for row, each in runs.items():
+        method, _, examples = row.rpartition(", ")
+        panels.setdefault(method, {})[examples] = by_flip(each)
     return flips_figure(panels)
 
 

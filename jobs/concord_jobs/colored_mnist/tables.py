@@ -195,7 +195,7 @@ comparisons = {
     ),
     "table-3": accuracies(
         "Table 3, Fig. 5: fewer examples",
-        fewer_examples("irm", "vrex", "meta-irm"),
+        fewer_examples("irm", "vrex", "meta-irm", "meta-irm, oracle"),
         {
             "irm, 12,500 examples": "73.2 ± 1.6 | 71.7 ± 1.3 | 58.5 ± 2.5",
             "vrex, 12,500 examples": "75.0 ± 0.8 | 73.4 ± 0.6 | 61.3 ± 1.4",
@@ -208,7 +208,7 @@ comparisons = {
         "Table 3, Fig. 5: fewer examples and fewer steps",
         {
             f"{method}, {size:,} examples": {**METHODS[method], "examples": size}
-            for method in ("irm", "vrex", "meta-irm, oracle")
+            for method in ("irm", "vrex", "meta-irm", "meta-irm, oracle")
             for size in SIZES
         },
         {},
