@@ -19,8 +19,6 @@ from concord.training import Job, Measure, TrainConfig
 from concord_jobs.distillation.taught import student_environments, training_parts
 from concord_jobs.distillation.two_classes import binary_accuracy, binary_loss
 
-TAUGHT = 32  # units of the student's first layer
-
 
 @dataclass(frozen=True, kw_only=True)
 class XorConfig(TrainConfig):
@@ -31,13 +29,17 @@ class XorConfig(TrainConfig):
     """Number of dimensions of x."""
     examples: int = 512
     """Number of training examples; with --teacher meta some of them judge the teacher."""
+    taught_units: int = 32
+    """Units of the student's first layer, which the teacher teaches; 128 in the authors' code."""
+    teacher_units: int = 256
+    """Units of each of the teacher's two hidden layers; 512 in the authors' code."""
     teaching: TeacherOptions = group(TeacherOptions)
     # fmt: on
 
     def check(self) -> None:
         """Validate options."""
         super().check()
-        self.require_at_least(1, "dimensions", "examples")
+        self.require_at_least(1, "dimensions", "examples", "taught_units", "teacher_units")
         objective(self)
         if self.teaching.fixed_split:
             training_parts(self, examples)
@@ -58,20 +60,27 @@ def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
 
 def student(config: XorConfig) -> nn.Module:
     """A taught bottleneck without an activation, and a hidden layer."""
-    return nn.Sequential(nn.Linear(config.dimensions, TAUGHT), nn.Linear(TAUGHT, 128), nn.ReLU(), nn.Linear(128, 1))
+    units = config.taught_units
+    return nn.Sequential(nn.Linear(config.dimensions, units), nn.Linear(units, 128), nn.ReLU(), nn.Linear(128, 1))
 
 
-def teacher() -> nn.Module:
+def teacher(config: XorConfig) -> nn.Module:
     """A network from x* to targets for the student's first layer."""
-    return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, TAUGHT))
+    units, taught = config.teacher_units, config.taught_units
+    return nn.Sequential(nn.Linear(4, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, taught))
 
 
 class SignOracle(nn.Module):
     """A teacher that undoes the signs of x* and returns h: each number to one half of the units."""
 
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.halves: Tensor
+        self.register_buffer("halves", torch.arange(units) * 2 // units, persistent=False)
+
     def forward(self, privileged: Tensor) -> Tensor:
         """Targets ``(examples, units)``."""
-        return (privileged[:, :2] * privileged[:, 2:]).repeat_interleave(TAUGHT // 2, 1)
+        return (privileged[:, :2] * privileged[:, 2:])[:, self.halves]
 
 
 def objective(config: XorConfig) -> Objective:
@@ -81,7 +90,7 @@ def objective(config: XorConfig) -> Objective:
         return options.alone(binary_loss, lambda: nn.Linear(128, 4), "2")
     adam = partial(torch.optim.Adam, betas=(config.optimizer.betas[0], 0.999))
     learning = options.learning(lambda: training_parts(config, examples).outer, adam)
-    made = SignOracle if options.teacher == "oracle" else teacher
+    made = partial(SignOracle, config.taught_units) if options.teacher == "oracle" else partial(teacher, config)
     return Distillation(binary_loss, made, Teaching(options.teaching_weight, layers=("0",)), learning)
 
 
