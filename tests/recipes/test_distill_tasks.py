@@ -53,6 +53,7 @@ from concord_jobs.distill_mujoco.simulator import (
     squared_error_of_bins,
 )
 from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
+from concord_jobs.distill_xor.job import SignOracle, XorConfig, student, teacher
 
 # --- Life
 
@@ -74,6 +75,20 @@ def test_the_students_first_weights_know_nothing_of_the_task(name: str, seed: in
     first = next(iter(build_model(job, config).parameters())).detach().double()
     alike = torch.nn.functional.normalize(first) @ torch.nn.functional.normalize(mixing).T
     assert alike.abs().max() < 0.8
+
+
+@given_examples(strategies.integers(1, 130), strategies.integers(1, 40))
+def test_the_students_first_layer_and_its_teachers_have_the_widths_asked_for(taught: int, units: int) -> None:
+    config = XorConfig(dimensions=5, taught_units=taught, teacher_units=units)
+    assert student(config)[0].out_features == taught
+    taught_by_net = teacher(config)
+    assert [layer.out_features for layer in taught_by_net if hasattr(layer, "out_features")] == [units, units, taught]
+
+    signs, hidden = torch.tensor([[-1.0, 1.0]]), torch.tensor([[2.0, 3.0]])
+    (said,) = SignOracle(taught)(torch.cat([signs, signs * hidden], 1)).tolist()
+    assert len(said) == taught
+    assert said == sorted(said), "h_1 to the first half of the units, h_2 to the second"
+    assert abs(said.count(2.0) - said.count(3.0)) <= 1
 
 
 def test_a_block_stays() -> None:

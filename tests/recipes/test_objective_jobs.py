@@ -171,6 +171,8 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["distill-xor", "--student-steps", "32"], "--student-steps 32: with a split drawn anew: a divisor of the"),
         (["distill-xor", "--batch-size", "10"], "batch_size: with a split drawn anew it has to divide every"),
         (["distill-xor", "--dimensions", "0"], "--dimensions 0: must be at least 1"),
+        (["distill-xor", "--taught-units", "0"], "--taught-units 0: must be at least 1"),
+        (["distill-xor", "--teacher-units", "-1"], "--teacher-units -1: must be at least 1"),
         (["distill-xor", "--auxiliary-weight", "1"], "--auxiliary-weight 1.0: --teacher meta has x* already; give"),
         (["distill-logits", "--entropy-weight", "-1"], "--entropy-weight -1.0: must be a finite number, not below 0"),
         (["distill-logits", "--logit-scale", "nan"], "--logit-scale nan: must be a finite number above 0"),
