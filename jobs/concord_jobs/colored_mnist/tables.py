@@ -3,6 +3,7 @@ the settings.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from concord.training import Comparison
@@ -131,9 +132,13 @@ def accuracies(
     return Comparison(rows, columns=columns, paper=numbers, title=title, percent=True, digits=1, **SEEDS, **options)
 
 
-def fewer_examples(*methods: str) -> dict[str, dict[str, Any]]:
-    """A row for each method and number of examples."""
-    return {f"{method}, {size:,} examples": {**METHODS[method], **FEWER[size]} for method in methods for size in SIZES}
+def fewer_examples(*methods: str, each: Mapping[int, dict[str, Any]] = FEWER) -> dict[str, dict[str, Any]]:
+    """A row for each method and number of examples, with its options."""
+    return {
+        f"{method}, {size:,} examples": {**METHODS[method], **options}
+        for method in methods
+        for size, options in each.items()
+    }
 
 
 comparisons = {
@@ -184,7 +189,7 @@ comparisons = {
         "Table 3, Fig. 5: fewer examples",
         {
             **fewer_examples("irm", "vrex", "meta-irm"),
-            "meta-irm, oracle, 12,500 examples": {**METHODS["meta-irm, oracle"], **FEWER[12_500]},
+            **fewer_examples("meta-irm, oracle", each={12_500: FEWER[12_500]}),
         },
         {
             "irm, 12,500 examples": "73.2 ± 1.6 | 71.7 ± 1.3 | 58.5 ± 2.5",
@@ -196,11 +201,7 @@ comparisons = {
     # As many epochs for all sizes, so that fewer examples make fewer steps.
     "fewer-steps": accuracies(
         "Table 3, Fig. 5: fewer examples and fewer steps",
-        {
-            f"{method}, {size:,} examples": {**METHODS[method], "examples": size}
-            for method in ("irm", "vrex", "meta-irm, oracle")
-            for size in SIZES
-        },
+        fewer_examples("irm", "vrex", "meta-irm, oracle", each={size: {"examples": size} for size in SIZES}),
         {},
         figures={"sizes-epochs": figures.all_sizes},
     ),
