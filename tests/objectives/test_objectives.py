@@ -542,6 +542,26 @@ def test_a_representation_that_is_not_there_names_those_that_are(name: Any) -> N
         objective(name, cross_entropy).begin(nn.Flatten(), 2, 1)
 
 
+@pytest.mark.parametrize("name", ["dann", "coral", "mmd"])
+@pytest.mark.parametrize(
+    ("model", "trained"),
+    [
+        (nn.Linear(3, 2), "the model"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), "1"),
+        (nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2)), "1"),
+    ],
+)
+def test_a_representation_that_no_trained_layer_makes_is_warned_of(name: Any, model: nn.Module, trained: str) -> None:
+    with pytest.warns(UserWarning, match=f"changes nothing: only {trained} is trained"):
+        objective(name, cross_entropy).begin(model, 2, 1)
+
+
+@pytest.mark.parametrize("name", ["dann", "coral", "mmd", "fishr"])
+def test_no_warning_where_the_penalty_changes_the_model(name: Any, recwarn: pytest.WarningsRecorder) -> None:
+    objective(name, cross_entropy).begin(nn.Linear(3, 2) if name == "fishr" else network(), 2, 1)
+    assert not recwarn
+
+
 @pytest.mark.parametrize("name", ["dann", "fishr", "group-dro"])
 def test_an_objective_that_keeps_something_has_to_begin(name: Any) -> None:
     with pytest.raises(InputError, match="yet; call begin with the model first"):

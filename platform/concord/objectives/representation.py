@@ -1,5 +1,7 @@
 """The representation of a model: the input of one of its linear layers, the head."""
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -32,8 +34,14 @@ class Represented(Penalized):
         self.layer = layer
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
-        """Refuse a layer that the model does not have (InputError)."""
-        head(model, self.layer)
+        """Refuse a layer that the model does not have (InputError); warn if no parameter changes its input."""
+        name, layer = head(model, self.layer)
+        if {each for each in model.parameters() if each.requires_grad} <= {*layer.parameters()}:
+            warnings.warn(
+                f"the penalty of the representation changes nothing: only {name or 'the model'} is trained, "
+                "whose input is the representation",
+                stacklevel=2,
+            )
 
     def represented(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Risks and weights of :meth:`risks`, the representations ``(environments, examples, width)``, and the head's
