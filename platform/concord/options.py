@@ -99,9 +99,13 @@ def group(kind: type[Group], **values: Any) -> Group:
 
     The group's docstring is given as its help, since tyro would search the classes' sources for it at every parse.
     """
-    text = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")[0]
-    made: Any = dataclasses.field(default_factory=functools.partial(kind, **values), metadata={"help": text})
+    made: Any = dataclasses.field(default_factory=functools.partial(kind, **values), metadata={"help": help_of(kind)})
     return cast(Group, made)
+
+
+def help_of(kind: type[Any]) -> str:
+    """A group's docstring without its attributes."""
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")[0]
 
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:

@@ -12,7 +12,7 @@ import tyro
 import yaml
 
 from concord.errors import InputError
-from concord.options import OptionGroup, did_you_mean, fits, from_plain, group, kind_of, options_of
+from concord.options import OptionGroup, did_you_mean, fits, from_plain, group, help_of, kind_of, options_of
 from concord.redaction import is_hidden
 
 if TYPE_CHECKING:
@@ -137,8 +137,9 @@ def with_file_options(options: OptionGroup) -> WithFile:
     """These options, and ``--config`` and ``--print-config``."""
     kind = make_dataclass(
         "WithFile",
-        # Without a name, so that help panels have the names of groups.
-        [("options", Annotated[type(options), tyro.conf.arg(name="")])],
+        # Without a name, so that help panels have the names of groups; with a help, since tyro would search the class's
+        # source for one at every parse.
+        [("options", Annotated[type(options), tyro.conf.arg(name="", help=help_of(type(options)))])],
         bases=(WithFile,),
         namespace={"__doc__": type(options).__doc__},
         frozen=True,
