@@ -21,7 +21,7 @@ from concord.tracking import Store, models
 from concord.training import load_job
 from documents import with_tables
 
-pytestmark = pytest.mark.usefixtures("training_without_figures")
+pytestmark = pytest.mark.usefixtures("without_figures")
 JOBS = Path(__file__).parents[1] / "jobs"
 TINY = ["--environments", "3", "--examples", "64", "--hidden-units", "8", "--hidden-layers", "1", "--epochs", "2"]
 TINY += ["--evaluations", "1", "--checkpoints", "1", "--workers", "1"]

@@ -542,23 +542,39 @@ def test_a_representation_that_is_not_there_names_those_that_are(name: Any) -> N
         objective(name, cross_entropy).begin(nn.Flatten(), 2, 1)
 
 
+def frozen() -> nn.Sequential:
+    """A network of which only the last layer is trained."""
+    model = network()
+    model[0].requires_grad_(False)
+    return model
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(6, CLASSES).double()
+
+
 @pytest.mark.parametrize("name", ["dann", "coral", "mmd"])
+@pytest.mark.parametrize(("make", "head"), [(linear, "the model"), (frozen, "layer 2")])
+def test_a_representation_that_no_parameter_changes_is_warned_of(
+    name: Any, make: Callable[[], nn.Module], head: str
+) -> None:
+    model, ours = make(), objective(name, cross_entropy)
+    ours.begin(model, ENVIRONMENTS, 1)
+    if ours.module is not None:
+        ours.module.double()
+    with pytest.warns(UserWarning, match=f"changes nothing: no parameter changes the input of {head}, which is the"):
+        ours.terms(model, batches())
+
+
 @pytest.mark.parametrize(
-    ("model", "trained"),
-    [
-        (nn.Linear(3, 2), "the model"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), "1"),
-        (nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2)), "1"),
-    ],
+    ("name", "make"), [("dann", network), ("coral", network), ("mmd", network), ("fishr", network), ("fishr", linear)]
 )
-def test_a_representation_that_no_trained_layer_makes_is_warned_of(name: Any, model: nn.Module, trained: str) -> None:
-    with pytest.warns(UserWarning, match=f"changes nothing: only {trained} is trained"):
-        objective(name, cross_entropy).begin(model, 2, 1)
-
-
-@pytest.mark.parametrize("name", ["dann", "coral", "mmd", "fishr"])
-def test_no_warning_where_the_penalty_changes_the_model(name: Any, recwarn: pytest.WarningsRecorder) -> None:
-    objective(name, cross_entropy).begin(nn.Linear(3, 2) if name == "fishr" else network(), 2, 1)
+def test_no_warning_where_the_penalty_changes_the_model(
+    name: Any, make: Callable[[], nn.Module], recwarn: pytest.WarningsRecorder
+) -> None:
+    model, ours = make(), objective(name, cross_entropy)
+    ours.begin(model, ENVIRONMENTS, 1)
+    ours.terms(model, batches())
     assert not recwarn
 
 

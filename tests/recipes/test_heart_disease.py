@@ -48,7 +48,7 @@ def test_a_hospital_is_left_for_the_test(job: Job, made: Path) -> None:
     assert 0 <= metrics["ood_auc"] <= 1
 
 
-@pytest.mark.usefixtures("training_without_figures")
+@pytest.mark.usefixtures("without_figures")
 def test_a_champion_is_not_replaced_by_a_model_of_other_hospitals(made: Path, output: Path) -> None:
     file = load_job("heart-disease")
     config = file.job.config.with_options(data_dir=made, output=output, epochs=1, evaluations=1)

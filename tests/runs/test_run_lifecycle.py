@@ -40,7 +40,7 @@ from concord.tracking.store import Run
 from concord.training import load_job
 from concord.training.options import RunConfig, TrainConfig
 
-pytestmark = pytest.mark.usefixtures("training_without_figures")
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 JOB = "shared-rule"
 

@@ -20,6 +20,7 @@ from concord.tracking import Store
 from concord.training import Evaluation, Job, JobFile, Loop, load_job
 from concord.training.context import Silent
 
+pytestmark = pytest.mark.usefixtures("without_figures")
 FILE = load_job(str(Path(__file__).parents[1] / "jobs" / "descent.py"))
 JOB: Job[Any] = FILE.job
 assert JOB.loop is not None

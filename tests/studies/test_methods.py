@@ -39,6 +39,7 @@ from concord.tracking.registry import models
 from concord.training import Evaluation, load_job
 from documents import side_by_side
 
+pytestmark = pytest.mark.usefixtures("without_figures")
 JOBS = Path(__file__).parents[1] / "jobs"
 OWN_OBJECTIVE = "--objective vrex: the job minimizes an objective of its own"
 SENSORS, TINY = str(JOBS / "sensors.py"), str(JOBS / "tiny_study.py")

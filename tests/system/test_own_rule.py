@@ -35,6 +35,7 @@ from concord.training import load_job
 from concord.training.job import JobFile, job_from_source, with_rule
 from concord.training.rule_file import RuleFile
 
+pytestmark = pytest.mark.usefixtures("without_figures")
 JOBS = Path(__file__).parents[1] / "jobs"
 JOB, STUDY = str(JOBS / "shared_rule.py"), str(JOBS / "tiny_study.py")
 SHORT: dict[str, Any] = {"epochs": 2, "batch_size": 16, "evaluations": 1, "checkpoints": 2}

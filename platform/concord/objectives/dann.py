@@ -89,7 +89,6 @@ class DANN(Represented):
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Make the domain classifier, for the representation of this model."""
-        super().begin(model, environments, steps)
         first = head(model, self.layer)[1].weight
         made = DomainClassifier(model, environments, self._hidden_units, self.layer)
         self.module = made.to(first.device, first.dtype)

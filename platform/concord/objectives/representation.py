@@ -1,6 +1,7 @@
 """The representation of a model: the input of one of its linear layers, the head."""
 
 import warnings
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,14 @@ def head(model: nn.Module, layer: str | None = None) -> tuple[str, nn.Linear]:
 
 
 class Represented(Penalized):
-    """An objective of the representation, the input of ``layer``: a linear layer's name; None takes the last one."""
+    """An objective of the representation, the input of ``layer``: a linear layer's name; None takes the last one.
+
+    Attributes:
+        of_head: whether the penalty also changes the head; one that does not changes nothing if no parameter changes
+            the representation, and warns of it.
+    """
+
+    of_head: ClassVar[bool] = False
 
     def __init__(
         self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None, *, layer: str | None = None
@@ -34,14 +42,8 @@ class Represented(Penalized):
         self.layer = layer
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
-        """Refuse a layer that the model does not have (InputError); warn if no parameter changes its input."""
-        name, layer = head(model, self.layer)
-        if {each for each in model.parameters() if each.requires_grad} <= {*layer.parameters()}:
-            warnings.warn(
-                f"the penalty of the representation changes nothing: only {name or 'the model'} is trained, "
-                "whose input is the representation",
-                stacklevel=2,
-            )
+        """Refuse a layer that the model does not have (InputError)."""
+        head(model, self.layer)
 
     def represented(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Risks and weights of :meth:`risks`, the representations ``(environments, examples, width)``, and the head's
@@ -66,4 +68,10 @@ class Represented(Penalized):
                 f"expected a representation ({examples}, {layer.in_features}) of each, once"
             )
         features = rows[0] if len(rows) == 1 else torch.cat(rows)
+        if risks.requires_grad and not features.requires_grad and not self.of_head:
+            shown = f"layer {name}" if name else "the model"
+            warnings.warn(
+                f"the penalty changes nothing: no parameter changes the input of {shown}, which is the representation",
+                stacklevel=2,
+            )
         return risks, weights, features.unflatten(0, (environments, examples)), outputs
