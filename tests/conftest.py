@@ -204,7 +204,7 @@ def s3() -> Iterator[s3_server.Server]:
 
 @pytest.fixture(scope="module")
 def without_figures() -> Iterator[None]:
-    """For files that look at no figure of a run or study: to draw them would take half of the time of a tiny one."""
+    """For files that look at no figure of a run or study: drawing takes half of a tiny run's time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("concord.runs.run._draw", lambda *_: [])
         patch.setattr("concord.studies.results.StudyResult.figures", lambda *_: {})

@@ -137,8 +137,7 @@ def with_file_options(options: OptionGroup) -> WithFile:
     """These options, and ``--config`` and ``--print-config``."""
     kind = make_dataclass(
         "WithFile",
-        # Without a name, so that help panels have the names of groups; with a help, since tyro would search the class's
-        # source for one at every parse.
+        # Without a name, so that help panels have the names of groups; with its help, as in group().
         [("options", Annotated[type(options), tyro.conf.arg(name="", help=help_of(type(options)))])],
         bases=(WithFile,),
         namespace={"__doc__": type(options).__doc__},

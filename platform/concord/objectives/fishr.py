@@ -39,7 +39,7 @@ class Fishr(Represented, EnvironmentVectors):
 
     name: ClassVar[str] = "fishr"
     every: ClassVar[bool] = True
-    of_head: ClassVar[bool] = True
+    changes_head: ClassVar[bool] = True
     default_weight: ClassVar[float | None] = 1e3
 
     def __init__(

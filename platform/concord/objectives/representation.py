@@ -29,11 +29,11 @@ class Represented(Penalized):
     """An objective of the representation, the input of ``layer``: a linear layer's name; None takes the last one.
 
     Attributes:
-        of_head: whether the penalty also changes the head; one that does not changes nothing if no parameter changes
-            the representation, and warns of it.
+        changes_head: whether the penalty changes the head, too. A penalty that does not has no effect if no parameter
+            changes the representation; a warning says so.
     """
 
-    of_head: ClassVar[bool] = False
+    changes_head: ClassVar[bool] = False
 
     def __init__(
         self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None, *, layer: str | None = None
@@ -68,7 +68,7 @@ class Represented(Penalized):
                 f"expected a representation ({examples}, {layer.in_features}) of each, once"
             )
         features = rows[0] if len(rows) == 1 else torch.cat(rows)
-        if risks.requires_grad and not features.requires_grad and not self.of_head:
+        if risks.requires_grad and not features.requires_grad and not self.changes_head:
             shown = f"layer {name}" if name else "the model"
             warnings.warn(
                 f"the penalty changes nothing: no parameter changes the input of {shown}, which is the representation",
