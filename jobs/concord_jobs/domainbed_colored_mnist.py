@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from concord.environments import Environments
 from concord.environments.misleading import misled
 from concord.training import Job, TrainConfig
-from concord_jobs.domainbed.protocol import SETTINGS, dealt, network, studies
+from concord_jobs.domainbed.protocol import SETTINGS, dealt, network
+from concord_jobs.domainbed.spaces import SMALL_IMAGES
 from concord_jobs.domainbed.tables import table
 
 FLIPS = {"flip-0.1": 0.1, "flip-0.2": 0.2, "flip-0.9": 0.9}  # DomainBed's +90%, +80% and -90%
@@ -58,7 +59,7 @@ job = Job(
     model,
     nn.functional.cross_entropy,
     config=DomainBedColoredMNISTConfig().with_options(**SETTINGS, epochs=4),
-    studies=studies(),
+    studies=SMALL_IMAGES,
     reproduces="DomainBed: ColoredMNIST, with a fifth of its steps",
     comparisons={
         "domainbed": table(

@@ -21,6 +21,7 @@ from concord.models.pixels import Pixels
 from concord.options import OptionGroup, group
 from concord.storage import check_address, display_path, local, resolve
 from concord.training import Job, TrainConfig
+from concord_jobs.domainbed.spaces import PHOTOGRAPHS
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
 HEADS = {"resnet18": "fc", "resnet50": "fc", "vit-b-16": "heads.head"}
@@ -231,5 +232,6 @@ job = Job(
     config=ImageDomainsConfig().with_options(
         batch_size=32, lr=5e-5, held_out=0.2, epochs=30, readers=2, vectorize="one-by-one"
     ),
+    studies=PHOTOGRAPHS,
     reproduces="no paper's result: for images of your own",
 )

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from concord.environments import Environments
 from concord.training import Job, TrainConfig
-from concord_jobs.domainbed.protocol import SETTINGS, dealt, network, studies
+from concord_jobs.domainbed.protocol import SETTINGS, dealt, network
+from concord_jobs.domainbed.spaces import SMALL_IMAGES
 from concord_jobs.domainbed.tables import table
 
 ANGLES = ("0", "15", "30", "45", "60", "75")
@@ -60,7 +61,7 @@ job = Job(
     model,
     nn.functional.cross_entropy,
     config=RotatedMNISTConfig().with_options(**SETTINGS, epochs=7),
-    studies=studies(),
+    studies=SMALL_IMAGES,
     reproduces="DomainBed: RotatedMNIST, with a fifth of its steps",
     comparisons={"domainbed": table("RotatedMNIST", "test_angle", ANGLES, {"ERM": "95.9 98.9 98.8 98.9 98.9 96.4"})},
 )

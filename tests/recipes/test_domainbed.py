@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from test_images import idx, write_mnist
 
+from concord.space import Choice, LogUniform
 from concord.studies.spaces import own_point
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
@@ -85,14 +86,36 @@ def test_a_run_reports_the_environment_that_is_left_out(mnist: Path, name: str, 
         assert own_point(study.space, config, 2) is not None
 
 
-@pytest.mark.parametrize("name", ["rotated-mnist", "domainbed-colored-mnist"])
-def test_every_space_varies_options_that_its_method_uses(name: str) -> None:
+@pytest.mark.parametrize("name", ["rotated-mnist", "domainbed-colored-mnist", "image-domains"])
+def test_every_space_varies_options_that_its_method_uses(name: str, tmp_path: Path) -> None:
     job = load_job(name).job
+    needed = {"data": tmp_path} if name == "image-domains" else {}
     for method, study in job.studies.items():
         fixed = {option: value for option, value in study.space.entries.items() if isinstance(value, str)}
-        config = job.config.with_options(**fixed)
+        config = job.config.with_options(**needed, **fixed)
         config.check()
         assert not (study.space.entries.keys() - fixed) & config.resolve().unused(), method
+
+
+def test_photographs_are_searched_as_in_domainbed(tmp_path: Path) -> None:
+    small, large = (load_job(name).job for name in ("rotated-mnist", "image-domains"))
+    assert large.studies.keys() == small.studies.keys()
+    config = large.config.with_options(data=tmp_path)
+    for method, study in large.studies.items():
+        entries = dict(study.space.entries)
+        assert entries.pop("lr") == LogUniform(1e-5, 10**-3.5)
+        assert entries.pop("batch_size") == Choice(8, 16, 32)
+        assert (entries.pop("l2"), entries.pop("regularization")) == (LogUniform(1e-6, 1e-2), "coupled")
+        theirs = small.studies[method].space.entries
+        assert entries.keys() == theirs.keys() - {"lr", "batch_size"}, method
+        assert method == "fishr" or all(entries[name] == theirs[name] for name in entries), method
+        own = own_point(study.space, config, 3)
+        assert own is not None
+        assert {name: own.point[name] for name in ("lr", "batch_size", "l2")} == {
+            "lr": config.optimizer.lr,
+            "batch_size": 32,
+            "l2": 1e-6,
+        }
 
 
 def test_the_tables_have_domainbeds_numbers_of_each_environment() -> None:
