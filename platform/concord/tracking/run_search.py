@@ -4,13 +4,10 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from concord.errors import InputError
 from concord.options import did_you_mean
 from concord.tracking.store import NEWEST, Run, Store
-
-RunStatus = Literal["running", "interrupted", "finished", "failed", "killed"]
 
 # A name as MLflow accepts it: accuracy/ood/far west.
 _CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
@@ -64,7 +61,7 @@ def find_runs(
     most: int,
     *,
     job: str | None = None,
-    status: RunStatus | None = None,
+    status: str | None = None,
     name: str | None = None,
     study: str | None = None,
     where: Sequence[Condition] = (),
@@ -75,9 +72,9 @@ def find_runs(
 ) -> list[Run]:
     """The first `most` runs. Raises InputError for an option or a metric that no run has.
 
-    With `study` they are its trials. They are ordered by `metric`, without the runs that lack it; without a metric the
-    newest come first. `show` has further options and metrics, of which at least one run must have each. `shown` returns
-    a run with the status that is shown: MLflow has no INTERRUPTED.
+    `status` is in lower case. With `study` the runs are its trials. They are ordered by `metric`, without the runs that
+    lack it; without a metric the newest come first. `show` has further options and metrics, of which at least one run
+    must have each. `shown` returns a run with the status that is shown: MLflow has no INTERRUPTED.
     """
     # Trials have no job; their study has.
     conditions = ["tags.`concord.job` != ''" if study is None else "tags.`concord.kind` != ''"]
