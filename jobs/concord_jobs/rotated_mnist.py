@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from concord.environments import Environments
 from concord.training import Job, TrainConfig
-from concord_jobs.domainbed.protocol import SETTINGS, dealt, network
+from concord_jobs.domainbed.small_images import SETTINGS, dealt, network
 from concord_jobs.domainbed.spaces import SMALL_IMAGES
 from concord_jobs.domainbed.tables import table
 

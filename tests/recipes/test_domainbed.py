@@ -14,7 +14,7 @@ from concord.space import Choice, LogUniform
 from concord.studies.spaces import own_point
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
-from concord_jobs.domainbed.protocol import dealt, network
+from concord_jobs.domainbed.small_images import dealt, network
 
 
 @pytest.fixture
