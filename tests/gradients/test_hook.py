@@ -25,7 +25,7 @@ from collective import (
     refused,
     stacked,
 )
-from own_rules import Averages, looped
+from own_rules import OWN_RULES, Averages, looped
 from process_groups import in_processes
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
@@ -246,6 +246,23 @@ def test_hook_with_gradient_accumulation() -> None:
         mse_loss(model(inputs[rank, 12:]), targets[rank, 12:]).backward()
         assert_same(of_hook(model, hook), expected)
     assert hook.step == 3, "passes under no_sync() are no steps"
+
+
+@in_processes(3)
+def test_after_a_restart_a_rule_draws_on_by_the_step() -> None:
+    (inputs, targets), rank = batches(3), dist.get_rank()
+    drawn = []
+    for restarted in (None, 2):
+        model = ddp(network(), bucket_cap_mb=TINY)
+        hook = register_aggregation_hook(model, OWN_RULES["grad-drop"])
+        hook.step = restarted or 0
+        for _ in range(hook.step, 3):
+            model.zero_grad()
+            backward(model, inputs[rank], targets[rank])
+            drawn.append([parameter.grad.clone() for parameter in model.parameters()])
+    first, _, third, after = drawn
+    assert not all(map(torch.equal, first, third)), "each step draws anew"
+    assert all(map(torch.equal, third, after))
 
 
 class TwoHeads(nn.Module):

@@ -89,6 +89,23 @@ def test_a_sharded_model_trains_as_the_whole_one() -> None:
     assert_selective(kept)  # type: ignore[arg-type]
 
 
+@in_processes(2)
+def test_after_a_restart_a_rule_draws_on_by_the_step() -> None:
+    (inputs, targets), plain = batches(2), network()
+    model, aggregation = sharded(plain, OWN_RULES["grad-drop"])
+    drawn = []
+    for _ in range(3):
+        model.zero_grad()
+        backward(model, inputs, targets)
+        drawn.append(whole(model))
+    assert aggregation.step == 3
+    assert not all(map(torch.equal, drawn[0], drawn[2])), "each step draws anew"
+    again, resumed = sharded(plain, OWN_RULES["grad-drop"])
+    resumed.step = 2
+    backward(again, inputs, targets)
+    assert all(map(torch.equal, whole(again), drawn[2]))
+
+
 @in_processes(2, reduce=[torch.float32, torch.bfloat16])
 def test_gradients_in_half_precision_are_aggregated_in_float32(reduce: torch.dtype) -> None:
     plain, (inputs, targets) = network(), batches(2)

@@ -66,7 +66,7 @@ class AggregationHook:
             overlaps with backward. ``scaler`` is the scaler that scaled the loss.
 
     Attributes:
-        step: the number of backward passes that were aggregated.
+        step: the number of backward passes that were aggregated. A rule draws at random by it: set it after a restart.
         skipped: the names of the environments left out of the last backward pass.
         skipped_total: the number of times that an environment was left out.
         weights: the weights of all processes' environments in the last backward pass, ``(environments,)`` float64, 0

@@ -35,6 +35,16 @@ class ShardedAggregation:
     def __init__(self, units: Sequence["_Unit"]) -> None:
         self._units = units
 
+    @property
+    def step(self) -> int:
+        """The number of backward passes that were aggregated. A rule draws at random by it: set it after a restart."""
+        return max(unit.step for unit in self._units)
+
+    @step.setter
+    def step(self, step: int) -> None:
+        for unit in self._units:
+            unit.step = step
+
     def kept_fraction(self, parameter: Tensor) -> Tensor:
         """The fraction of this parameter's components that the last backward pass kept, a float32 number in [0, 1].
 
@@ -134,7 +144,7 @@ class _Unit:
         self.parameters = [each for each in group.fsdp_params if each.sharded_param.requires_grad]
         self.processes = Processes.of([environment or f"rank {mesh.get_local_rank()}"], mesh.get_group())
         self.kept: Sequence[Tensor] = ()
-        self._step = 0
+        self.step = 0
         count, rank = len(self.processes.names), self.processes.rank
         sizes, numbers = [], []
         for each in self.parameters:  # its shard, and what fills it up to the size of the others
@@ -164,7 +174,7 @@ class _Unit:
         present = presence(input_tensor)
         dist.all_to_all_single(rows.view(-1), input_tensor, group=group)
         scale, wide = self.aggregation.scale(rows.device), accumulation_dtype([rows.dtype])
-        step, self._step = self._step, self._step + 1
+        step, self.step = self.step, self.step + 1
 
         def gradients(block: slice) -> Tensor:
             given = rows[:, block].to(wide)
