@@ -16,7 +16,7 @@ from concord.aggregation import GRADIENT
 from concord.errors import InputError
 from concord.gradients.capture import Capture, Pass
 from concord.gradients.example_tracing import ExampleTracing, Spread, is_range, spread_out
-from concord.gradients.group_gradients import chunks
+from concord.gradients.group_gradients import chunks, tolerances
 from concord.gradients.layer_gradients import LAYERS, Call, CapturedLayer, convolution, geometry_of
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
 from concord.gradients.sums import Sums
@@ -407,8 +407,7 @@ class ExampleHooks(Capture[_Pass]):
             return
         norms = [parameter.grad.norm().float() for parameter in parameters if parameter.grad is not None]
         whole_norm = float(torch.stack(norms).norm()) if norms else 0.0
-        # Beyond rounding, which may be all there is of a layer's gradient (a bias before batch norm).
-        relative, absolute = (0.1, 0.05) if self._half else (0.02, 1e-4)
+        relative, absolute = tolerances(self._half)
         for index, (name, total) in self._verified.items():
             gradient = parameters[index].grad
             whole = torch.zeros_like(total) if gradient is None else gradient.to(total.dtype)

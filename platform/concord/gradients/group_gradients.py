@@ -350,3 +350,11 @@ def chunks(groups: int, at_once: int) -> Iterator[slice]:
     """The groups in neighbouring parts of at most ``at_once`` (at least one)."""
     at_once = max(at_once, 1)
     return (slice(start, min(start + at_once, groups)) for start in range(0, groups, at_once))
+
+
+def tolerances(half: bool) -> tuple[float, float]:
+    """How far a sum over groups may be from backward's: in parts of the parameter's norm, and of all parameters'.
+
+    Rounding may be all there is of a parameter's gradient, as of a bias before batch norm.
+    """
+    return (0.1, 0.05) if half else (0.02, 1e-4)

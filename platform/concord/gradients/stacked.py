@@ -18,7 +18,7 @@ from concord.errors import ArgumentError, InputError, first_line
 from concord.gradients.buffer_means import BufferMeans
 from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange
-from concord.gradients.group_gradients import chunks
+from concord.gradients.group_gradients import chunks, tolerances
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
 from concord.gradients.nonfinite import collect_finite, random_state, set_random_state
 from concord.gradients.pooled import PooledPass
@@ -333,8 +333,7 @@ class StackedGradients:
             return False
         half = self.aggregation.autocast is not None
         close = torch.allclose(risks, expected[0], rtol=0.02 if half else 1e-4, atol=1e-5)
-        # Signs differ where gradients are rounding, and rounding may be all there is of a parameter's gradient.
-        relative, absolute = (0.1, 0.05) if half else (0.02, 1e-4)
+        relative, absolute = tolerances(half)  # of signs, too, which differ where gradients are rounding
         for name, parts in self._sums.values().items():
             errors = [
                 float((found - total).nan_to_num().norm()) for found, total in zip(parts, sums[name], strict=True)
