@@ -252,11 +252,11 @@ def test_hook_with_gradient_accumulation() -> None:
 def test_after_a_restart_a_rule_draws_on_by_the_step() -> None:
     (inputs, targets), rank = batches(3), dist.get_rank()
     drawn = []
-    for restarted in (None, 2):
+    for begun in (0, 2):
         model = ddp(network(), bucket_cap_mb=TINY)
         hook = register_aggregation_hook(model, OWN_RULES["grad-drop"])
-        hook.step = restarted or 0
-        for _ in range(hook.step, 3):
+        hook.step = begun
+        for _ in range(begun, 3):
             model.zero_grad()
             backward(model, inputs[rank], targets[rank])
             drawn.append([parameter.grad.clone() for parameter in model.parameters()])
