@@ -1,4 +1,8 @@
-"""Options in groups: nested dataclasses. In flags and records every option has its plain name."""
+"""Options in groups: nested dataclasses. In flags and records every option has its plain name.
+
+The declaration of an option says its role: ``lr: float`` is science, ``output: Place[Path]`` is place. No other list of
+names exists; who needs one asks for the names of a role (:func:`names_of`).
+"""
 
 import dataclasses
 import difflib
@@ -6,9 +10,10 @@ import functools
 import inspect
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from concord.errors import InputError
 from concord.redaction import is_secret, without_secrets
@@ -23,6 +28,35 @@ class _Needed:
 
 NEEDED = _Needed()
 
+Type = TypeVar("Type")
+
+
+class Role(Enum):
+    """What an option is for. The result of a run depends on those of the first three.
+
+    Attributes:
+        SCIENCE: the data may depend on it.
+        LEARNING: the data do not depend on it; the role of a whole group, such as the optimizer's, is its ``role``.
+        SCORING: the comparison of results depends on it: a study cannot vary it.
+        PLACE: where and how the work runs: folders, workers, devices, readers, checkpoints.
+        UNKEPT: never recorded: it may hold a password, or it is of one command alone, as a run's name is.
+    """
+
+    SCIENCE = "science"
+    LEARNING = "learning"
+    SCORING = "scoring"
+    PLACE = "place"
+    UNKEPT = "unkept"
+
+
+Learning = Annotated[Type, Role.LEARNING]
+Scoring = Annotated[Type, Role.SCORING]
+Place = Annotated[Type, Role.PLACE]
+Unkept = Annotated[Type, Role.UNKEPT]
+
+RESULT = (Role.SCIENCE, Role.LEARNING, Role.SCORING)
+"""The roles of the options on which a result depends."""
+
 # Options of which the first replaces the second: only one of them can be given.
 ALTERNATIVES = (("significance", "threshold"),)
 
@@ -34,11 +68,14 @@ class Option:
     Attributes:
         name: the plain name, without its groups'.
         groups: the fields that lead to it from the outermost dataclass.
+        default: as declared; :data:`NEEDED` without one.
     """
 
     name: str
     groups: tuple[str, ...]
     hint: Any
+    role: Role = Role.SCIENCE
+    default: Any = NEEDED
 
     @property
     def flag(self) -> str:
@@ -50,7 +87,13 @@ _AT_LEAST = {0: "must not be negative", 1: "must be at least 1"}
 
 
 class OptionGroup:
-    """Base of dataclasses of options; a field of such a type is an inner group."""
+    """Base of dataclasses of options; a field of such a type is an inner group.
+
+    Attributes:
+        role: of the fields whose declaration names none.
+    """
+
+    role: ClassVar[Role] = Role.SCIENCE
 
     def check(self) -> None:
         """Validate options, those of inner groups as well (InputError)."""
@@ -116,20 +159,36 @@ def options_of(kind: type[Any]) -> Mapping[str, Option]:
 @functools.lru_cache(maxsize=256)
 def _options_of(kind: Any) -> Mapping[str, Option]:
     found: dict[str, Option] = {}
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         if not field.init:
             continue
-        hint = hints[field.name]
+        hint, role = _hint_and_role(hints[field.name], getattr(kind, "role", Role.SCIENCE))
         if isinstance(hint, type) and issubclass(hint, OptionGroup):
             inner = [dataclasses.replace(each, groups=(field.name, *each.groups)) for each in options_of(hint).values()]
         else:
-            inner = [Option(field.name, (), hint)]
+            default = NEEDED if field.default is dataclasses.MISSING else field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            inner = [Option(field.name, (), hint, role, default)]
         for option in inner:
             if option.name in found:
                 raise InputError(f"{kind.__name__}: {option.flag} is declared twice; remove one")
             found[option.name] = option
     return found
+
+
+def _hint_and_role(hint: Any, usual: Role) -> tuple[Any, Role]:
+    """The type without annotations, and the role among them."""
+    if get_origin(hint) is not Annotated:
+        return hint, usual
+    plain, *annotations = get_args(hint)
+    return plain, next((each for each in annotations if isinstance(each, Role)), usual)
+
+
+def names_of(kind: type[Any], *roles: Role) -> frozenset[str]:
+    """The names of the options with one of these roles."""
+    return frozenset(name for name, option in options_of(kind).items() if option.role in roles)
 
 
 def option_values(group: Any) -> dict[str, Any]:
@@ -140,6 +199,12 @@ def option_values(group: Any) -> dict[str, Any]:
             value = getattr(group, field.name)
             found |= option_values(value) if isinstance(value, OptionGroup) else {field.name: value}
     return found
+
+
+def science_values(group: Any) -> dict[str, Any]:
+    """The values of the options on which a result depends, by name."""
+    names = names_of(type(group), *RESULT)
+    return {name: value for name, value in option_values(group).items() if name in names}
 
 
 def defaults_of(kind: type[Any]) -> Any:

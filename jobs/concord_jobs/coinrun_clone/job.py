@@ -32,7 +32,7 @@ from concord.reinforcement.cloning_data import CloningData, CloningOptions, make
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import ACTIONS
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
-from concord.training import Data, Job, Measure, Outcome, Study, TrainConfig
+from concord.training import Data, Job, Measure, Run, Study, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def levels_figure(frames: Mapping[str, Tensor]) -> Figure:
     return figure
 
 
-def figures(job: Job[Any], config: CloneConfig, outcome: Outcome, clone: nn.Module) -> Mapping[str, Figure]:
+def figures(job: Job[Any], config: CloneConfig, outcome: Run, clone: nn.Module) -> Mapping[str, Figure]:
     """A state of each of the first six training levels, from the middle: they begin alike."""
     levels = environments(config)
     states = {name: levels[name].inputs for name in levels.train[:6]}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
-from concord.training import FinishedRun, Runs
+from concord.training import Run, Runs
 from concord.training.comparison import at_end, grouped
 
 Numbers = NDArray[np.float64]
@@ -87,7 +87,7 @@ def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Fi
     return figure
 
 
-def by_flip(runs: Sequence[FinishedRun]) -> ByPlace:
+def by_flip(runs: Sequence[Run]) -> ByPlace:
     """Each run's final accuracy at each p_e, in the monitored environments and in the test."""
     accuracies: dict[float, list[float]] = {}
     for run in runs:
@@ -162,22 +162,22 @@ def adapted_layers(runs: Runs) -> Figure:
     return figure
 
 
-def adapted(layer: int) -> Callable[[FinishedRun], float]:
+def adapted(layer: int) -> Callable[[Run], float]:
     """The similarity of a layer before and after the inner steps, the mean over the environments."""
 
-    def similarity(run: FinishedRun) -> float:
+    def similarity(run: Run) -> float:
         found = [value for name, value in run.metrics.items() if name.startswith(f"{ADAPTED}{layer}_")]
         return sum(found) / len(found)
 
     return similarity
 
 
-def largest_penalty(run: FinishedRun) -> float:
+def largest_penalty(run: Run) -> float:
     """The largest penalty of all evaluations: that of the average, before the penalty has its weight."""
     return max(_penalty(at.metrics) for at in run.history)
 
 
-def last_penalty(run: FinishedRun) -> float:
+def last_penalty(run: Run) -> float:
     """The penalty at the end of the run."""
     return _penalty(run.metrics)
 

@@ -23,7 +23,7 @@ from concord.models.mlp_options import MLPOptions
 from concord.objectives import MetaIRM
 from concord.options import group, option_values
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
-from concord.training import Job, Outcome, Study, TrainConfig
+from concord.training import Job, Run, Study, TrainConfig
 from concord.training.evaluation import correct
 from concord_jobs.colored_mnist.data import ColoredMNIST, ColourOptions
 from concord_jobs.colored_mnist.figures import images_figure
@@ -77,7 +77,7 @@ def required(config: ColoredMNISTConfig) -> Mapping[str, float]:
 
 
 def figures(
-    job: Job[ColoredMNISTConfig], config: ColoredMNISTConfig, outcome: Outcome, trained: nn.Module
+    job: Job[ColoredMNISTConfig], config: ColoredMNISTConfig, outcome: Run, trained: nn.Module
 ) -> Mapping[str, Figure]:
     """Images of the training environments and of the test."""
     data = environments(config)

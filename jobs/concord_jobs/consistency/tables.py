@@ -2,14 +2,14 @@
 
 import math
 
-from concord.training import Comparison, FinishedRun
+from concord.training import Comparison, Run
 from concord.training.comparison import Column
 
 ROWS = {"all rows": (0, 1, 2, 3), "first two": (0, 1), "last two": (2, 3)}
 RULES = ("mean", "and-mask", "geometric-mean")
 
 
-def left_out_loss(run: FinishedRun) -> float:
+def left_out_loss(run: Run) -> float:
     """The loss on the rows outside the training set; NaN if there are none."""
     return run.metrics.get("ood_loss", math.nan)
 

@@ -18,7 +18,7 @@ from concord.distillation import Distillation, TeacherOptions, Teaching, with_pr
 from concord.objectives import Objective
 from concord.options import group
 from concord.space import Entry, Integers, LogUniform, Space, Uniform
-from concord.training import Job, Measure, Outcome, Study, TrainConfig
+from concord.training import Job, Measure, Run, Study, TrainConfig
 from concord_jobs.distill_life.frame_attention import FrameAttention
 from concord_jobs.distill_life.life import boards_figure, random_trajectories
 from concord_jobs.distillation.taught import student_environments, training_parts
@@ -119,7 +119,7 @@ def objective(config: LifeConfig) -> Objective:
     return Distillation(binary_loss, made, teaching, learning, boards_of)
 
 
-def figures(job: Job[LifeConfig], config: LifeConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:
+def figures(job: Job[LifeConfig], config: LifeConfig, outcome: Run, trained: nn.Module) -> Mapping[str, Figure]:
     """Two of the training examples, with the boards after each step."""
     return {"boards": boards_figure(random_trajectories(2, 3 * config.run.seed, SIZE, STEPS))}
 

@@ -4,7 +4,7 @@ and the model-based baselines of C.2.2.3: squared errors of predicted returns.
 
 from typing import Any
 
-from concord.training import Comparison, FinishedRun
+from concord.training import Comparison, Run
 from concord.training.comparison import at_best
 
 PUBLISHED = {  # Table C.7: without a teacher, predicting x*, with a teacher that learns
@@ -39,7 +39,7 @@ ABLATIONS: dict[str, tuple[dict[str, Any], str]] = {  # of LDT, and the thesis' 
 }
 
 
-def gap(run: FinishedRun) -> float:
+def gap(run: Run) -> float:
     """The error in the test minus that in training, at the end (figure 4.8)."""
     return run.metrics["ood_squared_error"] - run.metrics["train_squared_error"]
 

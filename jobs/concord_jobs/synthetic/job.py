@@ -21,7 +21,7 @@ from concord.environments import Environments
 from concord.models.mlp_options import MLPOptions
 from concord.options import group, option_values
 from concord.space import Choice, Entry, OneOf, Space, Uniform
-from concord.training import Job, Outcome, Report, Study, TrainConfig
+from concord.training import Job, Report, Run, Study, TrainConfig
 from concord.training.options import AggregatorOptions
 from concord_jobs.synthetic.correlation_report import CorrelationReport, report_correlations
 from concord_jobs.synthetic.figures import data_figure, decision_figure
@@ -78,7 +78,7 @@ def model(config: SyntheticConfig) -> nn.Module:
     return network(features, config.one_logit, **options)
 
 
-def figures(job: Job[Any], config: SyntheticConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:
+def figures(job: Job[Any], config: SyntheticConfig, outcome: Run, trained: nn.Module) -> Mapping[str, Figure]:
     """The data (Fig. 5, if the data have shortcuts) and the trained network's decisions on the spiral's plane."""
     data = Spirals.of(config.spirals, config.data.held_out, config.run.seed)
     test = data.load("ood")

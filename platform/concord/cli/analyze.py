@@ -8,13 +8,10 @@ from typing import Any
 from concord.analysis.consistency.measurement import Measurement, method_as_json, over_runs, read_measurements
 from concord.cli.output import format_value, info, table
 from concord.cli.parsing import given_options, job_and_words, parse
-from concord.options import as_words, option_values
+from concord.options import as_words, science_values
 from concord.redaction import redact_words
 from concord.runs.analyzed_model import AnalyzeOptions
 from concord.storage import resolve
-
-# The options that the recorded command leaves out.
-_WHERE = {"output", "tracking_uri", "address", "results", "data_dir", "again", "use_gpu"}
 
 
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -62,8 +59,8 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _command(job: str, words: Sequence[str], options: AnalyzeOptions) -> str:
     """The recorded command: without the options of folders and cluster."""
-    given = given_options(AnalyzeOptions, words) - _WHERE
-    values = {name: value for name, value in option_values(options).items() if name in given}
+    given = given_options(AnalyzeOptions, words)
+    values = {name: value for name, value in science_values(options).items() if name in given}
     return shlex.join(["concord", "analyze", *redact_words([job, *as_words(values)])])
 
 

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options", bound=OptionGroup)
 
-# Options of one run, which other runs do not share.
-_OF_ONE_RUN = frozenset({"name", "resume"})
-
 
 class _Yaml(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -89,9 +86,8 @@ class FileOptions:
         values, sources = _read(path), {}
         if {"job", "config"} <= values.keys() and isinstance(values["config"], dict):  # a run's record
             values, sources = values["config"], values.get("sources", {})
-        left_out = _OF_ONE_RUN if path.suffix == ".json" else frozenset()
         try:
-            named = _once([(str(name).replace("-", "_"), values[name]) for name in values if name not in left_out])
+            named = _once([(str(name).replace("-", "_"), value) for name, value in values.items()])
         except ValueError as error:
             raise InputError(f"--config {path}: {error}") from None
         values = {name: value for name, value in named.items() if not is_hidden(value)}
@@ -150,7 +146,7 @@ def with_file_options(options: OptionGroup) -> WithFile:
 
 def print_options(job: "JobFile", options: Any, as_json: bool) -> Mapping[str, Any]:
     """Print the options, see ``--print-config``."""
-    from concord.runs.run_folder import recorded_config
+    from concord.runs.key import recorded_config
 
     recorded = job.for_command(recorded_config(options))
     if not as_json:
@@ -163,7 +159,7 @@ def as_yaml(options: OptionGroup, recorded: Mapping[str, Any]) -> str:
     lines: list[str] = []
     group: tuple[str, ...] = ()
     for name, option in options_of(type(options)).items():
-        if name not in recorded or is_hidden(recorded[name]) or (name in _OF_ONE_RUN and not recorded[name]):
+        if name not in recorded or is_hidden(recorded[name]):
             continue
         if option.groups != group:
             group = option.groups

@@ -15,7 +15,6 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.job_files import job_texts
 from concord.options import flag_of
-from concord.redaction import redact
 from concord.storage import check_local_folder
 
 
@@ -43,30 +42,35 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, config = command.job, command.options
     if command.print_config:
         return print_options(job, config, as_json)
-    report = run(job, config, info, given=command.given)
+    report = _report_of(run(job, config, info, given=command.given))
     if not as_json:
         _print_report(report)
-    return report.as_json()
+    return report
+
+
+def _report_of(run: Any) -> Mapping[str, Any]:
+    """What a run says of itself, also if MLflow has not taken all."""
+    found: Mapping[str, Any] = run.report or run.ended["untracked"]
+    return found
 
 
 def _resumed_run(output: Path, name: str, words: Sequence[str]) -> Mapping[str, Any] | None:
     """With --resume, the record of the resumed run."""
-    from concord.record import require_record
-    from concord.runs.run_folder import run_folder
+    from concord.record import folder_of, require_run
 
     if "--resume" not in words or asks_for_help(words):
         return None
-    return require_record(run_folder(output, name))
+    return require_run(folder_of(output, name)).record
 
 
-def _print_report(report: Any) -> None:
-    shown = {name: value for name, value in report.metrics.items() if not name.startswith(("worst_", "step"))}
+def _print_report(report: Mapping[str, Any]) -> None:
+    shown = {name: value for name, value in report["metrics"].items() if not name.startswith(("worst_", "step"))}
     table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(shown.items())])
-    print(f"run       {report.name}  (MLflow run {report.run_id})")
-    print(f"artifacts {report.kept.display_path}")
-    if report.model:
-        print(f"model     {report.model}" + (f": {report.registered.reason}" if report.registered else ""))
-    print(f"seconds   {report.seconds:.1f}")
+    print(f"run       {report['name']}  (MLflow run {report['run_id']})")
+    print(f"artifacts {report['artifacts']}")
+    if report["model"]:
+        print(f"model     {report['model']}" + (f": {report['registration']}" if report["registration"] else ""))
+    print(f"seconds   {report['seconds']:.1f}")
 
 
 def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -90,12 +94,11 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _earlier_study(job: Any, output: Path, name: str, words: Sequence[str]) -> Mapping[str, Any] | None:
     """The record of the study of this --name, with its initial options as the configuration."""
-    from concord.record import read_record
-    from concord.studies.plan import group_folder
+    from concord.record import folder_of, read_record
 
     if "/" in name or asks_for_help(words):
         return None
-    record = read_record(group_folder("study", output, name), "study")
+    record = read_record(folder_of(output, name, "study"), "study")
     if record is None:
         return None
     if record["job"] != job.name:
@@ -136,34 +139,35 @@ def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             info(f"both methods train on Ray Train with {options.workers} workers, in one Ray session")
             if dashboard := session.enter_context(ray_session(config)):
                 info(f"Ray dashboard {described(dashboard)}")
-        reports = {
+        runs = {
             aggregator: run(job, config.with_options(aggregator=aggregator), info)
             for aggregator in ("and-mask", "mean")
         }
+        reports = {aggregator: _report_of(each) for aggregator, each in runs.items()}
     if not as_json:
         columns = ["train_accuracy", "held_out_accuracy", "ood_accuracy", "kept_fraction"]
         rows = [
-            [name, *(f"{report.metrics[column]:.3f}" for column in columns), f"{report.seconds:.0f}"]
+            [name, *(f"{report['metrics'][column]:.3f}" for column in columns), f"{report['seconds']:.0f}"]
             for name, report in reports.items()
         ]
         table(["aggregator", "train", "held-out", "o.o.d.", "kept fraction", "seconds"], rows)
-        _print_next_steps(reports["and-mask"], options.output)
-    return {"reports": [report.as_json() for report in reports.values()]}
+        _print_next_steps(runs["and-mask"], reports["and-mask"]["model"], options.output)
+    return {"reports": list(reports.values())}
 
 
-def _print_next_steps(report: Any, output: Path) -> None:
+def _print_next_steps(run: Any, model: str | None, output: Path) -> None:
     program = Path(sys.argv[0])
     program = program if program.exists() else Path("concord")
     ui = "" if output == DEFAULT_OUTPUT else f" --output {output}"
-    print(f"figures      {report.folder / 'figures'}")
+    print(f"figures      {run.folder.path / 'figures'}")
     print(f"runs, models {_relative(program)} ui{ui}")
-    if report.model is None:
+    if model is None:
         return
     python = _relative(program.with_name("python")) if program.parent != Path() else "python"
-    width, uri = 34, redact(report.tracking_uri)
+    width, uri = 34, run.record["store"]
     print(
         f"predict      {python} -c \"import mlflow, numpy; mlflow.set_tracking_uri('{uri}'); "
-        f"print(mlflow.pyfunc.load_model('{report.model}')"
+        f"print(mlflow.pyfunc.load_model('{model}')"
         f'.predict(numpy.zeros((1, {width}), numpy.float32)))"'
     )
 

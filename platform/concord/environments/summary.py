@@ -1,8 +1,9 @@
 """Summaries of data: the number of examples, their shapes, and a digest."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +45,12 @@ class DataSummary:
     examples: int
     leaves: tuple[Leaf, ...]
     digest: str
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> "DataSummary":
+        """The summary from a record."""
+        leaves = (Leaf(name, tuple(shape), dtype) for name, shape, dtype in fields["leaves"])
+        return DataSummary(**{**fields, "leaves": tuple(leaves)})
 
 
 def summarize(environment: Environment, purpose: str) -> DataSummary:

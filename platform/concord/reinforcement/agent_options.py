@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from concord.errors import InputError
+from concord.options import Place, Scoring
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL, Difficulty, check_game
 from concord.training.options import RunConfig
 
@@ -56,30 +57,30 @@ class AgentConfig(RunConfig):
 
     precision: Literal["bfloat16", "float32"] = "bfloat16"
     """Precision of the network (autocast)."""
-    compile: bool = False
+    compile: Place[bool] = False
     """Compile the network (torch.compile)."""
-    overlap: bool = True
+    overlap: Place[bool] = True
     """Sample the next batch while the present one is learned, if --runners is above 0."""
     runners: int = 0
     """Number of processes that sample; 0 samples in the learner's process."""
-    learners: int = 0
+    learners: Place[int] = 0
     """Number of processes that learn, placed by Ray; 0 learns in the command's process."""
-    gpus_per_learner: float = 0.0
+    gpus_per_learner: Place[float] = 0.0
     """GPUs of each learner; needs --learners 1 or more on a cluster."""
-    gpus_per_runner: float = 0.0
+    gpus_per_runner: Place[float] = 0.0
     """GPUs of each runner."""
-    threads: int | None = None
+    threads: Place[int | None] = None
     """Number of PyTorch's threads in the learner; by default the number of cores without a runner."""
 
     initial: Path | None = None
     """Safetensors file of an expert to begin from; by default random weights."""
-    evaluations: int = 10
+    evaluations: Scoring[int] = 10
     """Number of evaluations during the run, with one at the end."""
     evaluation_episodes: int = 100
     """Number of episodes of an evaluation during the run."""
     final_episodes: int = 500
     """Number of episodes of the evaluation at the end."""
-    checkpoints: int = 50
+    checkpoints: Place[int] = 50
     """Number of checkpoints during the run, with one at the end."""
     # fmt: on
 
@@ -87,12 +88,6 @@ class AgentConfig(RunConfig):
     def method(self) -> str:
         """The game."""
         return self.game
-
-    @property
-    def placement(self) -> frozenset[str]:
-        """Also the options that place learners and runners."""
-        own = {"overlap", "learners", "gpus_per_learner", "gpus_per_runner", "threads", "compile"}
-        return super().placement | own
 
     def unused(self) -> frozenset[str]:
         """Also the options of runners if there are no runners."""

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from concord.errors import CheckpointError, TrainingFailedError, first_line
 from concord.machine import machine
+from concord.record import Evaluation
 from concord.redaction import redact_words
 from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.agent_options import AgentConfig
@@ -29,7 +30,6 @@ from concord.reinforcement.state_files import read_state, write_state
 from concord.training.checkpoint import MODEL, PROGRESS, Progress
 from concord.training.context import RunContext
 from concord.training.job import Loop
-from concord.training.outcome import Evaluation
 
 EXPERT = "expert.safetensors"
 _LATE_EPISODES = 200

@@ -18,10 +18,10 @@ from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.collection import generator_for, some_examples
 from concord.errors import ArgumentError, InputError, RunFailedError
-from concord.options import OptionGroup, group
+from concord.options import OptionGroup, Place, Unkept, group
+from concord.record import folder_of
 from concord.runs.execute import only_process
 from concord.runs.resources import check_local_gpus
-from concord.runs.run_folder import run_folder
 from concord.runs.tags import run_origin
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder, check_local_folder
@@ -45,19 +45,19 @@ class AnalyzeOptions(OptionGroup):
     settings: Settings = group(Settings)
     through: str | None = None
     """Another run of the same network, through whose solution the slices pass."""
-    use_gpu: bool = False
+    use_gpu: Place[bool] = False
     """Compute on a GPU."""
-    results: Path | None = None
+    results: Place[Path | None] = None
     """Folder for the main numbers, one line a run: JOB-analyzed.jsonl."""
-    again: bool = False
+    again: Place[bool] = False
     """Repeat an analysis that exists with the same options."""
-    data_dir: Path | None = None
+    data_dir: Place[Path | None] = None
     """Folder of the data; by default the run's."""
-    output: Path = DEFAULT_OUTPUT
+    output: Place[Path] = DEFAULT_OUTPUT
     """Folder of the runs, and of MLflow's store without a tracking URI."""
-    tracking_uri: str | None = None
+    tracking_uri: Unkept[str | None] = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI)."""
-    address: str | None = None
+    address: Unkept[str | None] = None
     """Ray cluster for several runs, or local; by default RAY_ADDRESS, else a Ray started on this machine."""
 
     def check(self) -> None:
@@ -93,7 +93,7 @@ class AnalyzeOptions(OptionGroup):
     def folder(self, trained: TrainedModel) -> Folder:
         """The report's folder: the run's, or the job's reports for a model that only the registry has."""
         if self.name:
-            return run_folder(self.output, trained.name)
+            return folder_of(self.output, trained.name)
         return Folder(self.output / "reports" / trained.job.name / trained.name)
 
 

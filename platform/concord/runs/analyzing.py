@@ -2,22 +2,22 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from concord.errors import ArgumentError, InputError, RunFailedError, last_line, picklable
 from concord.logs import Context, context, inherit_context
-from concord.options import flag_of, option_values
+from concord.options import RESULT, Role, flag_of, names_of, option_values
 from concord.redaction import redact
 from concord.runs.analyzed_model import AnalyzeOptions, analyze_model, kept_report
+from concord.runs.lifecycle import Info, resolved_paths
 from concord.runs.progress import Display, on_terminal
 from concord.runs.resources import check_gpus, check_local_gpus, require_resources
-from concord.runs.run import Info, resolved_paths
 from concord.runs.session import ray_session
 from concord.runs.trained_model import TrainedModel
 from concord.tracking import Store
 from concord.training.job import JobFile, job_from_source
-from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
+from concord.training.options import RunConfig, TrainConfig
 from concord.training.process import tune_process
 
 
@@ -60,7 +60,6 @@ def require_comparable(trained: Sequence[TrainedModel]) -> None:
     names: set[str] = set()
     of_seed: dict[tuple[str, int], str] = {}
     of_method: dict[str, TrainedModel] = {}
-    of_algorithm = {"objective", "aggregation", "optimizer", "schedule"}
     for each in trained:
         method, seed = each.config.method, each.config.run.seed
         if each.name in names:
@@ -69,23 +68,23 @@ def require_comparable(trained: Sequence[TrainedModel]) -> None:
         if (before := of_seed.setdefault((method, seed), each.name)) != each.name:
             problem = f"has seed {seed}, as {before} has; give runs that differ in the seed"
             raise ArgumentError("name", each.name, problem)
-        for first, groups, alike in (
-            (of_method.setdefault(method, each), set[str](), "that differ in the seed"),
-            (trained[0], of_algorithm, "on the same data"),
+        for first, roles, alike in (
+            (of_method.setdefault(method, each), RESULT, "that differ in the seed"),
+            (trained[0], (Role.SCIENCE, Role.SCORING), "on the same data"),
         ):
-            if (differs := _difference(first, each, groups)) is not None:
+            if (differs := _difference(first, each, roles)) is not None:
                 option, own, other = differs
                 raise ArgumentError(
                     "name", each.name, f"{flag_of(option)} is {own}, in {first.name} {other}; give runs {alike}"
                 )
 
 
-def _difference(first: TrainedModel, other: TrainedModel, groups: set[str]) -> tuple[str, Any, Any] | None:
-    """An option outside of these groups in which two runs differ, with the values of the second and the first."""
-    free = {"seed", *RUNTIME_OPTIONS}.union(*(option_values(getattr(first.config, group)) for group in groups))
+def _difference(first: TrainedModel, other: TrainedModel, roles: Collection[Role]) -> tuple[str, Any, Any] | None:
+    """An option of these roles, besides the seed, in which two runs differ, with the values of the second and the first."""
+    compared = names_of(type(first.config), *roles) - {"seed"}
     before = option_values(first.config)
     for name, value in option_values(other.config).items():
-        if name not in free and before.get(name) != value:
+        if name in compared and before.get(name) != value:
             return name, value, before.get(name)
     return None
 

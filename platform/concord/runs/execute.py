@@ -1,24 +1,83 @@
-"""Executes a run in this process or on Ray Train, and yields each evaluation.
+"""Executes a run, in this process or on Ray Train, and yields each evaluation.
 
-One worker trains in the caller's process. Several workers, or an address, mean Ray Train.
+One worker trains in the caller's process, which may be one of Ray Tune. Several workers, or an address, mean Ray Train.
+All events of the run's record (metrics of steps, evaluations, checkpoints, artifacts) go to a *sink*, in order.
 """
 
-import contextlib
+import dataclasses
 import itertools
+import logging
 import os
-from collections.abc import Callable, Generator
-from typing import Any
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from concord.errors import InputError, RunFailedError
+from concord import logs
+from concord.environments.summary import PURPOSES
+from concord.errors import CheckpointError, InputError, RunFailedError, TrainingFailedError, first_line
+from concord.gradients import NonFiniteGradientError
+from concord.record import Evaluation, Run
 from concord.runs.failures import is_outage
-from concord.runs.worker import RunSpec, Sink, evaluations_here, failure
+from concord.source_file import own_traceback, reason
+from concord.storage import Folder, FullDiskError, full_disk_in_one_line, storage_credentials
+from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_checksums
 from concord.training.context import ProcessContext
-from concord.training.job import JobFile
+from concord.training.job import Job, JobFile, job_from_source
+from concord.training.loop import training
 from concord.training.options import RunConfig, TrainConfig, parallel_of
-from concord.training.outcome import Evaluation
-from concord.training.worker_data import WorkerData
+from concord.training.rule_file import RuleFile
+from concord.training.steps_so_far import StepsSoFar
+from concord.training.worker_data import WorkerData, prepare
+
+_logger = logging.getLogger("concord.runs")
+
+CHECKPOINTS = "checkpoints"  # in the run's folder
+KEPT = 2  # the last ones, while a run trains
+_PREFIX = "checkpoint_"
+
+
+class Sink(Protocol):
+    """Takes the events of a run."""
+
+    def __call__(self, name: str, /, **fields: Any) -> None:
+        """An event, see :mod:`concord.record`."""
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """A run, for any process that trains it.
+
+    Attributes:
+        path, source: the job's file.
+        rule: the user's own aggregator, if there is one.
+        options: the resolved options' values; a worker makes their class from the job's source.
+        folder: the run's.
+        on_ray_train: whether Ray Train's workers train; otherwise the executing process does.
+        scratch: the folder for Ray Train's own files, which every node reaches; by default inside ``folder``.
+        checkpoint_seconds: the least time between two checkpoints before the last one, for a group's runs; None: the
+            checkpoints that the options ask for.
+    """
+
+    path: str
+    # Ray keeps its configuration as text, so this leaves out long values and possible passwords.
+    source: str = field(repr=False)
+    rule: RuleFile | None
+    options: dict[str, Any] = field(repr=False)
+    folder: Folder
+    on_ray_train: bool = False
+    scratch: Folder | None = None
+    checkpoint_seconds: float | None = None
+    log_context: logs.Context = field(default_factory=logs.context)
+    storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
+
+    def job(self) -> JobFile:
+        """The job, made from its source."""
+        return job_from_source(self.path, self.source, self.rule)
 
 
 def needs_ray_train(config: RunConfig) -> bool:
@@ -37,35 +96,27 @@ def only_process(config: RunConfig) -> ProcessContext:
 
 
 def execute(
-    spec: RunSpec,
+    task: RunTask,
     job: JobFile,
     config: RunConfig,
     sink: Sink,
     start: str | None,
     load: Callable[[], WorkerData] | None = None,
 ) -> Generator[Evaluation, None, None]:
-    """Train a run, and yield each evaluation. Closing the iterator ends the training.
+    """Train a run, and yield each evaluation after the sink has it. Closing the iterator ends the training.
 
-    After an outage, training continues from the last checkpoint, or starts again without one. A run that keeps no files
-    yields only new evaluations then. ``start`` names the checkpoint to resume from; None starts a new run. ``load``
-    returns data that this process has already.
+    After an outage, training continues from the last checkpoint, or starts again without one. ``start`` names the
+    checkpoint to resume from; None starts a new run. ``load`` returns data that this process has already.
     """
-    if spec.on_ray_train:
+    if task.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray
 
-        evaluations = evaluations_on_ray(spec, config, sink, start)
-    else:
-        evaluations = _evaluations_in_this_process(spec, job, config, sink, start, load)
-    latest = (-1, -1)
-    with contextlib.closing(evaluations):
-        for evaluation in evaluations:
-            if spec.files is not None or (evaluation.epoch, evaluation.step) > latest:
-                latest = (evaluation.epoch, evaluation.step)
-                yield evaluation
+        return evaluations_on_ray(task, config, sink, start)
+    return _evaluations_in_this_process(task, job, config, sink, start, load)
 
 
 def _evaluations_in_this_process(
-    spec: RunSpec,
+    task: RunTask,
     job: JobFile,
     config: RunConfig,
     sink: Sink,
@@ -81,7 +132,7 @@ def _evaluations_in_this_process(
 
     for failures in itertools.count():
         try:
-            yield from evaluations_here(spec, job.job, config, process, keep_place, start, load)
+            yield from evaluations_here(task, job.job, config, process, keep_place, start, load)
             return
         except (Exception, SystemExit) as error:
             mended = isinstance(error, Exception) and is_outage(error)
@@ -89,4 +140,174 @@ def _evaluations_in_this_process(
                 continue
             if isinstance(error, InputError | RunFailedError) and not mended:
                 raise
-            raise failure(error, spec.path) from error
+            raise failure(error, task.path) from error
+
+
+def evaluations_here(
+    task: RunTask,
+    job: Job[Any],
+    config: RunConfig,
+    process: ProcessContext,
+    sink: Sink,
+    start: str | None,
+    load: Callable[[], WorkerData] | None = None,
+    so_far: StepsSoFar | None = None,
+) -> Iterator[Evaluation]:
+    """Train in this process, which may be one of several in the default process group."""
+    recorder = Recorder(task, process, sink, start)
+    if job.loop is not None:
+        last, evaluations = job.loop.epochs(config), job.loop.run(config, recorder)
+    else:
+        assert isinstance(config, TrainConfig)
+        last, given = config.schedule.epochs, config
+
+        def load_data() -> WorkerData:
+            prepared = prepare(job, given, process) if load is None else load()
+            recorder.data = [dataclasses.asdict(each) for each in prepared.summaries]
+            return prepared
+
+        evaluations = training(job, given, process, recorder, recorder.start, load_data, so_far)
+    for evaluation in evaluations:
+        recorder.report_data()
+        if process.rank == 0:
+            sink("evaluated", **evaluation._asdict())
+        recorder.at_end = evaluation.ended_early or evaluation.epoch >= last
+        yield evaluation
+    recorder.report_data()  # of a resumed run that had trained to its end
+
+
+class Recorder:
+    """Records a loop's metrics, checkpoints and files, see :class:`concord.training.context.RunContext`.
+
+    The sink is called in the first process only. ``start`` names the checkpoint to resume from.
+
+    Attributes:
+        at_end: whether the next checkpoint is the last.
+    """
+
+    def __init__(self, task: RunTask, process: ProcessContext, sink: Sink, start: str | None) -> None:
+        self._folder, self._seconds = task.folder, task.checkpoint_seconds
+        self.process = process
+        self._sink = sink
+        self.data: list[dict[str, Any]] | None = None
+        self.start = None if start is None else self._folder.fetch(f"{CHECKPOINTS}/{start}")
+        self._written = time.monotonic()
+        self.at_end = False
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Record metrics; in the first process only."""
+        self._sink("metrics", step=step, metrics=metrics)
+
+    def keep(self, path: str, write: Callable[[Path], None]) -> None:
+        """Keep a file in the run's folder, by its path there, and show it in MLflow; ``write`` makes it."""
+        if self.process.rank == 0:
+            file = self._folder.path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write(file)
+            self._folder.keep(path)
+            self._sink("artifact", path=path)
+
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
+        """Keep a checkpoint; called in every process; the first one calls ``write``.
+
+        A full disk is an error in every process, since the others would wait for the first one. A group's run goes on
+        without a checkpoint.
+        """
+        if self._seconds is not None:
+            early = time.monotonic() < self._written + self._seconds and not self.at_end
+            if self.process.rank > 0 or early:
+                return
+            try:
+                self._write_checkpoint(write, step)
+            except Exception as error:
+                _logger.warning("a checkpoint is missing: %s", first_line(error))
+            self._written = time.monotonic()
+            return
+        problem = None
+        if self.process.rank == 0:
+            try:
+                self._write_checkpoint(write, step)
+            except FullDiskError as error:
+                problem = str(error)
+        problem = self.process.broadcast_from_rank0(problem)
+        if problem is not None:
+            raise FullDiskError(problem)
+
+    def _write_checkpoint(self, write: Callable[[Path], None], step: int) -> None:
+        folder, name = self._folder, f"{_PREFIX}{step:012d}"
+        path = folder.path / CHECKPOINTS / name
+        new = path.with_name(f"{name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        with full_disk_in_one_line(folder.path):
+            try:
+                new.mkdir(parents=True)
+                write(new)
+                if not (new / CHECKSUMS).exists():  # a loop of the job's own writes none
+                    write_checksums(new)
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
+            shutil.rmtree(path, ignore_errors=True)
+            new.replace(path)
+            folder.keep(f"{CHECKPOINTS}/{name}")
+        self._sink("checkpoint", name=name, step=step)
+
+    def report_data(self) -> None:
+        """Report the training data once; called in every process."""
+        if self.data is None:
+            return
+        gathered, self.data = self.process.all_gather(self.data), None
+        if self.process.rank == 0:
+            parts = {(part["purpose"], part["name"]): part for of_one in gathered for part in of_one}
+            self._sink("data", parts=sorted(parts.values(), key=lambda part: PURPOSES.index(part["purpose"])))
+
+
+def failure(error: BaseException, path: str) -> TrainingFailedError:
+    """The failure of a training in one line; if the job in this file raised it, with its traceback."""
+    if isinstance(error, TrainingFailedError):
+        return error
+    if isinstance(error, NonFiniteGradientError | RunFailedError):
+        return TrainingFailedError(first_line(error))
+    if isinstance(error, Exception) and is_outage(error):
+        return TrainingFailedError(reason(error, path))
+    return TrainingFailedError(reason(error, path), own_traceback(error, path))
+
+
+def checkpoint_step(name: str) -> int:
+    """The step of a checkpoint, from its name."""
+    return int(name.removeprefix(_PREFIX))
+
+
+def last_checkpoint(folder: Folder, listed: Sequence[str], info: Callable[[str], None]) -> str | None:
+    """The name of the last readable checkpoint of those listed, oldest first; None if the run has none."""
+    problem: str | None = None
+    for name in reversed(listed[-KEPT:]):
+        if problem is not None:
+            info(f"{problem}; the previous checkpoint is used")
+        try:
+            verify_checkpoint(folder.fetch(f"{CHECKPOINTS}/{name}"))
+            return name
+        except CheckpointError as error:
+            problem = str(error)
+    if problem is not None:
+        raise RunFailedError(f"{problem}; no checkpoint of the run can be read")
+    return None
+
+
+def kept_checkpoint(run: Run) -> str | None:
+    """The name of the last checkpoint of a run that ended, if it is still there."""
+    there = run.folder.names(CHECKPOINTS)
+    return run.checkpoints[-1] if run.checkpoints and run.checkpoints[-1] in there else None
+
+
+def remove_checkpoints(folder: Folder, listed: Sequence[str], keep: int = KEPT) -> None:
+    """Remove the checkpoints but for the last of those listed, while none is being written."""
+    for name in folder.names(CHECKPOINTS):
+        if name.startswith(_PREFIX) and name not in listed[len(listed) - keep :]:
+            folder.remove(f"{CHECKPOINTS}/{name}")
+
+
+def remove_older(folder: Folder, listed: Sequence[str]) -> None:
+    """Remove the checkpoint before the last ones, while another process may be writing one."""
+    for name in listed[-KEPT - 1 : -KEPT]:
+        folder.remove(f"{CHECKPOINTS}/{name}")

@@ -1,44 +1,111 @@
 """The life of a run or a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
-import json
+import dataclasses
+import itertools
+import re
+import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.options import defaults_of
-from concord.record import RECORD, Events, Kind, read_record, write_record
-from concord.redaction import redact
-from concord.runs.resume import require_resumable
-from concord.runs.run_folder import FOLDERS, new_names, recorded_config, run_folder
+from concord.options import flag_of, from_plain, option_values, options_of
+from concord.record import FOLDERS, RECORD, Kind, OpenRun, Run, folder_of, read_record, read_run, write_record
+from concord.redaction import is_hidden, redact
+from concord.runs.execute import CHECKPOINTS, checkpoint_step
+from concord.runs.key import Key, index_run, recorded_config, require_same, require_secrets, run_key
 from concord.runs.termination import Termination, sigterm_as_interrupt
-from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
+from concord.storage import (
+    LOCK,
+    Folder,
+    FullDiskError,
+    StorageError,
+    display_path,
+    is_remote,
+    require_reachable,
+    resolve,
+)
 from concord.tracking import Mirror, Store
-from concord.tracking.mirror import send_again
+from concord.tracking.mirror import retrack, track
 from concord.tracking.store import Status
-from concord.training.options import RUNTIME_OPTIONS, RunConfig
+from concord.training.job import JobFile
+from concord.training.options import RunConfig, TrainConfig
 
+Info = Callable[[str], None]
 # Files that a run's folder may have before its record.
 _BEFORE_RECORD = frozenset({LOCK, f"{RECORD}.new"})
 # How long the end retries to send events to the store; the second if a disk, perhaps the store's, is full.
 _SENDING_SECONDS, _FULL_DISK_SENDING_SECONDS = 30.0, 2.0
+_LONGEST_NAME = 150
 
 
 @dataclass(frozen=True)
-class Lineage:
-    """Where a run's configuration came from.
+class RunSpec:
+    """A run to train: a job, its resolved options, and their key.
 
     Attributes:
-        experiment: in MLflow, in place of the job's.
-        tags: of the run and of the registered version.
+        config: the options, resolved; a fold's have the environment that is left out.
+        key: of all that the result depends on.
+        stop_when: conditions that end it early; they are part of the key.
+        experiment: in MLflow.
+        parameters, tags: of its MLflow run.
+        artifacts: JSON values that MLflow keeps with it, by file name.
+        origin: machine, commit and version of the data, for kept results.
+        place: its place in the group that asks for it.
     """
 
-    experiment: str
-    tags: Mapping[str, str]
+    job: JobFile
+    config: RunConfig
+    key: Key
+    stop_when: str = ""
+    name: str | None = None
+    experiment: str = ""
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    artifacts: Mapping[str, Any] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
+    place: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(job: JobFile, config: RunConfig, data: str | None, stop_when: str = "", **further: Any) -> "RunSpec":
+        """The run of these options, which are resolved here; ``data`` is the version of its data, if known.
+
+        Data without a version are told apart by their folder.
+        """
+        config = config.resolve()
+        folder = config.data.data_dir if isinstance(config, TrainConfig) else None
+        if data is None and folder is not None:
+            data = f"in {display_path(resolve(folder))}"
+        unused, recorded = config.unused(), recorded_config(config)
+        parameters = {name: value for name, value in recorded.items() if value is not None and name not in unused}
+        spec = RunSpec(job, config, run_key(job, config, data, stop_when=stop_when), stop_when, parameters=parameters)
+        return dataclasses.replace(spec, **further)
+
+    def record(self, store: Store, kind: Kind = "run") -> dict[str, Any]:
+        """The record of the run before it begins, or of a group that starts from these options."""
+        sources = self.config.sources()
+        tracking = {
+            "experiment": self.experiment or self.job.name,
+            "parameters": {name: str(value) for name, value in self.parameters.items()},
+            "tags": dict(self.tags),
+            **({"artifacts": self.artifacts} if self.artifacts else {}),
+        }
+        return {
+            "kind": kind,
+            "job": self.job.name,
+            "store": redact(store.uri),
+            "config": recorded_config(self.config),
+            "key": self.key.as_json(),
+            **({"stop_when": self.stop_when} if self.stop_when else {}),
+            **({"sources": sources} if sources else {}),
+            **({"origin": dict(self.origin)} if self.origin else {}),
+            "tracking": tracking,
+        }
 
 
 @dataclass
@@ -46,18 +113,17 @@ class Reserved:
     """A folder locked by this process. Nothing in it changes until :func:`open_run`.
 
     Attributes:
-        config: the options; a run's have its name.
-        record: the record; None for a new run or group.
+        run: the run or group as it is; None for a new one.
+        same_source: whether the job's text is that of the beginning.
         begun: whether it began or resumed.
     """
 
     kind: Kind
-    job: str
-    config: RunConfig
     folder: Folder
     store: Store
-    record: dict[str, Any] | None
+    run: Run | None
     termination: Termination
+    same_source: bool = True
     begun: bool = False
 
     @property
@@ -66,117 +132,82 @@ class Reserved:
         return self.folder.place.name
 
 
-@dataclass(frozen=True)
-class Description:
-    """The content of a new record, and its form in MLflow.
+def restored_config(defaults: Any, recorded: Mapping[str, Any]) -> Any:
+    """These options with the values of a record; values of unknown options are left out.
 
-    Attributes:
-        experiment: in MLflow.
-        record: further fields beside kind, job, name, store and configuration.
-        artifacts: JSON values kept with the MLflow run, by file name, beside the configuration.
+    Secrets, which are not recorded, keep their values.
     """
-
-    experiment: str
-    parameters: Mapping[str, object]
-    tags: Mapping[str, str]
-    record: Mapping[str, Any] = field(default_factory=dict)
-    artifacts: Mapping[str, Any] = field(default_factory=dict)
+    known = {name: value for name, value in recorded.items() if not is_hidden(value)}
+    return defaults.with_options(**from_plain(options_of(type(defaults)), known))
 
 
-@dataclass
-class Opened:
-    """An open run or group.
+def resolved_paths(config: RunConfig) -> dict[str, Any]:
+    """The options that are paths, made absolute (InputError if their storage cannot be reached)."""
+    paths = {key: resolve(value) for key, value in option_values(config).items() if isinstance(value, Path)}
+    for option in ("output", "data_dir"):
+        if option in paths:
+            require_reachable(flag_of(option).removeprefix("--"), paths[option])
+    return paths
 
-    Attributes:
-        resumed: whether it had begun before.
-        status: MLflow's status; set before the end.
-        report: the fields of its end event.
-    """
 
-    name: str
-    kept: Folder
-    store: Store
-    record: dict[str, Any]
-    events: Events
-    resumed: bool
-    status: Status = "FINISHED"
-    report: dict[str, Any] = field(default_factory=dict)
+def plain_name(text: str, otherwise: str) -> str:
+    """A text with plain letters, digits and ``-_.`` alone; ``otherwise`` if it has none of them."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")[:_LONGEST_NAME] or otherwise
 
-    @property
-    def run_id(self) -> str:
-        """The id of its MLflow run."""
-        run_id: str = self.record["run_id"]
-        return run_id
 
-    def describe(self, **more: Any) -> None:
-        """Add fields to the record."""
-        self.record = write_record(self.kept, self.record["kind"], {**self.record, **more})
-
-    def keep_artifact(self, path: str) -> None:
-        """Keep a file of the folder, by its path in it, and show it in MLflow."""
-        self.kept.keep(path)
-        self.events.append("artifact", path=path)
+def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[str]:
+    """A name of job, kind of run and time, at an address with a random part; then the same name with numbers."""
+    name = "-".join([plain_name(job, "run"), *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
+    # This machine may not reach the address, so it cannot check for a unique name.
+    name = f"{name}-{secrets.token_hex(3)}" if is_remote(config.run.output) else name
+    return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
 @contextlib.contextmanager
-def reserved_run(
-    job: str,
-    config: RunConfig,
-    kind: str | None = None,
-    *,
-    placement: Collection[str] = RUNTIME_OPTIONS,
-    defaults: RunConfig | None = None,
-) -> Iterator[Reserved]:
+def reserved_run(spec: RunSpec) -> Iterator[Reserved]:
     """Reserve a new run, or with ``--resume`` an earlier one, for this process while the body runs.
 
     The name of a new run is taken from here on. If the body does not begin the run, the name is free again. In the body
-    SIGTERM acts as Ctrl-C. ``placement`` has the options that may differ when a run is resumed; ``defaults`` has the
-    values of options that are newer than the run.
+    SIGTERM acts as Ctrl-C.
     """
-    defaults = defaults_of(type(config)) if defaults is None else defaults
-    given = run_folder(config.run.output, config.run.name) if config.run.name is not None else None
+    config = spec.config
+    given = folder_of(config.run.output, config.run.name) if config.run.name is not None else None
+    same = True
 
-    def check(folder: Folder) -> dict[str, Any] | None:
-        if config.run.resume:
-            return require_resumable(job, config, folder, placement, defaults)
-        _require_new(folder, config)
-        return None
+    def check(folder: Folder) -> Run | None:
+        nonlocal same
+        if not config.run.resume:
+            _require_new(folder, config)
+            return None
+        name = folder.place.name
+        run = read_run(folder)
+        if run is None:
+            raise InputError(f"--name {name}: there is no such run in {display_path(config.run.output)}")
+        require_secrets(f"the run {name}", config, run.record)
+        same = require_same(f"the run {name}", spec.key, run.record, name, "a resumed run keeps its options")
+        return run
+
+    def choose() -> Folder:
+        """The given folder, or one with a new name, created at once so that no other run takes it."""
+        names = new_names(spec.job.name, config, config.method)
+        return given or next(folder for name in names if (folder := folder_of(config.run.output, name)).make())
 
     if given is not None:  # before the store is opened, which creates it
         check(given)
-    with _reserved("run", job, config, lambda: given or _made_up(job, config, kind), check) as reserved:
-        logs.bind_context(run=reserved.name, job=job)
-        reserved.config = config.with_options(name=reserved.name)
+    with _reserved("run", config, choose, check) as reserved:
+        logs.bind_context(run=reserved.name, job=spec.job.name)
+        reserved.same_source = same
         yield reserved
 
 
-def is_interrupted(output: Path, name: str, run_id: str) -> bool:
-    """Whether a run or group that MLflow shows as running was killed here: no process holds its folder."""
-    for kind, above in FOLDERS.items():
-        folder = Folder(output) / above / name
-        if folder.remote or not (folder.path / RECORD).exists():
-            continue
-        with contextlib.suppress(InputError), folder.locked(kind):
-            record = read_record(folder, kind)
-            if record is not None and record["run_id"] == run_id:
-                return True
-    return False
-
-
-def reserved_group(
-    kind: Kind, job: str, config: RunConfig, folder: Folder
-) -> contextlib.AbstractContextManager[Reserved]:
+def reserved_group(kind: Kind, config: RunConfig, folder: Folder) -> contextlib.AbstractContextManager[Reserved]:
     """Reserve a group of runs, new or earlier, for this process while the body runs; SIGTERM acts as Ctrl-C."""
-    return _reserved(kind, job, config, lambda: folder, lambda locked: read_record(locked, kind))
+    return _reserved(kind, config, lambda: folder, lambda locked: read_run(locked, kind))
 
 
 @contextlib.contextmanager
 def _reserved(
-    kind: Kind,
-    job: str,
-    config: RunConfig,
-    choose: Callable[[], Folder],
-    check: Callable[[Folder], dict[str, Any] | None],
+    kind: Kind, config: RunConfig, choose: Callable[[], Folder], check: Callable[[Folder], Run | None]
 ) -> Iterator[Reserved]:
     """Lock the folder, then check it: another process may have changed it before."""
     new_output = not config.run.output.exists()
@@ -185,27 +216,34 @@ def _reserved(
         folder = choose()
         folder.make()
         with folder.locked(kind):
-            record = check(folder)
-            if record is None:
+            run = check(folder)
+            if run is None:
                 folder.empty()  # at an address: left from a run of this name that was removed from the storage
-            elif record["store"] != redact(store.uri):
-                begun = f"the {kind} {folder.place.name} was started with {record['store']}"
+            elif run.record["store"] != redact(store.uri):
+                begun = f"the {kind} {folder.place.name} was started with {run.record['store']}"
                 raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
-            reserved = Reserved(kind, job, config, folder, store, record, termination)
+            reserved = Reserved(kind, folder, store, run, termination)
             try:
                 yield reserved
             finally:
-                if record is None and not reserved.begun:
+                if run is None and not reserved.begun:
                     shutil.rmtree(folder.path, ignore_errors=True)
                 with contextlib.suppress(OSError):  # a folder that is not empty
                     for above in list(folder.path.parents)[: 1 + new_output]:
                         above.rmdir()
 
 
-def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:
-    """A folder with a new name, created at once so that no other run takes it."""
-    folders = (run_folder(config.run.output, name) for name in new_names(job, config, kind))
-    return next(folder for folder in folders if folder.make())
+def is_interrupted(output: Path, name: str, run_id: str) -> bool:
+    """Whether a run or group that MLflow shows as running was killed here: no process holds its folder."""
+    for kind in FOLDERS:
+        folder = folder_of(output, name, kind)
+        if folder.remote or not (folder.path / RECORD).exists():
+            continue
+        with contextlib.suppress(InputError), folder.locked(kind):
+            record = read_record(folder, kind)
+            if record is not None and record.get("run_id") == run_id:
+                return True
+    return False
 
 
 def _require_new(folder: Folder, config: RunConfig) -> None:
@@ -217,130 +255,113 @@ def _require_new(folder: Folder, config: RunConfig) -> None:
         raise InputError(f"--name {name}: {folder.display_path} exists and is not a run; give another name")
 
 
-def run_description(
-    config: RunConfig,
-    job: str,
-    tags: Mapping[str, str],
-    lineage: Lineage | None = None,
-    derived: Mapping[str, object] | None = None,
-    artifacts: Mapping[str, Any] | None = None,
-    data: str | None = None,
-) -> Description:
-    """The description of a run: the options with an effect, parameters derived from them, the data's version."""
-    left_out = config.unused()
-    recorded = recorded_config(config)
-    parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
-    tags = {**tags, **(lineage.tags if lineage else {})}
-    experiment = lineage.experiment if lineage else job
-    record = {} if data is None else {"data": data}
-    return Description(experiment, {**parameters, **(derived or {})}, tags, record, artifacts or {})
+@dataclass
+class Open:
+    """An open run or group, its store, and the mirror that sends its events, and those of a group's runs, to MLflow.
+
+    Attributes:
+        resumed: whether it had begun before.
+        report: the fields of its end event.
+    """
+
+    run: OpenRun
+    store: Store
+    mirror: Mirror
+    resumed: bool
+    report: dict[str, Any] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
-def open_run(reserved: Reserved, description: Description, info: Callable[[str], None]) -> Iterator[Opened]:
+def open_run(reserved: Reserved, record: Mapping[str, Any], info: Info) -> Iterator[Open]:
     """Begin or resume a run or group; at the end, record in its folder and in MLflow how it ended.
 
-    An InputError before the first evaluation removes a new run. Otherwise everything is kept.
+    ``record`` is that of a new one. An InputError before the first evaluation removes a new run; else all is kept.
     """
-    new = reserved.record is None
-    record = _create(reserved, description) if reserved.record is None else _resume(reserved, description, info)
+    new = reserved.run is None
+    run = _create(reserved, record) if new else _resume(reserved, info)
     reserved.begun = True
-    events = Events(reserved.folder)
-    mirror = Mirror(reserved.store, record["run_id"], reserved.folder)
-    run = Opened(reserved.name, reserved.folder, reserved.store, record, events, resumed=not new)
+    mirror = Mirror(reserved.store)
+    mirror.add(run)
+    opened = Open(run, reserved.store, mirror, resumed=not new)
     seconds = _SENDING_SECONDS
     try:
-        events.append("began", resumed=not new)
-        yield run
-        _end(run)
+        run.append("began", resumed=not new)
+        yield opened
+        _end(opened, "FINISHED")
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | StoppedError) or reserved.termination.requested:
-            _close(run, "KILLED")
+            _close(opened, "KILLED")
             again = f"--name {run.name} --resume"
-            if reserved.kind == "run" and not events.own.checkpoints:
+            if reserved.kind == "run" and not run.checkpoints:
                 raise StoppedError(f"stopped before the first checkpoint; {again} begins again") from None
             raise StoppedError(f"stopped; continue with {again}") from None
-        untouched = not any(each.evaluations or each.checkpoints for each in events.history.values())
-        if isinstance(error, InputError) and new and untouched and not _removed(run.kept):
+        untouched = not (run.evaluations or run.checkpoints or run.asked)
+        if isinstance(error, InputError) and new and untouched and not _removed(run.folder):
             mirror.discard()
             with contextlib.suppress(RunFailedError):
-                run.store.delete_run(run.run_id)
-            run.kept.delete()
+                opened.store.delete_run(str(run.run_id))
+            run.folder.delete()
             raise
         seconds = _FULL_DISK_SENDING_SECONDS if isinstance(error, FullDiskError) else seconds
-        _close(run, "FAILED")
-        if isinstance(error, Exception) and (gone := _removed(run.kept)):
+        _close(opened, "FAILED")
+        if isinstance(error, Exception) and (gone := _removed(run.folder)):
             seconds = 0.0  # the events are also gone
             raise RunFailedError(gone) from error
         raise
     finally:
         unsent = mirror.close(seconds)
-        events.close()
-        if unsent and run.kept.exists():
+        run.close()
+        if unsent and run.folder.exists():
             again = f"--name {run.name}" + (" --resume" if reserved.kind == "run" else "")
-            info(f"tracking did not answer: {unsent} events are kept in {run.kept.display_path} and sent by {again}")
+            info(f"tracking did not answer: {unsent} events are kept in {run.folder.display_path} and sent by {again}")
 
 
-def _create(reserved: Reserved, description: Description) -> dict[str, Any]:
+def _create(reserved: Reserved, record: Mapping[str, Any]) -> OpenRun:
     """Create the record and its MLflow run; if one fails, both are removed."""
-    config, store = reserved.config, reserved.store
-    recorded, sources = recorded_config(config), config.sources()
-    run_id = _track(reserved, description, recorded, sources)
+    folder = reserved.folder
     try:
-        about = {"job": reserved.job, "name": reserved.name, "run_id": run_id, "store": redact(store.uri)}
-        record = {**about, "config": recorded, **({"sources": sources} if sources else {}), **description.record}
-        return write_record(reserved.folder, reserved.kind, record)
+        run = OpenRun(folder, write_record(folder, reserved.kind, record))
+        track(reserved.store, run)
     except BaseException as error:
-        with contextlib.suppress(RunFailedError):
-            store.delete_run(run_id)
+        folder.delete()
         if isinstance(error, OSError) and not isinstance(error, StorageError):
-            where = display_path(config.run.output)
+            where = display_path(folder.place.parent.parent)
             raise InputError(f"--output {where}: cannot be written to ({error.strerror})") from error
-        reserved.folder.delete()
         raise
+    return run
 
 
-def _resume(reserved: Reserved, description: Description, info: Callable[[str], None]) -> dict[str, Any]:
-    """The record of an earlier run or group; if the store has lost its MLflow run, a new one takes all events."""
-    record = reserved.record
-    assert record is not None
-    if reserved.store.resume_run(record["run_id"]):
-        return record
-    info(f"tracking at {redact(reserved.store.uri)} has lost run {record['run_id']}; a new run takes the whole record")
-    send_again(reserved.folder)
-    run_id = _track(reserved, description, record["config"], record.get("sources", {}))
-    return write_record(reserved.folder, reserved.kind, {**record, "run_id": run_id})
+def _resume(reserved: Reserved, info: Info) -> OpenRun:
+    """An earlier run or group, open; if the store has lost its MLflow run, a new one takes all events."""
+    assert reserved.run is not None
+    run = OpenRun(reserved.folder, reserved.run.record)
+    if run.run_id is None:  # a run of a group, which ended before MLflow had it
+        track(reserved.store, run)
+    elif not reserved.store.resume_run(run.run_id):
+        uri = redact(reserved.store.uri)
+        info(f"tracking at {uri} has lost run {run.run_id}; a new run takes the whole record")
+        retrack(reserved.store, run)
+    if not reserved.same_source:
+        info("warning: the job's file has changed since the run began; what it learned with the earlier text is kept")
+        run.describe(key={})  # the result is of neither text alone
+    return run
 
 
-def _track(reserved: Reserved, description: Description, config: Mapping[str, Any], sources: Mapping[str, str]) -> str:
-    """Create an MLflow run with its description, and return its id; if that fails, it is removed."""
-    store = reserved.store
-    run_id = store.start_run(description.experiment, reserved.name, description.parameters, description.tags)
-    try:
-        for name, value in {"config.json": config, **description.artifacts}.items():
-            store.log_text(run_id, json.dumps(value, indent=2, default=str), name)
-        for name, source in sources.items():
-            store.log_text(run_id, source, name)
-    except BaseException:
-        with contextlib.suppress(RunFailedError):
-            store.delete_run(run_id)
-        raise
-    return run_id
+def _end(opened: Open, status: Status) -> None:
+    opened.run.append("ended", status=status, **opened.report)
+    opened.run.sync()
+    if status == "FINISHED" and opened.run.record["kind"] == "run":
+        index_run(opened.run.folder.place.parent.parent, opened.run)
 
 
-def _end(run: Opened) -> None:
-    run.events.append("ended", status=run.status, **run.report)
-    run.events.sync()
-
-
-def _close(run: Opened, status: Status) -> None:
+def _close(opened: Open, status: Status) -> None:
     """Record the end; if the folder is gone, in MLflow alone."""
-    run.status, run.report = status, {}
+    opened.report = {}
     try:
-        _end(run)
+        _end(opened, status)
     except RunFailedError:
         with contextlib.suppress(RunFailedError):
-            run.store.finish_run(run.run_id, status)
+            opened.store.finish_run(str(opened.run.run_id), status)
 
 
 def _removed(folder: Folder) -> str | None:
@@ -349,3 +370,53 @@ def _removed(folder: Folder) -> str | None:
         if RECORD not in folder.names():
             return f"{folder.display_path}: was removed while the run was at work"
     return None
+
+
+class Member:
+    """A run of an open group, locked and open in the group's process; other processes train it."""
+
+    def __init__(self, spec: RunSpec, group: Open) -> None:
+        """Begin it, or go on with what an earlier process left of it."""
+        assert spec.name is not None
+        self.spec, self._group = spec, group
+        output = group.run.folder.place.parent.parent
+        folder = folder_of(output, spec.name)
+        folder.make()
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(folder.locked("run"))
+        try:
+            earlier = None
+            with contextlib.suppress(InputError):  # of an earlier version, or damaged
+                earlier = read_run(folder)
+            if earlier is None or earlier.status == "FAILED" or any(spec.key.differences(earlier.record)):
+                folder.empty()
+                record = {**spec.record(group.store), "group": group.run.name}
+                self.run = OpenRun(folder, write_record(folder, "run", record))
+            else:
+                self.run = OpenRun(folder, earlier.record)
+        except BaseException:
+            self._lock.close()
+            raise
+        self.begin()
+        group.mirror.add(self.run, group.run)
+
+    def begin(self) -> None:
+        """Note that it begins, or that it goes on from its last checkpoint.
+
+        A checkpoint is complete when it has its name, and the evaluations before it are recorded. Its event may be lost
+        with the process that wrote it.
+        """
+        names = [each for each in self.run.folder.names(CHECKPOINTS) if not each.endswith(".new")]
+        for name in sorted(set(names) - {*self.run.checkpoints}):
+            written = (self.run.folder.path / CHECKPOINTS / name).stat().st_mtime
+            self.run.append("checkpoint", round(1000 * written), name=name, step=checkpoint_step(name))
+        self.run.append("began", resumed=bool(self.run.checkpoints))
+
+    def end(self, status: Status, **why: str) -> None:
+        """Note its end, and let it go."""
+        with contextlib.suppress(RunFailedError) if status == "KILLED" else contextlib.nullcontext():
+            self.run.append("ended", None, status=status, **why)
+            self.run.sync()
+        self._group.mirror.finish(self.run)
+        self.run.close()
+        self._lock.close()

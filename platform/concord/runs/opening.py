@@ -20,7 +20,7 @@ from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance, least_envi
 from concord.environments import Environments
 from concord.options import as_words, option_values, options_of
 from concord.redaction import redact, redact_words
-from concord.runs.lifecycle import Opened
+from concord.runs.lifecycle import Open
 from concord.training.job import JobFile
 from concord.training.options import TrainConfig
 
@@ -29,7 +29,7 @@ _MEANT_TO_MASK = 0.5
 
 
 def opening_lines(
-    run: Opened,
+    opened: Open,
     what: str,
     data: Sequence[str],
     criterion: tuple[str, str] | None,
@@ -42,10 +42,10 @@ def opening_lines(
         least = "".join(f", with {name} of at least {value:.4g}" for name, value in required.items())
         champion = f"champion: the version with the {size} {criterion[0]}{least}"
     return [
-        f"run {run.name}: {what}",
+        f"run {opened.run.name}: {what}",
         *data,
         champion,
-        f"kept in {run.kept.display_path}, tracked in {redact(run.store.uri)}",
+        f"kept in {opened.run.folder.display_path}, tracked in {redact(opened.store.uri)}",
     ]
 
 

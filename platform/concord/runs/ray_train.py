@@ -15,15 +15,15 @@ from typing import Any, cast
 from concord import logs
 from concord.errors import InputError, TrainingFailedError, last_line, picklable
 from concord.process_environment import environment_variables
+from concord.record import Evaluation
 from concord.runs.channel import FAILED, Channel, Message
+from concord.runs.execute import RunTask, Sink, evaluations_here, failure
 from concord.runs.failures import is_outage
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
 from concord.runs.termination import end_at_sigterm
-from concord.runs.worker import RunSpec, Sink, evaluations_here, failure
 from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
 from concord.training.context import ProcessContext
 from concord.training.options import RunConfig
-from concord.training.outcome import Evaluation
 from concord.training.process import own_cores, tune_process
 from concord.training.steps_so_far import StepsSoFar
 
@@ -36,18 +36,18 @@ _SCRATCH = "ray-train"
 
 
 def evaluations_on_ray(
-    spec: RunSpec, config: RunConfig, sink: Sink, start: str | None
+    task: RunTask, config: RunConfig, sink: Sink, start: str | None
 ) -> Generator[Evaluation, None, None]:
     """Train in ``--workers`` Ray Train workers, in this process's Ray session."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    scratch = spec.scratch or (spec.folder or Folder(config.run.output)) / _SCRATCH
+    scratch = task.scratch or task.folder / _SCRATCH
     # On this process's node: Ray places an actor without resources anywhere, and the run would end with that node.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Channel)
     channel = actor.options(scheduling_strategy=here).remote(start)
-    training = _Training(spec, config, channel, scratch)
+    training = _Training(task, config, channel, scratch)
     training.start()
     try:
         while True:
@@ -55,14 +55,13 @@ def evaluations_on_ray(
             for message in ray.get(channel.take.remote(_TAKE_SECONDS)):
                 if message.name == FAILED:
                     raise message.fields["error"]
-                if message.name != "evaluated":
-                    sink(message.name, **message.fields)
-                else:
+                sink(message.name, **message.fields)
+                if message.name == "evaluated":
                     yield Evaluation(**message.fields)
             if over:
                 break
         if training.error is not None:
-            raise TrainingFailedError(_reason(training.error, spec)) from training.error
+            raise TrainingFailedError(_reason(training.error, task)) from training.error
     finally:
         if training.is_alive():
             channel.stop.remote()
@@ -74,9 +73,9 @@ def evaluations_on_ray(
 class _Training(threading.Thread):
     """Runs Ray Train in a thread, so that this process can take the workers' messages."""
 
-    def __init__(self, spec: RunSpec, config: RunConfig, channel: Any, scratch: Folder) -> None:
+    def __init__(self, task: RunTask, config: RunConfig, channel: Any, scratch: Folder) -> None:
         super().__init__(name="concord-ray-train", daemon=True)
-        self._trainer = _trainer(spec, config, channel, scratch)
+        self._trainer = _trainer(task, config, channel, scratch)
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -104,7 +103,7 @@ def _this_cluster() -> Iterator[None]:
         yield
 
 
-def _trainer(spec: RunSpec, config: Any, channel: Any, scratch: Folder) -> Any:
+def _trainer(task: RunTask, config: Any, channel: Any, scratch: Folder) -> Any:
     import ray.train
     from ray.train import FailureConfig, LoggingConfig
     from ray.train.torch import TorchTrainer
@@ -117,7 +116,7 @@ def _trainer(spec: RunSpec, config: Any, channel: Any, scratch: Folder) -> Any:
     workers, least = config.parallel.workers, config.parallel.min_workers
     return trainer(
         cast(Any, work),
-        train_loop_config={"spec": spec, "channel": channel},
+        train_loop_config={"task": task, "channel": channel},
         scaling_config=scaling_config(
             num_workers=workers if least is None else (least, workers),
             elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
@@ -177,16 +176,16 @@ def work(loop_config: Mapping[str, Any]) -> None:
     import ray.train
     import ray.train.torch
 
-    spec: RunSpec = loop_config["spec"]
+    task: RunTask = loop_config["task"]
     channel = loop_config["channel"]
     end_at_sigterm()
-    apply_credentials(spec.storage_credentials)
+    apply_credentials(task.storage_credentials)
     context = ray.train.get_context()
     tune_process(threads=max(1, own_cores() // context.get_local_world_size()))
     process = ProcessContext(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
     here = ray.get_runtime_context()
     logs.inherit_context(
-        spec.log_context, rank=process.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id()
+        task.log_context, rank=process.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id()
     )
     _quiet_ray_train()
     beginning = process.broadcast_from_rank0(ray.get(channel.begin.remote()) if process.rank == 0 else None)
@@ -194,13 +193,11 @@ def work(loop_config: Mapping[str, Any]) -> None:
         return
     tell = _EventSender(channel, process)
     try:
-        file = spec.job()
-        config = file.job.config.with_options(**spec.options)
-        with _exported(spec, file.name, config, process) as so_far:
-            for evaluation in evaluations_here(
-                spec, file.job, config, process, tell, beginning.checkpoint, so_far=so_far
-            ):
-                tell("evaluated", **evaluation._asdict())
+        file = task.job()
+        config = file.job.config.with_options(**task.options)
+        with _exported(task, file.name, config, process) as so_far:
+            for _ in evaluations_here(task, file.job, config, process, tell, beginning.checkpoint, so_far=so_far):
+                pass
         tell.finish()
     except (Exception, SystemExit) as error:
         # A worker may raise alone, as for an example that cannot be read, while others wait for it: end them.
@@ -209,7 +206,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
         elif isinstance(error, FullDiskError):
             _fail(channel, error)
         elif isinstance(error, SystemExit) or not (isinstance(error, _StoppedError) or is_outage(error)):
-            _fail(channel, failure(error, spec.path))
+            _fail(channel, failure(error, task.path))
         raise
 
 
@@ -221,10 +218,10 @@ def _fail(channel: Any, error: Exception) -> None:
 
 
 @contextmanager
-def _exported(spec: RunSpec, job: str, config: Any, process: ProcessContext) -> Iterator[StepsSoFar]:
+def _exported(task: RunTask, job: str, config: Any, process: ProcessContext) -> Iterator[StepsSoFar]:
     """Export the worker's state as Ray metrics; not for the many trials of a study."""
     so_far = StepsSoFar()
-    if spec.folder is None:
+    if task.checkpoint_seconds is not None:
         yield so_far
         return
     labels = {"run": str(config.run.name), "concord_job": job, "method": config.method, "rank": str(process.rank)}
@@ -238,8 +235,8 @@ def _quiet_ray_train() -> None:
         handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.CRITICAL)
 
 
-def _reason(error: BaseException, spec: RunSpec) -> str:
+def _reason(error: BaseException, task: RunTask) -> str:
     """The reason for a failed training, in one line."""
-    if spec.folder is not None and (why := spec.folder.problem() or full_disk(error, spec.folder.path)):
+    if why := task.folder.problem() or full_disk(error, task.folder.path):
         return why
     return last_line(error)

@@ -22,7 +22,7 @@ from concord.environments.sharded import (
     shard_of,
 )
 from concord.errors import InputError, RunFailedError, last_line
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup, Place, Unkept, science_values
 from concord.runs.session import ray_session
 from concord.storage import Folder
 from concord.storage.checksum import file_checksum
@@ -71,22 +71,20 @@ class MakingOptions(OptionGroup):
     """The tasks, cluster and folder for making data."""
 
     # fmt: off
-    tasks: int | None = None
+    tasks: Place[int | None] = None
     """Number of parallel Ray tasks; by default one for each CPU."""
-    address: str | None = None
+    address: Unkept[str | None] = None
     """Ray cluster to run on; by default RAY_ADDRESS, else a Ray started on this machine."""
-    data_dir: Path | None = None
+    data_dir: Place[Path | None] = None
     """Folder for the data; by default a folder named after the data in data/ of --output."""
-    output: Path = DEFAULT_OUTPUT
+    output: Place[Path] = DEFAULT_OUTPUT
     """Folder of runs and data."""
     # fmt: on
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """The options that decide the data, with values: all but those above."""
-        return {
-            name: value for name, value in option_values(self).items() if name not in option_values(MakingOptions())
-        }
+        """The options that decide the data, with values."""
+        return science_values(self)
 
     def check(self) -> None:
         """Validate options."""

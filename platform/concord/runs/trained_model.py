@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from concord.errors import InputError
-from concord.record import EVENTS, read_history, require_record
-from concord.runs.checkpoints import CHECKPOINTS
-from concord.runs.run_folder import restored_config, run_folder
+from concord.record import folder_of, require_run
+from concord.runs.execute import CHECKPOINTS, kept_checkpoint
+from concord.runs.lifecycle import restored_config
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
 from concord.training.job import JobFile, with_recorded_rule
@@ -37,21 +37,22 @@ class TrainedModel:
 
 def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = None) -> TrainedModel:
     """The model of a run's last checkpoint; ``data_dir`` is the folder of the data, if not the run's."""
-    folder = run_folder(output, name)
-    record = require_record(folder)
+    folder = folder_of(output, name)
+    run = require_run(folder)
+    record = run.record
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a run of job {record['job']}, not of {job.name}")
-    folder.fetch(EVENTS)
-    own = read_history(folder).get("")
-    report = (own.ended or {}).get("report") if own is not None else None
-    if own is None or report is None:
-        raise InputError(f"--name {name}: is not finished; run concord train {job.name} --name {name} --resume")
+    again = f"concord train {job.name} --name {name} --resume"
+    if run.status != "FINISHED" or run.run_id is None:
+        raise InputError(f"--name {name}: is not finished; run {again}")
     job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)
-    if not own.checkpoints:
-        raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}")
+    checkpoint = kept_checkpoint(run)
+    if checkpoint is None:
+        raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}; {again} makes one")
     model = build_model(job.job, config)
-    read_weights(folder.fetch(f"{CHECKPOINTS}/{own.checkpoints[-1]}"), model)
-    return TrainedModel(name, record["run_id"], job, config, model, report["metrics"])
+    read_weights(folder.fetch(f"{CHECKPOINTS}/{checkpoint}"), model)
+    metrics = {key: value for key, value in run.metrics.items() if "/" not in key}
+    return TrainedModel(name, run.run_id, job, config, model, metrics)
 
 
 def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path | None = None) -> TrainedModel:

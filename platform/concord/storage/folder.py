@@ -88,14 +88,17 @@ class Folder:
             raise self._not_writable(error) from error
         return True
 
-    def write(self, name: str, content: str | bytes) -> None:
-        """Replace a file, in a folder that may be missing: atomically, on the disk before it has its name. Keep it."""
+    def write(self, name: str, content: str | bytes, *, durable: bool = True) -> None:
+        """Replace a file, in a folder that may be missing: atomically, and keep it. It survives a power failure if
+        ``durable``.
+        """
         new = self.path / f"{name}.new"
         new.parent.mkdir(parents=True, exist_ok=True)
         with new.open("wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         new.replace(self.path / name)
         self.keep(name)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import fnmatch
-import hashlib
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -13,99 +12,37 @@ from typing import Any, Self
 from concord.analysis.figures import method_name
 from concord.errors import InputError, format_for_cli
 from concord.options import (
+    RESULT,
+    Role,
     as_words,
     did_you_mean,
     fits,
     kind_of,
+    names_of,
     option_values,
     options_of,
     require_one_way,
     with_alternatives,
 )
-from concord.redaction import is_secret, redact_words
-from concord.runs.lifecycle import Description
+from concord.record import FOLDERS
+from concord.redaction import redact_words
+from concord.runs.key import Key, recorded_config
+from concord.runs.lifecycle import RunSpec, plain_name, resolved_paths, restored_config
 from concord.runs.preflight import as_input_error, preflight
-from concord.runs.run import resolved_paths
-from concord.runs.run_folder import plain_name, recorded_config, restored_config
-from concord.runs.tags import run_tags
+from concord.runs.tags import run_origin, run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.storage import display_path
 from concord.studies.plan import GroupPlan, check_group, place_words
-from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
+from concord.tracking import Store
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
 from concord.training.job import with_recorded_rule
-from concord.training.options import RUNTIME_OPTIONS
 
-_FOLDER = frozenset({"output", "name"})
-# The options of a comparison's place and workers; a later report does not need them.
-_WHERE = _FOLDER | {"results", "tracking_uri", "address", "concurrent", "gpus_per_trial"}
 METHODS = "methods"  # instead of a table's name: a study of each method
 LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
 FOLDS = "left out"  # in the record of that table; no option has a space in its name
-DATA = "data version"  # among a run's options in the record; no option has a space in its name
-_RULE = "text of the rule"  # likewise
 _NAMED = 12  # rows in the message that there is no such row; a job may have hundreds
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run that a table needs.
-
-    Attributes:
-        config: the options; a fold's have the environment that is left out.
-        point: the resolved options that decide the result, with the version of the data if known.
-        at_default: the options in ``point`` at the job's default.
-    """
-
-    table: str
-    configuration: str
-    seed: int
-    config: RunConfig
-    point: Mapping[str, Any]
-    at_default: frozenset[str]
-
-    @property
-    def name(self) -> str:
-        """The run's name for a reader."""
-        without = self.point.get("leave_out")
-        return f"{self.table}, {self.configuration}, seed {self.seed}" + (f", without {without}" if without else "")
-
-    @property
-    def identity(self) -> str:
-        """The identity of the run: equal for equal options and data."""
-        return _identity(self.point, self.point.keys())
-
-
-def _identity(point: Mapping[str, Any], names: Collection[str]) -> str:
-    return json.dumps({name: point[name] for name in names if name != DATA}, sort_keys=True)
-
-
-class KeptRuns:
-    """The kept runs of a comparison, found by their options; an option that is newer than a run has its default."""
-
-    def __init__(self, runs: GroupRuns) -> None:
-        self._runs = runs
-        self._by_names: dict[frozenset[str], dict[str, list[RunProposal]]] = {}
-        for each in runs.begun("run"):
-            names = frozenset(name for name in each.point if name != DATA and not is_secret(name))
-            self._by_names.setdefault(names, {}).setdefault(_identity(each.point, names), []).append(each)
-
-    def begun(self, run: PlannedRun) -> RunProposal | None:
-        """The proposal of the run; if the version of the data is unknown, that with the latest data."""
-        ours = run.point.keys() - {DATA}
-        for names in sorted(self._by_names, key=len, reverse=True):
-            if names <= ours and ours - names <= run.at_default:
-                for each in reversed(self._by_names[names].get(_identity(run.point, names), [])):
-                    if DATA not in run.point or each.point.get(DATA) == run.point[DATA]:
-                        return each
-        return None
-
-    def ended(self, run: PlannedRun) -> EndedRun | None:
-        """The ended run, if it ended."""
-        begun = self.begun(run)
-        return None if begun is None else self._runs.find(begun.key)
 
 
 @dataclass(frozen=True)
@@ -115,13 +52,15 @@ class ComparisonPlan(GroupPlan):
     Attributes:
         given: the options of the command line, as JSON, without those of place and workers.
         where: the options of the command line of place and workers, without the folder's.
+        keep: whether the last checkpoint of every run is kept.
     """
 
     kind = "comparison"
     tables: Mapping[str, Comparison]
-    runs: Mapping[str, Sequence[PlannedRun]]
+    runs: Mapping[str, Sequence[RunSpec]]
     given: Mapping[str, Any]
     where: Mapping[str, Any]
+    keep: bool = False
 
     @property
     def command(self) -> str:
@@ -129,12 +68,6 @@ class ComparisonPlan(GroupPlan):
         folder = [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
         options = [*as_words(self.job.for_command(self.given)), *folder, *as_words(self.where)]
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *redact_words(options)])
-
-    @property
-    def detail(self) -> tuple[str, ...]:
-        """The prefixes of detailed metrics that any table of the job needs, since a run may be in several."""
-        declared = comparisons_of(self.job).values() if self.job.job.comparisons else ()
-        return tuple(dict.fromkeys(each for table in declared for each in table.detail))
 
     @property
     def asked(self) -> Mapping[str, Mapping[str, Any]]:
@@ -149,28 +82,16 @@ class ComparisonPlan(GroupPlan):
     def with_rows(self, tables: Mapping[str, Comparison], only: Sequence[str]) -> Self:
         """The plan of these tables, which ``only_rows`` made of its own."""
         runs = {
-            name: [run for run in self.runs[name] if run.configuration in table.configurations]
+            name: [run for run in self.runs[name] if run.place["row"] in table.configurations]
             for name, table in tables.items()
         }
         return dataclasses.replace(self, tables=tables, runs=runs, given={**self.given, "only": tuple(only)})
 
-    def description(self) -> Description:
-        """The description of a new comparison."""
+    def record(self, store: Store) -> dict[str, Any]:
+        """The record of a new comparison."""
         tags = {**run_tags(self.job.name, self.job.path), "concord.comparison": self.name}
-        return Description(self.experiment, {}, tags)
-
-    def proposal(self, run: PlannedRun, number: int, origin: Mapping[str, str]) -> RunProposal:
-        """The proposal of a run for the pool. Its parameters are the options from the table or the command line."""
-        usual = recorded_config(self.job.job.config)
-        proposed = RunProposal("run", number, {name: frozen(value) for name, value in run.point.items()})
-        return dataclasses.replace(
-            proposed,
-            name=run.name,
-            origin={**origin, **({"data": str(run.point[DATA])} if DATA in run.point else {})},
-            options=self.overrides(run.config),
-            parameters={name: value for name, value in run.point.items() if usual.get(name) != value or name == "seed"},
-            tags={"concord.comparison": self.name, "concord.kind": "run"},
-        )
+        key = Key(self.job.name, {})
+        return RunSpec(self.job, self.base, key, experiment=self.experiment, tags=tags).record(store, "comparison")
 
 
 def kept_command(job: JobFile, table: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
@@ -279,28 +200,33 @@ def plan_tables(
     }
     if check:
         (table, _), first = next(iter(configs.items()))  # one suffices: the others differ in few options
-        left_out = chosen[table].folds
-        preflight(job, first if left_out is None else first.with_options(leave_out=left_out.environments[0]))
-    runs: dict[str, list[PlannedRun]] = {table: [] for table in chosen}
-    versions: dict[str, str | None] | None = {} if check else None
+        of_first = chosen[table].folds
+        preflight(job, first if of_first is None else first.with_options(leave_out=of_first.environments[0]))
+    runs: dict[str, list[RunSpec]] = {table: [] for table in chosen}
+    planner = _Planner(job, name, f"{job.name}-{FOLDERS['comparison']}", check)
     for (table, row), config in configs.items():
         folds = chosen[table].folds
+        left_out: str | None
         for seed in _seeds(chosen[table], asked):
-            parts = [{}] if folds is None else [{"leave_out": name} for name in folds.environments]
-            for part in parts:
-                runs[table].append(_planned(job, table, row, config.with_options(seed=seed, **part), versions))
-    recorded = without_place(recorded_config(command), given)
+            for left_out in [None] if folds is None else folds.environments:
+                part = config.with_options(seed=seed, **({} if left_out is None else {"leave_out": left_out}))
+                runs[table].append(planner.run(table, row, part))
+    recorded = without_place(command, given)
+    values = option_values(command)
+    places = names_of(type(command), Role.PLACE, Role.UNKEPT) & {*given} - {"output", "name"}
     where = {
         name: display_path(value) if isinstance(value, Path) else value
-        for name, value in option_values(command).items()
-        if name in (_WHERE - _FOLDER) & {*given}
+        for name, value in values.items()
+        if name in places
     }
-    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where)
+    keep = isinstance(asked, CompareOptions) and asked.keep_checkpoints
+    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where, keep)
 
 
-def without_place(values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """The given options, without those of place and workers."""
-    return {name: value for name, value in values.items() if name in given and name not in _WHERE}
+def without_place(command: Any, given: Collection[str]) -> dict[str, Any]:
+    """The given options on which results depend, as JSON."""
+    names = names_of(type(command), *RESULT)
+    return {name: value for name, value in recorded_config(command).items() if name in given and name in names}
 
 
 def plan_as_recorded(
@@ -325,7 +251,7 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
     for name, value in chosen.items():
         if name not in known:
             raise InputError(f"{where}: there is no option {name}{did_you_mean(name, known)}")
-        if name == "seed" or name in RUNTIME_OPTIONS:
+        if name == "seed" or known[name].role in (Role.PLACE, Role.UNKEPT):
             raise InputError(f"{where}: {name} cannot differ between configurations; give it on the command line")
         if name not in given and not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
@@ -341,30 +267,55 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
     return config
 
 
-def _planned(
-    job: JobFile, table: str, row: str, config: RunConfig, versions: dict[str, str | None] | None
-) -> PlannedRun:
-    resolved = config.resolve()
-    left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
-    values = recorded_config(resolved)  # without the values of secrets, which a report does not know
-    point = {name: frozen(value) for name, value in values.items() if name not in left_out and not is_secret(name)}
-    if sources := config.sources():  # a file's name does not say what is in it
-        point[_RULE] = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
-    if versions is not None and job.job.loop is None:
-        # The version of the data depends neither on the seed nor on what is left out, and may be slow to compute.
-        key = json.dumps({**point, "seed": None, "leave_out": None}, sort_keys=True)
-        if key not in versions:
+class _Planner:
+    """Makes the runs of tables; the data's version is computed once for runs with the same data."""
+
+    def __init__(self, job: JobFile, group: str, experiment: str, check: bool) -> None:
+        self._job, self._group, self._experiment = job, group, experiment
+        self._versions: dict[str, str | None] | None = {} if check and job.job.loop is None else None
+        self._origin = run_origin(job.path)
+        self._tags = run_tags(job.name, job.path)
+
+    def run(self, table: str, row: str, config: RunConfig) -> RunSpec:
+        """The run of a row, with a seed."""
+        left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
+        data = self._version(table, row, config)
+        spec = RunSpec.of(self._job, config, data)
+        usual, recorded = recorded_config(self._job.job.config), recorded_config(spec.config)
+        unused, label = spec.config.unused(), f"{table}, {row}, seed {config.run.seed}"
+        label += "" if left_out is None else f", without {left_out}"
+        place = {"kind": "cell", "table": table, "row": row, "seed": config.run.seed, "label": label}
+        return dataclasses.replace(
+            spec,
+            # The key tells rows apart whose names are alike, and the same row with other options.
+            name=f"{plain_name(f'{self._group}-{label}', 'run')}-{spec.key.without_data[:6]}",
+            experiment=self._experiment,
+            parameters={
+                name: value
+                for name, value in recorded.items()
+                if (usual.get(name) != value or name == "seed") and value is not None and name not in unused
+            },
+            tags={**self._tags, "concord.comparison": self._group, "concord.kind": "cell", "concord.row": label},
+            origin={**self._origin, **({} if data is None else {"data": data})},
+            place={**place, **({} if left_out is None else {"left_out": left_out})},
+        )
+
+    def _version(self, table: str, row: str, config: RunConfig) -> str | None:
+        """The version of a run's data (InputError if they do not fit it)."""
+        if self._versions is None:
+            return None
+        # It depends neither on the seed nor on what is left out, and may be slow to compute.
+        values = {**recorded_config(config), "seed": None, "leave_out": None}
+        key = json.dumps(values, sort_keys=True, default=str)
+        if key not in self._versions:
+            job = self._job
             try:
                 with as_input_error(job, "its environments cannot be made"):
-                    environments = job.job.environments_of(resolved)
-                if isinstance(resolved, TrainConfig):
-                    resolved.rule(len(environments.train))  # refuses a significance that too few cannot reach
+                    environments = job.job.environments_of(config)
+                if isinstance(config, TrainConfig):
+                    config.rule(len(environments.train))  # refuses a significance that too few cannot reach
             except InputError as error:
                 problem = format_for_cli(error).removeprefix(f"job {job.name}: ")
                 raise InputError(f"job {job.name}: {table}, {row}: {problem}") from error
-            versions[key] = environments.version
-        if (version := versions[key]) is not None:
-            point[DATA] = version
-    defaults, values = option_values(job.job.config), option_values(config)
-    at_default = frozenset(name for name in point if name in defaults and values[name] == defaults[name])
-    return PlannedRun(table, row, config.run.seed, config, json.loads(json.dumps(point)), at_default)
+            self._versions[key] = environments.version
+        return self._versions[key]

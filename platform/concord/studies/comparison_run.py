@@ -12,16 +12,16 @@ from matplotlib.figure import Figure
 from concord import logs
 from concord.errors import RunFailedError, StoppedError
 from concord.options import option_values
-from concord.record import read_history
-from concord.runs.tags import run_origin
-from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun, kept_command
+from concord.record import Run, read_run
+from concord.runs.key import finished_run
+from concord.runs.lifecycle import RunSpec
+from concord.studies.comparison_plan import ComparisonPlan, kept_command
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.left_out_table import explained, fold_values, left_out_table, with_choices
-from concord.studies.proposals import EndedRun, GroupRuns, ProposalList
+from concord.studies.proposals import GroupRuns, ProposalList
 from concord.studies.results import FIGURES, GroupResult, write_results
 from concord.studies.tables import KeptLine, ResultsTable, Shown, as_lines, cell, results_file
-from concord.training import FinishedRun
 
 TABLES = "tables"
 
@@ -39,10 +39,10 @@ class ComparisonResult(GroupResult):
 
     plan: ComparisonPlan
     tables: Sequence[ResultsTable]
-    runs: Mapping[str, Mapping[str, Sequence[FinishedRun]]]
+    runs: Mapping[str, Mapping[str, Sequence[Run]]]
     finished: int
     failed: Mapping[str, str]
-    missing: Mapping[str, Sequence[PlannedRun]]
+    missing: Mapping[str, Sequence[RunSpec]]
 
     def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
         """The figures of the tables that have a run of every configuration."""
@@ -72,10 +72,10 @@ class ComparisonResult(GroupResult):
         parts: list[Shown] = [part for table in self.tables for part in table.shown()]
         parts += [
             f"runs      {self.finished} finished, {len(self.failed)} failed",
-            f"tables    {(self.kept / TABLES).display_path}",
+            f"tables    {(self.folder / TABLES).display_path}",
         ]
         if self.drawn:
-            parts.append(f"figures   {(self.kept / FIGURES).display_path}")
+            parts.append(f"figures   {(self.folder / FIGURES).display_path}")
         return [*parts, f"seconds   {self.seconds:.1f}"]
 
     def as_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class ComparisonResult(GroupResult):
             "missing": sum(map(len, self.missing.values())),
             "seconds": round(self.seconds, 3),
             "rows": [row for table in self.tables for row in table.rows()],
-            "artifacts": self.kept.display_path,
+            "artifacts": self.folder.display_path,
             "figures": dict(self.drawn),
         }
 
@@ -102,88 +102,88 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
     started = time.perf_counter()
     logs.bind_context(study=plan.name, job=plan.job.name)
     try:
-        with open_group(plan, plan.description(), info) as pool:
-            record = pool.group.record
-            pool.group.describe(
+        with open_group(plan, plan.record, info) as pool:
+            record = pool.group.run.record
+            pool.group.run.describe(
                 asked={**record.get("asked", {}), **plan.asked},
                 sources={**record.get("sources", {}), **plan.base.sources()},
             )
             _train(plan, pool, info)
-            result = write_results(read_comparison(plan, pool.runs), info, pool.group)
+            result = write_results(read_comparison(plan, pool.runs()), info, pool.group)
     except StoppedError:
         raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:
-    kept, by_identity = KeptRuns(pool.runs), dict[str, PlannedRun]()
-    for run in itertools.chain.from_iterable(plan.runs.values()):
-        by_identity.setdefault(run.identity, run)  # a run of several tables is named after the first
-    wanted = list(by_identity.values())
+    runs = pool.runs()
+    wanted: dict[str, RunSpec] = {}
+    for spec in itertools.chain.from_iterable(plan.runs.values()):
+        wanted.setdefault(spec.key.value, spec)  # a run of several tables is named after the first
     progress = GroupProgress("runs", len(wanted), info)
-    from_here = run_origin(plan.job.path)
-    proposals = []
-    number = len(pool.runs.begun("run"))
-    for run in wanted:
-        ended, begun = kept.ended(run), kept.begun(run)
-        if ended is not None and ended.failure is None:
-            progress.earlier(ended)
+    left = []
+    for key, spec in wanted.items():
+        run = runs.by_key(key, "") or finished_run(plan.base.run.output, spec.key)
+        if run is None or run.status != "FINISHED":
+            left.append(spec)
             continue
-        proposals.append(plan.proposal(run, number if begun is None else begun.trial, from_here))
-        number += begun is None
-    there = len(wanted) - len(proposals)
+        progress.earlier(run)
+        if run.name not in pool.group.run.asked:  # another group has trained it
+            pool.group.run.append("asked", run=run.name, key=key, **spec.place)
+    done = len(wanted) - len(left)
     info(
         f"comparison {plan.name}: {', '.join(plan.tables)}; {len(wanted)} runs"
-        + (f", of which {there} are there" if there else "")
+        + (f", of which {done} are there" if done else "")
         + f", {pool.resources.concurrent} at a time"
     )
-    if not proposals:
+    if not left:
         return
     column = next((each for table in plan.tables.values() for each in table.columns.values()), None)
 
-    def tell(run: EndedRun) -> None:
+    def tell(spec: RunSpec, run: Run) -> None:
         if isinstance(column, str) and column in run.metrics:
-            info(f"{run.run.name}: {column} {run.metrics[column]:.4g}, {run.seconds:.0f} s")
+            info(f"{spec.place['label']}: {column} {run.metrics[column]:.4g}, {run.seconds:.0f} s")
 
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": "comparison"}
-    pool.run(ProposalList(proposals, tell), progress, Judge(detail=plan.detail), labels=labels)
+    pool.run(ProposalList(left, tell, plan.keep), progress, Judge(), labels=labels)
     info(progress.line())
-    kept = KeptRuns(pool.runs)
-    failures = [ended.failure for run in wanted if (ended := kept.ended(run))]
+    failures = [run.failure for key in wanted if (run := runs.by_key(key, "")) is not None and run.status is not None]
     if failures and all(failures):
         raise RunFailedError(f"every run failed ({len(failures)}): {failures[0]}")
 
 
 def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> ComparisonResult:
     """The result of the plan's existing runs, by default read from its folder."""
-    kept = KeptRuns(GroupRuns(read_history(plan.kept)) if runs is None else runs)
+    if runs is None:
+        group = read_run(plan.folder, "comparison")
+        runs = GroupRuns(Run(plan.folder) if group is None else group)
     tables: list[ResultsTable] = []
-    found: dict[str, Mapping[str, Sequence[FinishedRun]]] = {}
+    found: dict[str, Mapping[str, Sequence[Run]]] = {}
     failed: dict[str, str] = {}
-    missing: dict[str, list[PlannedRun]] = {}
+    missing: dict[str, list[RunSpec]] = {}
     distinct: set[str] = set()
     for name, comparison in plan.tables.items():
         lines: list[KeptLine] = []
         command = kept_command(plan.job, name, plan.given, option_values(plan.base))
-        rows: dict[str, list[FinishedRun]] = {}
-        for run in plan.runs[name]:
-            ended = kept.ended(run)
-            if ended is None:
-                missing.setdefault(name, []).append(run)
-            elif ended.failure is not None:
-                failed[run.name] = ended.failure
+        rows: dict[str, list[Run]] = {}
+        for spec in plan.runs[name]:
+            run = runs.by_key(spec.key.value, spec.key.without_data)
+            row, seed = spec.place["row"], spec.place["seed"]
+            if run is None or run.status not in ("FINISHED", "FAILED"):
+                missing.setdefault(name, []).append(spec)
+            elif run.failure is not None:
+                failed[spec.place["label"]] = run.failure
             else:
-                distinct.add(ended.run.key)
-                finished = FinishedRun(run.seed, {**run.point, **ended.run.point}, ended.history)
-                rows.setdefault(run.configuration, []).append(finished)
+                distinct.add(run.name)
+                rows.setdefault(row, []).append(run)
                 columns = comparison.columns.items()
-                cells: Mapping[str, Any] = {heading: cell(column, finished) for heading, column in columns}
+                cells: Mapping[str, Any] = {heading: cell(column, run) for heading, column in columns}
                 if comparison.folds is not None:
-                    cells = fold_values(finished, comparison.folds)
+                    cells = fold_values(run, comparison.folds)
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 # The run may have been made for another table or measure; the command is this table's.
-                origin = {**ended.run.origin, "command": command}
-                lines.append(KeptLine(run.configuration, run.seed, values, ended.seconds, origin))
+                origin = {**run.record.get("origin", {}), "command": command}
+                lines.append(KeptLine(row, seed, values, run.seconds, origin))
         if comparison.folds is None:
             tables.append(ResultsTable(name, comparison, lines))
         else:
@@ -191,7 +191,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
             tables.append(left_out_table(name, lines, explained(comparison.folds)))
         found[name] = rows
     return ComparisonResult(
-        kept=plan.kept,
+        folder=plan.folder,
         plan=plan,
         tables=tables,
         runs=found,

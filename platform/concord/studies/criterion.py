@@ -3,15 +3,27 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from concord.errors import InputError
-from concord.studies.proposals import EndedRun
 from concord.studies.stopping import StopRule
 from concord.studies.study_options import Selection
-from concord.training import Evaluation
 from concord.training.evaluation import Mode, worst
 from concord.training.metric_names import split_metric, split_of
 
+
+class _Scored(Protocol):
+    """A trial: its number, and its metrics."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+
+Scored = TypeVar("Scored", bound=_Scored)
+_LEFT_OUT = split_metric("validation", "")  # a left-out environment is the only validation environment
 _SPLITS: Mapping[Selection, str] = {
     "held-out": "held_out",
     "validation": "validation",
@@ -94,13 +106,13 @@ class Criterion:
             return _WORST
         return value if self.mode == "max" else -value
 
-    def ranked(self, runs: Iterable[EndedRun]) -> list[EndedRun]:
-        """The runs with a value, best first; ties by loss, then by number."""
-        scored = [each for each in runs if math.isfinite(self.value(each.metrics))]
+    def ranked(self, trials: Iterable[Scored]) -> list[Scored]:
+        """The trials with a value, best first; ties by loss, then by number."""
+        scored = [each for each in trials if math.isfinite(self.value(each.metrics))]
 
-        def key(each: EndedRun) -> tuple[float, float, int]:
+        def key(each: Scored) -> tuple[float, float, int]:
             loss = each.metrics.get(self.loss, math.inf)
-            return -self.score(each.metrics), loss if math.isfinite(loss) else math.inf, each.run.trial
+            return -self.score(each.metrics), loss if math.isfinite(loss) else math.inf, each.number
 
         return sorted(scored, key=key)
 
@@ -160,13 +172,13 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
 
 
 def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
-    """The mean and, for measures with a mode, the worst over the environments left out in turn.
+    """The mean and, for measures with a mode, the worst over the environments left out in turn; nothing without folds.
 
-    A fold has the metrics on its left-out environment, which is the only validation environment.
+    A fold's validation metrics are those of its left-out environment, which is the only validation environment.
     """
     metrics: dict[str, float] = {}
-    for name in folds[0]:
-        measure = name.removeprefix(split_metric("validation", ""))
+    for name in filter(lambda each: each.startswith(_LEFT_OUT), folds[0] if folds else ()):
+        measure = name.removeprefix(_LEFT_OUT)
         values = [fold[name] for fold in folds]
         metrics[split_metric("left_out", measure)] = sum(values) / len(values)
         if (mode := modes.get(measure)) is not None:
@@ -196,20 +208,20 @@ class Judge:
         criterion: None if no best run is selected.
         modes: the mode of each measure; None if unknown.
         stop_rule: the conditions for an early end.
-        detail: prefixes of the metrics of single environments to report as well.
     """
 
     criterion: Criterion | None = None
     modes: Mapping[str, Mode | None] = field(default_factory=dict)
     stop_rule: StopRule = field(default_factory=StopRule)
-    detail: tuple[str, ...] = ()
 
-    def metrics(self, evaluation: Evaluation) -> dict[str, float]:
-        """The metrics to report, with the worst environments by these modes."""
-        found = {
-            name: value for name, value in evaluation.metrics.items() if "/" not in name or name.startswith(self.detail)
-        }
+    def metrics(self, reported: Mapping[str, float]) -> dict[str, float]:
+        """The metrics without those of single environments and layers, with the worst environments by these modes."""
+        found = {name: value for name, value in reported.items() if "/" not in name}
         for measure, mode in self.modes.items():
             if mode is not None and split_metric("train", measure, worst=True) not in found:
-                found |= worst_environments(evaluation.metrics, measure, mode)
+                found |= worst_environments(reported, measure, mode)
         return found
+
+    def score(self, reported: Mapping[str, float]) -> float:
+        """The score of a run with these metrics, 0 without a criterion."""
+        return 0.0 if self.criterion is None else self.criterion.score(self.metrics(reported))

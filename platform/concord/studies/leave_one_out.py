@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError, format_for_cli
+from concord.runs.lifecycle import restored_config
 from concord.runs.preflight import preflight
-from concord.runs.run_folder import restored_config
 from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, ComparisonPlan, plan_tables
 from concord.studies.criterion import chosen_mode, metric_on
 from concord.studies.left_out_table import draw_left_out

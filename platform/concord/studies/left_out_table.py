@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concord.analysis.left_out_figure import Spread, left_out_figure
 from concord.studies.criterion import Criterion, metric_on
 from concord.studies.tables import Cells, KeptLine, ResultsTable
-from concord.training import Comparison, FinishedRun, Runs
+from concord.training import Comparison, Run, Runs
 from concord.training.comparison import Folds
 from concord.training.evaluation import worst
 
@@ -20,7 +20,7 @@ ORACLE, HELD_OUT = " (oracle)", " (held-out)"
 CHOSEN, BEST = "chosen by held-out", "chosen by itself (oracle)"
 
 
-def fold_values(run: FinishedRun, folds: Folds) -> dict[str, float]:
+def fold_values(run: Run, folds: Folds) -> dict[str, float]:
     """The left-out environment's value at the evaluation that the others' held-out examples choose, by its name.
 
     With ``(held-out)`` the value that chose, with ``(oracle)`` the left-out environment's own best. Ties are decided by

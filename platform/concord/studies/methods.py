@@ -17,13 +17,12 @@ from concord.aggregation import AGGREGATORS, COMPARING, RULES
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import OBJECTIVES
 from concord.options import OptionGroup, as_words, did_you_mean, group, option_values, options_of
-from concord.record import read_history
+from concord.record import Run, read_run
 from concord.redaction import is_secret, redact_words
 from concord.runs.execute import only_process
+from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
 from concord.runs.progress import duration
-from concord.runs.run import Info
-from concord.runs.run_folder import recorded_config
 from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
@@ -205,7 +204,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
     fewer = train - (selection == "leave-one-out")
-    words = without_place(recorded_config(command), given)
+    words = without_place(command, given)
     recorded = kept_command(job, METHODS, words, option_values(base))
     return MethodsPlan(job, base, studies, left_out, fewer, recorded, options.results)
 
@@ -356,7 +355,8 @@ def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
 
 def _trainings_left(study: StudyPlan) -> int:
     """The trainings that a study still needs, each environment that is left out with its own."""
-    runs = GroupRuns(read_history(study.kept))
+    group = read_run(study.folder, "study")
+    runs = GroupRuns(Run(study.folder) if group is None else group)
     trials = max(0, study.trials - len(runs.ended("trial")))
     seeds = max(0, study.options.reruns - len(runs.finished("seed")))
     return (trials + seeds) * (1 + len(study.folds))
@@ -365,7 +365,7 @@ def _trainings_left(study: StudyPlan) -> int:
 def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
     of_method, study = plan.studies[method], result.studies[method]
-    config, usual = config_at(of_method.base, of_method.space, study.best.run.point), option_values(plan.job.job.config)
+    config, usual = config_at(of_method.base, of_method.space, study.best.point), option_values(plan.job.job.config)
     left_out = {"name", "register", "tracking_uri", "address", "output", *config.resolve().unused()}
     changed = {
         name: value

@@ -1,11 +1,11 @@
 """The plan of a study, checked before anything is started or written."""
 
 import dataclasses
-import json
 import shlex
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -15,21 +15,19 @@ import numpy as np
 from concord.aggregation import threshold_at_chance
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, format_for_cli
-from concord.options import as_words, option_values, options_of
+from concord.options import Role, as_words, names_of, option_values, options_of, science_values
+from concord.record import FOLDERS, folder_of, read_record
 from concord.record import Kind as GroupKind
-from concord.record import read_record
-from concord.redaction import is_secret, redact_words, without_secrets
+from concord.redaction import is_secret, redact_words
 from concord.runs.champion import required
-from concord.runs.lifecycle import Description
+from concord.runs.key import plain, recorded_config, require_same, require_secrets
+from concord.runs.lifecycle import RunSpec, new_names, plain_name, resolved_paths
 from concord.runs.preflight import Checked, preflight
-from concord.runs.resume import require_same_sources, require_secrets
-from concord.runs.run import resolved_paths
-from concord.runs.run_folder import FOLDERS, NOT_RECORDED, new_names, recorded_config
-from concord.runs.tags import run_tags
+from concord.runs.tags import run_origin, run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
-from concord.studies.criterion import SPREAD, Criterion, check_metric, chosen_mode, measure_of, metric_on
-from concord.studies.proposals import Kind, RunProposal
+from concord.studies.criterion import SPREAD, Criterion, Judge, check_metric, chosen_mode, measure_of, metric_on
+from concord.studies.proposals import Kind, Trial
 from concord.studies.search import Search
 from concord.studies.spaces import (
     OwnPoint,
@@ -38,24 +36,17 @@ from concord.studies.spaces import (
     first_points,
     least_significance,
     own_point,
-    resolved_at,
     study_space,
 )
 from concord.studies.stopping import StopRule
 from concord.studies.study_options import SharingOptions, StudyOptions
+from concord.tracking import Store
 from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode
-from concord.training.options import RUNTIME_OPTIONS, parallel_of
+from concord.training.options import parallel_of
 
 # The number of environments left out for the short list, without --folds.
 _FOLDS_OF_SHORTLIST = 4
-# The options that decide a study's trials; they must not change when it continues.
-_SCIENCE = ("search", "startup", "selection", "metric", "folds", "scheduler")
-
-
-def group_folder(kind: GroupKind, output: Path, name: str) -> Folder:
-    """The folder of a study or a comparison."""
-    return Folder(output / FOLDERS[kind] / name)
 
 
 @dataclass(frozen=True)
@@ -80,9 +71,9 @@ class GroupPlan:
         return options_of(type(self.base))
 
     @property
-    def kept(self) -> Folder:
+    def folder(self) -> Folder:
         """The folder, or its address."""
-        return group_folder(self.kind, self.base.run.output, self.name)
+        return folder_of(self.base.run.output, self.name, self.kind)
 
     @property
     def experiment(self) -> str:
@@ -91,8 +82,8 @@ class GroupPlan:
 
     def overrides(self, config: RunConfig) -> dict[str, Any]:
         """The options in which a run's configuration differs from the base."""
-        there = option_values(self.base)
-        return {name: value for name, value in option_values(config).items() if value != there[name]}
+        base = option_values(self.base)
+        return {name: value for name, value in option_values(config).items() if value != base[name]}
 
 
 def place_words(output: Path) -> list[str]:
@@ -153,7 +144,8 @@ class StudyPlan(GroupPlan):
     @property
     def command(self) -> str:
         """The command that continues the study, without secrets; the record has the options that decide it."""
-        where = {name: value for name, value in option_values(self.base).items() if name in NOT_RECORDED and value}
+        unkept = names_of(type(self.base), Role.UNKEPT)
+        where = {name: value for name, value in option_values(self.base).items() if name in unkept and value}
         words = ["--name", self.name, *place_words(self.base.run.output), *as_words(where)]
         return shlex.join(["concord", "tune", self.job.reference, *redact_words(words)])
 
@@ -171,89 +163,135 @@ class StudyPlan(GroupPlan):
         """A new search."""
         return Search(self.space, self.options.search, self.base.run.seed, self.first, self.options.startup)
 
-    def epochs(self, run: RunProposal) -> int:
+    def epochs(self, trial: Trial) -> int:
         """The epoch of a trial's last evaluation."""
-        return self.job.epochs(config_at(self.base, self.space, run.point).resolve())
+        return self.job.epochs(config_at(self.base, self.space, trial.point))
 
-    def proposal(
+    def parts(
         self,
         kind: Kind,
         trial: int,
         point: Point,
         seed: int | None = None,
-        left_out: tuple[str, ...] = (),
-        origin: Mapping[str, str] | None = None,
-    ) -> RunProposal:
-        """The proposal of a trial, or of a repetition with another seed or with environments left out."""
-        config, resolved = config_at(self.base, self.space, point), resolved_at(self.base, self.space, point)
-        unused = config.resolve().unused()
-        chosen = {**self.space.fixed(point), **point, **resolved}
-        parameters = {name: value for name, value in chosen.items() if name not in unused}
-        if seed is not None:
-            config, parameters["seed"] = config.with_options(seed=seed), seed
+        folds: Sequence[str] = (),
+        stop_when: str = "",
+    ) -> list[RunSpec]:
+        """The runs of a trial, or of its repetition with another seed: on all environments, and without each of the folds.
+
+        Of kind ``left-out`` without each of the folds alone.
+        """
+        config = config_at(self.base, self.space, point)
+        config = config if seed is None else config.with_options(seed=seed)
         if kind == "left-out":
             assert isinstance(config, TrainConfig)
             # One evaluation is enough unless evaluations choose the weights that are kept.
             choosing = config.schedule.keep == "best" or config.schedule.stop_spread > 0
             config = config.with_options(consistency=0, **({} if choosing else {"evaluations": 1}))
-        proposed = RunProposal(kind, trial, point, seed, left_out, kind != "left-out", resolved)
-        tags = {"concord.study": self.name, "concord.trial": str(trial), "concord.kind": kind}
-        return dataclasses.replace(
-            proposed,
-            name=f"{self.name} {proposed.key}",
-            options=self.overrides(config),
-            parameters=parameters,
-            origin=dict(origin or {}),
-            tags=tags,
-        )
+        found = []
+        for left_out in [*([] if kind == "left-out" else [None]), *folds]:
+            of_part = config if left_out is None else config.with_options(leave_out=left_out)
+            stop = stop_when if left_out is None else ""
+            spec = RunSpec.of(self.job, of_part, self.checked.environments.version, stop)
+            resolved = _derived(of_part, spec.config)
+            unused = spec.config.unused()
+            chosen = {**self.space.fixed(point), **point, **resolved, **({} if seed is None else {"seed": seed})}
+            words = [self.name, "left-out" if kind == "left-out" else "trial", str(trial)]
+            words += [] if seed is None else ["seed", str(seed)]
+            words += [] if left_out is None else ["without", left_out]
+            found.append(
+                dataclasses.replace(
+                    spec,
+                    name=plain_name("-".join(words), "trial"),
+                    experiment=self.experiment,
+                    parameters={name: value for name, value in chosen.items() if name not in unused},
+                    tags={
+                        **self._run_tags,
+                        "concord.study": self.name,
+                        "concord.trial": str(trial),
+                        "concord.kind": kind,
+                        **({} if left_out is None else {"concord.left_out": left_out}),
+                    },
+                    origin=self.origin,
+                    place={
+                        "kind": kind,
+                        "trial": trial,
+                        "point": point,
+                        "resolved": resolved,
+                        **({} if seed is None else {"seed": seed}),
+                        **({} if left_out is None else {"left_out": left_out}),
+                    },
+                )
+            )
+        return found
 
-    def identity(self) -> dict[str, Any]:
-        """The parts that must not change when the study continues, as JSON."""
-        science = {k: v for k, v in recorded_config(self.base).items() if k not in RUNTIME_OPTIONS - {"workers"}}
-        identity = {
+    @cached_property
+    def origin(self) -> Mapping[str, str]:
+        """Machine, commit and version of the data."""
+        return run_origin(self.job.path, self.checked.environments.version)
+
+    @cached_property
+    def _run_tags(self) -> dict[str, str]:
+        environments = self.checked.environments
+        return run_tags(self.job.name, self.job.path, len(environments.train), environments.version)
+
+    def spec(self) -> RunSpec:
+        """What the study is: the options that its trials start from, and those that decide its trials."""
+        deciding = {
+            **science_values(self.options),
             "method": self.method,
             "space": self.space.as_json(),
-            **{name: getattr(self.options, name) for name in _SCIENCE},
             "stop_when": str(self.stop_rule),
             "suggestions": list(self.suggested),
-            "config": science,
-            **({"data": version} if (version := self.checked.environments.version) is not None else {}),
-        }
-        written: dict[str, Any] = json.loads(json.dumps(identity))
-        return written
-
-    def record(self) -> dict[str, Any]:
-        """The study's fields in its record."""
-        return {
-            "identity": self.identity(),
-            "own": None if self.own is None else dataclasses.asdict(self.own),
-            "criterion": dataclasses.asdict(self.criterion),
-            "measure": self.measure,
-            "oracle": self.test_usage,
-            "validation": bool(self.checked.environments.validation),
-            "options": recorded_config(self.options),
-            "given": sorted(self.given),
-        }
-
-    def description(self) -> Description:
-        """The description of a new study."""
-        environments = self.checked.environments
-        tags = run_tags(self.job.name, self.job.path, len(environments.train), environments.version) | {
-            "concord.study": self.name,
-            "concord.method": self.method,
-            "concord.selection": self.options.selection,
-            "concord.oracle": self.test_usage or "no",
         }
         parameters = {
-            **{k: v for k, v in option_values(self.options).items() if v not in (None, ())},
+            **{name: value for name, value in option_values(self.options).items() if value not in (None, ())},
             "seed": self.base.run.seed,
             "register": self.base.run.register,
             "metric": self.criterion.metric,
             "mode": self.criterion.mode,
             "stop_when": self.stop_rule,
         }
-        record = {**self.record(), "started": time.time()}
-        return Description(self.experiment, parameters, tags, record, {"space.json": self.space.as_json()})
+        tags = {
+            **self._run_tags,
+            "concord.study": self.name,
+            "concord.method": self.method,
+            "concord.selection": self.options.selection,
+            "concord.oracle": self.test_usage or "no",
+        }
+        key = RunSpec.of(self.job, self.base, self.checked.environments.version).key
+        return RunSpec(
+            self.job,
+            self.base,  # as given, so that derived values follow when an option is varied
+            dataclasses.replace(key, options={**key.options, **plain(deciding)}),
+            experiment=self.experiment,
+            parameters=parameters,
+            tags=tags,
+            artifacts={"space.json": self.space.as_json()},
+        )
+
+    def record(self, store: Store) -> dict[str, Any]:
+        """The record of a new study."""
+        spec = self.spec()
+        return {
+            **spec.record(store, "study"),
+            "deciding": dict(spec.key.options),
+            "own": None if self.own is None else dataclasses.asdict(self.own),
+            "criterion": dataclasses.asdict(self.criterion),
+            "measure": self.measure,
+            "modes": dict(self.modes),
+            "method": self.method,
+            "space": self.space.as_json(),
+            "oracle": self.test_usage,
+            "validation": bool(self.checked.environments.validation),
+            "options": recorded_config(self.options),
+            "given": sorted(self.given),
+            "started": time.time(),
+        }
+
+    @property
+    def judge(self) -> Judge:
+        """The evaluation of its trials."""
+        return Judge(self.criterion, self.modes, self.stop_rule)
 
 
 def plan_study(
@@ -281,7 +319,7 @@ def plan_study(
             else "the job's own loop decides what it evaluates; leave it out"
         )
         raise InputError(f"--selection {asked.selection}: {wrong}")
-    folders = (group_folder("study", base.run.output, name) for name in new_names(f"{job.name}-{method}", base))
+    folders = (folder_of(base.run.output, name, "study") for name in new_names(f"{job.name}-{method}", base))
     name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
     base = base.with_options(name=None)
     space = study_space(study.space, asked, given & options_of(type(base)).keys(), base, sources)
@@ -346,7 +384,7 @@ def plan_study(
     size = plan.search().size
     if size is not None and ("trials" not in given or asked.trials > size):
         plan = dataclasses.replace(plan, trials=size)
-    if (record := read_record(plan.kept, "study")) is not None:
+    if (record := read_record(plan.folder, "study")) is not None:
         _check_same(plan, record)
         began = {"measure": record["measure"], "criterion": Criterion(**record["criterion"])}
         plan = dataclasses.replace(plan, own=OwnPoint.read(record["own"]), **began)  # as the study began
@@ -370,45 +408,27 @@ def _reported(
     return reported
 
 
+def _derived(config: RunConfig, resolved: RunConfig) -> Point:
+    """The values of options that follow from others, as with ``auto``."""
+    given, unused = option_values(config), resolved.unused()
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in option_values(resolved).items()
+        if value != given[name] and name not in unused and not is_secret(name)
+    }
+
+
 def _check_same(plan: StudyPlan, record: dict[str, Any]) -> None:
     """Refuse a name that belongs to another study (InputError)."""
-    if record["job"] != plan.job.name:
-        raise InputError(f"--name {plan.name}: is a study of job {record['job']}, not of {plan.job.name}")
-    require_secrets(f"the study {plan.name}", recorded_config(plan.base), without_secrets(record["config"]))
+    what = f"the study {plan.name}"
+    require_secrets(what, plan.base, record)
     before = Criterion(**record["criterion"])
     if before.metric == plan.criterion.metric and before.mode != plan.criterion.mode:
         raise InputError(
             f"--name {plan.name}: a study scored by {before.metric}, {before.direction}; here "
             f"{plan.criterion.direction}; give another name"
         )
-    # An option that is newer than the study had its default there.
-    defaults = json.loads(json.dumps(recorded_config(plan.job.job.config), default=str))
-    ours, theirs = plan.identity(), record["identity"]
-    theirs = {**theirs, "config": {name: defaults.get(name) for name in ours["config"]} | theirs["config"]}
-    for part in ours:
-        here, there = _comparable(ours[part]), _comparable(theirs.get(part))
-        if here == there:
-            continue
-        if part in ("space", "config"):
-            option = next(name for name in {**here, **there} if here.get(name) != there.get(name))
-            what = "varied from" if part == "space" else "set to"
-            raise InputError(
-                f"--name {plan.name}: a study with another {'space' if part == 'space' else 'configuration'}: there "
-                f"{option} is {what} {there.get(option, 'nothing')}, here {here.get(option, 'nothing')}; "
-                "give another name"
-            )
-        raise InputError(
-            f"--name {plan.name}: a study with another {part.replace('_', ' ')}: {there or 'none'}, "
-            f"not {here or 'none'}; give another name"
-        )
-    require_same_sources(f"the study {plan.name}", plan.base.sources(), record.get("sources", {}))
-
-
-def _comparable(part: Any) -> Any:
-    """The part without secrets, whose values are not recorded."""
-    if not isinstance(part, Mapping):
-        return part
-    return {name: value for name, value in without_secrets(part).items() if not is_secret(name)}
+    require_same(what, plan.spec().key, {**record, "config": record["deciding"]}, plan.name, "give another name")
 
 
 def drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:

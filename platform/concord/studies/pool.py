@@ -1,7 +1,8 @@
-"""Runs the proposals of a proposer in parallel, and records how each began and ended.
+"""Runs the proposals of a proposer in parallel: trials of Ray Tune, in processes that are reused.
 
-The runs of a group are trials of Ray Tune, in processes that are reused. The record's events are the truth: the state
-of Ray Tune, of the search and of MLflow follows from them. So a kill loses no finished run, and none counts twice.
+A run that is there by its key is not trained again. Every other run has a record of its own, to which this process appends
+the events that the training process sends. The records are the truth: the state of Ray Tune, of the search and of MLflow
+follows from them. So a kill loses no finished run, and none counts twice.
 """
 
 import contextlib
@@ -11,9 +12,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,27 +22,26 @@ from ray.exceptions import OutOfMemoryError
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, Trainable, TuneConfig
 from ray.tune.search import Searcher
 
-import concord
 from concord.errors import RunFailedError
 from concord.options import option_values
-from concord.record import Events
+from concord.record import OpenRun, Run
 from concord.runs.dashboard import described
-from concord.runs.lifecycle import Description, Opened, open_run, reserved_group
+from concord.runs.execute import RunTask, checkpoint_step, last_checkpoint, remove_checkpoints, remove_older
+from concord.runs.key import finished_run, index_run
+from concord.runs.lifecycle import Info, Member, Open, RunSpec, open_run, reserved_group
 from concord.runs.live_metrics import Published
-from concord.runs.run import Info
 from concord.runs.session import ray_session
-from concord.runs.tags import run_origin
 from concord.runs.termination import signal_handler
-from concord.runs.worker import RunSpec
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
-from concord.studies.proposals import GroupRuns, Proposer, RunProposal
+from concord.studies.proposals import GroupRuns, Proposer
 from concord.studies.shared_data import SharedData, share_data
 from concord.studies.stopping import SCHEDULER, scheduler
-from concord.studies.trial import PoolSpec, TrialProcess, TrialReport
+from concord.studies.trial import PoolSpec, TrialProcess
 from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
-from concord.studies.unfinished import UNFINISHED, UnfinishedRuns
+from concord.tracking import Store
+from concord.tracking.mirror import CURSOR
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
@@ -65,22 +64,26 @@ _RAY_TUNE = {
 
 
 @contextmanager
-def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterator["Pool"]:
+def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], info: Info) -> Iterator["Pool"]:
     """Begin or continue a group in a Ray session; at the end record and MLflow state how it ended.
 
-    Invalid input leaves nothing of a new group. To a StoppedError the caller adds how to continue.
+    ``record`` makes that of a new group. Invalid input leaves nothing of one. The caller appends to a StoppedError how to
+    continue.
     """
     base = plan.base
     check_trial_resources(plan.sharing, base)  # before anything is written
-    with reserved_group(plan.kind, plan.job.name, base, plan.kept) as reserved, ray_session(base) as dashboard:
+    with reserved_group(plan.kind, base, plan.folder) as reserved, ray_session(base) as dashboard:
         resources = trial_resources(plan.sharing, base, info)
-        with open_run(reserved, description, info) as group:
+        with open_run(reserved, record(reserved.store), info) as group:
             if group.resumed:  # a killed process may have left them
-                for name in (*(each for each in group.kept.names() if each.startswith("tune-")), _SCRATCH):
-                    group.kept.remove(name)
+                for name in (*(each for each in group.run.folder.names() if each.startswith("tune-")), _SCRATCH):
+                    group.run.folder.remove(name)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
-            yield Pool(plan, group, resources)
+            pool = Pool(plan, group, resources)
+            if group.resumed:
+                pool.send_unsent()
+            yield pool
 
 
 class Interruption:
@@ -119,13 +122,27 @@ class Pool:
         group: its record, open.
     """
 
-    def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources) -> None:
+    def __init__(self, plan: GroupPlan, group: Open, resources: TrialResources) -> None:
         self.plan, self.group, self.resources = plan, group, resources
+        self.known: dict[str, Run] = {}
 
-    @property
-    def runs(self) -> GroupRuns:
+    def runs(self, judge: Judge | None = None) -> GroupRuns:
         """The runs of the group as they are now."""
-        return GroupRuns(self.group.events.history)
+        runs = GroupRuns(self.group.run, judge)
+        runs.known = self.known
+        return runs
+
+    def send_unsent(self) -> None:
+        """Let MLflow have what an earlier process could not send of runs that ended."""
+        for name in self.group.run.asked:
+            run = self.runs().run(name)
+            if run.status is not None and run.record.get("group") == self.group.run.name:
+                cursor = run.folder.path / CURSOR
+                if run.run_id is None or not cursor.exists():
+                    opened = OpenRun(run.folder, run.record)
+                    self.group.mirror.add(opened, self.group.run)
+                    self.group.mirror.finish(opened)
+                    opened.close()
 
     def run(
         self,
@@ -145,47 +162,37 @@ class Pool:
         for name in ("ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         interruption = Interruption() if interruption is None else interruption
-        kept, resources, job = self.group.kept, self.resources, self.plan.job
-        code = [
-            concord.__version__,
-            run_origin(job.path)["commit"],
-            job.source,
-            job.rule and job.rule.source,
-            judge.detail,
-        ]
-        unfinished = UnfinishedRuns(kept / UNFINISHED, json.dumps(code))
-        max_failures = parallel_of(self.plan.base).max_failures
-        searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures, unfinished)
+        resources, job = self.resources, self.plan.job
+        searcher = _Runs(self, proposer, progress, judge, interruption)
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
         # Ray Tune needs a resource; a process that only waits must take no CPU from its workers.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
-        run = RunSpec(
+        task = RunTask(
             job.path,
             job.source,
             job.rule,
             option_values(self.plan.base),
-            folder=unfinished.folder,
-            scratch=kept / _SCRATCH,
+            folder=self.group.run.folder,
+            scratch=self.group.run.folder / _SCRATCH,
             checkpoint_seconds=_CHECKPOINT_SECONDS,
         )
-        spec = PoolSpec(run, judge, self._shared_data, resources.threads)
+        spec = PoolSpec(task, judge, self._shared_data, resources.threads)
         trainable = tune.with_resources(tune.with_parameters(TrialProcess, pool=spec), bundles)
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
         try:
             with progress, published, interruption.handle_sigint():
                 while not self._finish(trainable, searcher, stopping, interruption) and not interruption:
-                    searcher.count_deaths()
+                    searcher.count_retries()
         finally:
             searcher.give_up()
         if interruption.problem is not None:
             raise interruption.problem
-        unfinished.close([key for key in self.group.events.history if key and self.runs.find(key) is not None])
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
 
     def _finish(self, trainable: type[Trainable], searcher: "_Runs", stopping: Any, interruption: Interruption) -> bool:
         """Run Ray Tune; False if Ray ended a process for lack of memory, which stops Ray Tune (2.60) before its end."""
-        place = self.group.kept / f"tune-{os.getpid()}-{time.time_ns()}"
+        place = self.group.run.folder / f"tune-{os.getpid()}-{time.time_ns()}"
         tuner = tune.Tuner(
             trainable,
             tune_config=TuneConfig(
@@ -223,125 +230,154 @@ class Pool:
         base, job = self.plan.base, self.plan.job.job
         if job.loop is not None or not isinstance(base, TrainConfig) or base.parallel.workers > 1:
             return None
-        return share_data(job, base.resolve(), self.plan.varied)
-
-
-@dataclass
-class _Running:
-    run: RunProposal
-    deaths: int = 0
-    seconds_before: float = 0.0
-    began: float = field(default_factory=time.time)
-    last: TrialReport | None = None
+        return share_data(job, base, self.plan.varied)
 
 
 class _Runs(Searcher):
     """Gives proposals to Ray Tune. A run whose process died is repeated, ``max_failures`` times."""
 
     def __init__(
-        self,
-        proposer: Proposer,
-        group: Events,
-        progress: GroupProgress,
-        interruption: Interruption,
-        max_failures: int,
-        unfinished: UnfinishedRuns,
+        self, pool: Pool, proposer: Proposer, progress: GroupProgress, judge: Judge, interruption: Interruption
     ) -> None:
         super().__init__()
-        self._proposer, self._group, self._progress, self._unfinished = proposer, group, progress, unfinished
-        self._interruption, self._max_failures = interruption, max_failures
-        self._running: dict[str, _Running] = {}
-        self._again: list[_Running] = []
+        self._pool, self._group, self._proposer, self._judge = pool, pool.group, proposer, judge
+        self._progress, self._interruption = progress, interruption
+        self._max_failures = parallel_of(pool.plan.base).max_failures
+        self._running: dict[str, Member] = {}  # by the names of Ray Tune's trials
+        self._last: dict[str, dict[str, Any]] = {}  # the last result of each
+        self._again: list[Member] = []
+        self._deaths: dict[str, int] = {}
+        self._waiting: list[RunSpec] = []
 
     def suggest(self, trial_id: str) -> Any:
-        running: _Running | None = None
+        member: Member | None = None
         if not self._interruption:
-            with self._noticing():
-                running = self._next()
-        if running is None:
+            with self._capture_error():
+                member = self._next()
+        if member is None:
             # A running run may have to start again.
             return None if self._running and not self._interruption else Searcher.FINISHED
-        self._running[trial_id] = running
-        run = running.run
-        parts = {"whole": run.whole, "left_out": list(run.left_out)}
-        return {"options": dict(run.options), "folder": self._unfinished.name(run), **parts}
+        self._running[trial_id] = member
+        return self._task(member)
 
-    def _next(self) -> _Running | None:
+    def _task(self, member: Member) -> dict[str, Any]:
+        """What the training process is asked for."""
+        run, spec, start = member.run, member.spec, None
+        with contextlib.suppress(RunFailedError):  # no checkpoint can be read: it begins again
+            start = last_checkpoint(run.folder, run.checkpoints, lambda _: None)
+        step = -1 if start is None else checkpoint_step(start)
+        epochs = self._pool.plan.job.epochs(spec.config)
+        earlier = [
+            (100 * each.epoch / epochs, self._judge.score(each.metrics)) for each in run.history if each.step <= step
+        ]
+        return {
+            "options": self._pool.plan.overrides(spec.config),
+            "folder": run.name,
+            "start": start,
+            "earlier": earlier[: len(earlier) - (len(earlier) > 0 and earlier[-1][0] >= 100)],
+            "stop_when": bool(spec.stop_when),
+            "keep_above": self._proposer.keep_above(spec),
+        }
+
+    def _next(self) -> Member | None:
         if self._again:
-            died = self._again.pop(0)
-            running = _Running(died.run, died.deaths + 1)
-        elif (proposed := self._proposer.next()) is not None:
-            running = _Running(proposed)
+            member = self._again.pop(0)
+            member.begin()
         else:
-            return None
-        run, earlier = running.run, self._group.history.get(running.run.key)
-        failed = earlier is not None and (earlier.ended or {}).get("status") == "FAILED"
-        self._group.append("began", run=run.key, **run.as_event(), **({"anew": True} if failed else {}))
-        self._progress.evaluated(run, 0.0)
-        return running
+            while not self._waiting:
+                if not (specs := self._proposer.next()):
+                    return None
+                self._ask(specs)
+            member = Member(self._waiting.pop(0), self._group)
+            self._pool.known[member.run.name] = member.run
+        self._progress.evaluated(member.run.name, 0.0)
+        if member.run.seconds_before > 0:
+            self._progress.continues(member.run.name, member.run.seconds_before)
+        return member
+
+    def _ask(self, specs: Sequence[RunSpec]) -> None:
+        """Add runs to the group's list. Those that are there by their keys are not trained again."""
+        output = self._group.run.folder.place.parent.parent
+        reused = []
+        for spec in specs:
+            run = finished_run(output, spec.key)
+            name = spec.name if run is None else run.name
+            self._group.run.append("asked", run=name, key=spec.key.value, **spec.place)
+            if run is None:
+                self._waiting.append(spec)
+            else:
+                self._pool.known[run.name] = run
+                reused.append((spec, run))
+        for spec, run in reused:
+            self._tell(spec, run)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        running = self._running.get(trial_id)
-        if running is None or "report" not in result:
+        member = self._running.get(trial_id)
+        if member is None or "events" not in result:
             return
-        report = TrialReport(**json.loads(result["report"]))
-        if report.seconds_before > running.seconds_before:
-            running.seconds_before = report.seconds_before
-            self._progress.continues(running.run, report.seconds_before)
-        running.last = report
-        if report.failure is None:
-            self._progress.evaluated(running.run, report.percent)
-            at = {"epoch": report.epoch, "step": report.step, "metrics": report.metrics}
-            with self._noticing():
-                self._group.append("evaluated", run=running.run.key, **at)
+        self._last[trial_id] = result
+        run = member.run
+        with self._capture_error():
+            for name, fields in json.loads(result["events"]):
+                run.append(name, **fields)
+                if name == "checkpoint":
+                    remove_older(run.folder, run.checkpoints)
+        if result["failure"] is None:
+            self._progress.evaluated(run.name, result["percent"])
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if result and not error:
             self.on_trial_result(trial_id, result)
-        running = self._running.get(trial_id)
-        if running is None:
+        member = self._running.get(trial_id)
+        if member is None:
             return
-        report = running.last
-        if self._interruption and (error or report is None or not report.last):
+        last = self._last.pop(trial_id, None)
+        if self._interruption and (error or last is None or not last["done"]):
             return  # given up
         del self._running[trial_id]
-        if error and running.deaths < self._max_failures:
-            self._again.append(running)
+        name = member.run.name
+        if error and self._deaths.get(name, 0) < self._max_failures:
+            self._deaths[name] = self._deaths.get(name, 0) + 1
+            self._again.append(member)
             return
-        if error or report is None:
+        if error or last is None:
             why = {"failure": _DIED}
-        elif report.failure is not None:
-            why = {"failure": report.failure}
+        elif last["failure"] is not None:
+            why = {"failure": last["failure"]}
         else:
-            stopped = report.stopped if report.last else SCHEDULER
+            stopped = last["stopped"] if last["done"] else SCHEDULER
             why = {} if stopped is None else {"stopped": stopped}
-        with self._noticing():
-            self._end(running, "FAILED" if "failure" in why else "FINISHED", **why)
-            self._group.sync()
-            ended = GroupRuns(self._group.history).find(running.run.key)
-            assert ended is not None
-            self._proposer.ended(ended)
-            self._progress.ended(ended)
-            if ended.failure is not None or ended.seconds > _CHECKPOINT_SECONDS:  # else it has written no checkpoint
-                self._unfinished.remove([running.run.key])
+        with self._capture_error():
+            run = member.run
+            member.end("FAILED" if "failure" in why else "FINISHED", **why)
+            if run.failure is None and run.stopped != SCHEDULER:
+                index_run(run.folder.place.parent.parent, run)
+            keep = 1 if run.failure is None and self._proposer.keep_above(member.spec) < float("inf") else 0
+            remove_checkpoints(run.folder, run.checkpoints, keep)
+            self._tell(member.spec, run)
 
-    def _end(self, running: _Running, status: str, **why: str) -> None:
-        seconds = running.seconds_before + time.time() - running.began
-        self._group.append("ended", run=running.run.key, status=status, seconds=seconds, **why)
+    def _tell(self, spec: RunSpec, run: Run) -> None:
+        """Report the end of a run. What belongs to one that failed is not trained."""
+        if run.failure is not None and "trial" in spec.place:
+            same = {name: spec.place.get(name) for name in ("kind", "trial", "seed")}
+            self._waiting = [each for each in self._waiting if {name: each.place.get(name) for name in same} != same]
+        self._progress.ended(run)
+        self._proposer.ended(spec, run)
 
-    def count_deaths(self) -> None:
+    def count_retries(self) -> None:
         """Count a death for every running run: Ray Tune does not say whose process was ended, and ends the others."""
         for trial_id in list(self._running):
             self.on_trial_complete(trial_id, error=True)
 
     def give_up(self) -> None:
         """Record running runs as given up."""
-        for running in (*self._running.values(), *self._again):
-            with contextlib.suppress(RunFailedError):  # the group ends with this error anyway
-                self._end(running, "KILLED")
+        for member in (*self._running.values(), *self._again):
+            member.end("KILLED")
+        self._running.clear()
+        self._again.clear()
 
     @contextmanager
-    def _noticing(self) -> Iterator[None]:
+    def _capture_error(self) -> Iterator[None]:
         """Keep an exception of the body: Ray Tune would treat it as a failure of the trial."""
         try:
             yield

@@ -1,154 +1,181 @@
-"""The runs of a group: proposals and their ends, as events of the group's record."""
+"""The runs of a group: who proposes them, and the list of those that were asked for, read from the runs' own records."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from concord.record import RunHistory
+from concord.record import Evaluation, Run, folder_of, read_run
+from concord.runs.lifecycle import RunSpec
 from concord.space import Point, frozen
-from concord.training import Evaluation
+from concord.studies.criterion import Judge, left_out_metrics
 
-Kind = Literal["trial", "left-out", "seed", "run"]
+Kind = Literal["trial", "left-out", "seed", "cell"]
+"""A trial of a search; the best trials with environments left out, or with another seed; a cell of a table."""
 
 
 @dataclass(frozen=True)
-class RunProposal:
-    """A run to train.
+class Trial:
+    """A trial, or a repetition of one: a run on all environments, runs with one left out each, or both.
 
     Attributes:
-        kind: a trial of a search; its repetition with environments left out or another seed; a run of a table.
-        trial: the number, from 0.
-        point: the point of the space; for a table's run all options.
-        seed: of the training; None takes the study's.
-        left_out: training environments to leave out in turn.
-        whole: whether to train on all environments as well.
+        number: from 0.
+        point: of the space.
         resolved: the values of options whose defaults follow from others, such as ``auto``.
-        name: a name for readers; the key by default.
-        origin: machine, commit and version of the data, of a run whose results may be kept.
-        options: the differences to the base configuration; not recorded.
-        parameters, tags: of its MLflow run; recorded for the mirror.
+        run: on all environments; None if only folds were asked for.
+        folds: by the environment that is left out.
     """
 
     kind: Kind
-    trial: int
+    number: int
     point: Point
-    seed: int | None = None
-    left_out: tuple[str, ...] = ()
-    whole: bool = True
-    resolved: Point = field(default_factory=dict)
-    name: str | None = None
-    origin: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    parameters: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
+    seed: int | None
+    resolved: Point
+    run: Run | None
+    folds: Mapping[str, Run]
+    judge: Judge = field(repr=False)
 
     @property
-    def key(self) -> str:
-        """Unique in the group."""
-        return f"{self.kind} {self.trial}" + ("" if self.seed is None else f" seed {self.seed}")
-
-    def as_event(self) -> dict[str, Any]:
-        """The fields of its begin event, without defaults."""
-        fields = {name: value for name, value in vars(self).items() if name != "options"}
-        return {name: value for name, value in fields.items() if value != _DEFAULTS.get(name, ())}
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> "RunProposal":
-        """The proposal that began with these fields."""
-        known = {name: value for name, value in fields.items() if name in RunProposal.__dataclass_fields__}
-        points = {
-            part: {name: frozen(value) for name, value in known.get(part, {}).items()} for part in ("point", "resolved")
-        }
-        return RunProposal(**{**known, **points, "left_out": tuple(known.get("left_out", ()))})
-
-
-_DEFAULTS: Mapping[str, Any] = {"seed": None, "name": None, "whole": True, "resolved": {}, "origin": {}}
-
-
-@dataclass(frozen=True)
-class EndedRun:
-    """An ended run of a group.
-
-    Attributes:
-        seconds: from its start to its end.
-        ended: the time, in seconds since 1970.
-        stopped: the reason for an early end, None if there was none.
-        failure: the reason, None if it did not fail.
-    """
-
-    run: RunProposal
-    history: Sequence[Evaluation]
-    seconds: float
-    ended: float
-    stopped: str | None = None
-    failure: str | None = None
+    def runs(self) -> list[Run]:
+        """All its runs."""
+        return [*([] if self.run is None else [self.run]), *self.folds.values()]
 
     @property
+    def complete(self) -> bool:
+        """Whether it is over: all its runs have ended, or one has failed."""
+        ended = [each.status in ("FINISHED", "FAILED") for each in self.runs]
+        return all(ended) or self.failure is not None
+
+    @cached_property
     def metrics(self) -> dict[str, float]:
-        """The metrics at the end; empty if it failed."""
-        return self.history[-1].metrics if self.history and self.failure is None else {}
+        """The metrics at the end, and those over the environments left out; empty if it failed."""
+        if self.failure is not None:
+            return {}
+        found = {} if self.run is None else self.judge.metrics(self.run.metrics)
+        return found | (left_out_metrics([each.metrics for each in self.folds.values()], self.judge.modes))
 
-    @staticmethod
-    def read(history: RunHistory) -> "EndedRun | None":
-        """The ended run of this history; None if it has not begun or ended, or was given up."""
-        began, ended = history.began, history.ended
-        if began is None or ended is None or ended["status"] == "KILLED":
-            return None
-        return EndedRun(
-            RunProposal.read(began),
-            [Evaluation(*moment, metrics) for moment, metrics in history.evaluations.items()],
-            ended["seconds"],
-            ended["at"] / 1000,
-            ended.get("stopped"),
-            ended.get("failure"),
-        )
+    @property
+    def history(self) -> list[Evaluation]:
+        """The evaluations on all environments; of folds alone, their end."""
+        if self.run is None:
+            return [each.history[-1]._replace(metrics=self.metrics) for each in [*self.folds.values()][-1:]]
+        history = [each._replace(metrics=self.judge.metrics(each.metrics)) for each in self.run.history]
+        return [*history[:-1], history[-1]._replace(metrics=self.metrics)] if self.folds and self.metrics else history
+
+    @property
+    def failure(self) -> str | None:
+        """Why one of its runs failed; None if none did."""
+        return next((each.failure for each in self.runs if each.failure is not None), None)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why it ended early; None if it did not."""
+        return None if self.run is None else self.run.stopped
+
+    @property
+    def seconds(self) -> float:
+        """The time of training of all its runs."""
+        return sum(each.seconds for each in self.runs)
+
+    @property
+    def ended(self) -> float:
+        """When it was over, in seconds since 1970."""
+        return max((each.ended_at for each in self.runs if each.status is not None), default=math.inf)
+
+    @property
+    def origin(self) -> Mapping[str, str]:
+        """Machine, commit and version of the data."""
+        return dict(self.runs[0].record.get("origin", {}))
+
+    @property
+    def name(self) -> str:
+        """The name of its first run."""
+        return self.runs[0].name
 
 
 class Proposer(Protocol):
     """Decides the runs of a pool, and is told how they ended. Called from one thread."""
 
-    def next(self) -> RunProposal | None:
-        """The next run; None when there are no more."""
+    def next(self) -> Sequence[RunSpec]:
+        """The next runs, which belong together; none when there are no more now."""
 
-    def ended(self, run: EndedRun) -> None:
+    def ended(self, spec: RunSpec, run: Run) -> None:
         """A run is over."""
+
+    def keep_above(self, spec: RunSpec) -> float:
+        """The score from which the last checkpoint of a run is kept; infinity keeps none."""
 
 
 class ProposalList:
     """Proposes these runs in turn, and reports each end to a function."""
 
-    def __init__(self, runs: Sequence[RunProposal], tell: Callable[[EndedRun], None] = lambda _: None) -> None:
-        self._left, self.ended = list(runs), tell
+    def __init__(
+        self, runs: Sequence[RunSpec], tell: Callable[[RunSpec, Run], None] = lambda *_: None, keep: bool = False
+    ) -> None:
+        self._left, self.ended, self._keep = list(runs), tell, keep
 
-    def next(self) -> RunProposal | None:
+    def next(self) -> Sequence[RunSpec]:
         """The next run."""
-        return self._left.pop(0) if self._left else None
+        return [self._left.pop(0)] if self._left else []
+
+    def keep_above(self, spec: RunSpec) -> float:  # noqa: ARG002
+        """The same for all."""
+        return float("-inf" if self._keep else "inf")
 
 
 class GroupRuns:
-    """The runs of a group, from the history of its events."""
+    """The runs that a group asked for, from its events and the runs' own records.
 
-    def __init__(self, history: Mapping[str, RunHistory]) -> None:
-        self._history = history
+    Attributes:
+        known: runs that are open, or were read.
+    """
 
-    def begun(self, kind: Kind) -> list[RunProposal]:
-        """The runs of this kind, in the order of their first beginnings."""
-        began = [each.began for key, each in self._history.items() if key and each.began is not None]
-        return [RunProposal.read(fields) for fields in began if fields["kind"] == kind]
+    def __init__(self, group: Run, judge: Judge | None = None) -> None:
+        self._group, self._judge = group, judge or Judge()
+        self.known: dict[str, Run] = {}
 
-    def ended(self, kind: Kind) -> list[EndedRun]:
-        """The ended runs, in the order of their ends."""
-        found = [EndedRun.read(each) for key, each in self._history.items() if key]
-        return sorted((each for each in found if each and each.run.kind == kind), key=lambda each: each.ended)
+    def run(self, name: str) -> Run:
+        """The run of this name; one that is not there has neither begun nor ended."""
+        if name not in self.known:
+            folder = folder_of(self._group.folder.place.parent.parent, name)
+            self.known[name] = read_run(folder) or Run(folder)
+        return self.known[name]
 
-    def finished(self, kind: Kind) -> list[EndedRun]:
-        """The ended runs that did not fail."""
+    def places(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The names and the places of all runs that were asked for, in this order."""
+        yield from self._group.asked.items()
+
+    def begun(self, kind: Kind) -> list[Trial]:
+        """The trials of this kind, in the order in which they were asked for."""
+        parts: dict[tuple[int, int | None], dict[str | None, tuple[str, Mapping[str, Any]]]] = {}
+        for name, place in self.places():
+            if place["kind"] == kind:
+                parts.setdefault((place["trial"], place.get("seed")), {})[place.get("left_out")] = name, place
+        found = []
+        for (number, seed), named in parts.items():
+            _, first = next(iter(named.values()))
+            point, resolved = (
+                {name: frozen(value) for name, value in first.get(part, {}).items()} for part in ("point", "resolved")
+            )
+            runs = {left_out: self.run(name) for left_out, (name, _) in named.items()}
+            whole = runs.pop(None, None)
+            folds = {str(left_out): run for left_out, run in runs.items()}
+            found.append(Trial(kind, number, point, seed, resolved, whole, folds, self._judge))
+        return found
+
+    def ended(self, kind: Kind) -> list[Trial]:
+        """The trials that are over, in the order of their ends."""
+        return sorted((each for each in self.begun(kind) if each.complete), key=lambda each: each.ended)
+
+    def finished(self, kind: Kind) -> list[Trial]:
+        """The ended trials that did not fail."""
         return [each for each in self.ended(kind) if each.failure is None]
 
-    def unfinished(self, kind: Kind) -> list[RunProposal]:
-        """The runs that began and have not ended, or were given up."""
-        return [each for each in self.begun(kind) if self.find(each.key) is None]
-
-    def find(self, key: str) -> EndedRun | None:
-        """The ended run of this key, if it ended."""
-        return EndedRun.read(self._history[key]) if key in self._history else None
+    def by_key(self, key: str, without_data: str) -> Run | None:
+        """The latest run with this key; with only the part without data, if the key does not say which."""
+        found = None
+        for name, place in self.places():
+            if place["key"] == key or (key == without_data and place["key"].startswith(f"{without_data}-")):
+                found = name
+        return None if found is None else self.run(found)

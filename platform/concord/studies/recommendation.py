@@ -65,7 +65,7 @@ class MethodsResult:
         for heading, metric in self._shown().items():
             if any(self._values(method, metric) for method in self.studies):
                 columns[heading] = lambda method, metric=metric: self._values(method, metric)  # type: ignore[misc]
-        columns["settings"] = lambda method: format_point(self.studies[method].best.run.point)
+        columns["settings"] = lambda method: format_point(self.studies[method].best.point)
         return table(columns, sorted(self.studies, key=self._score, reverse=True), _DIGITS)
 
     def lines(self) -> list[str]:
@@ -121,7 +121,7 @@ class MethodsResult:
                     "study": study.record["name"],
                     "trials": len(study.finished),
                     "seeds": len(self._runs(method)),
-                    "config": study.best.run.point | study.best.run.resolved,
+                    "config": study.best.point | study.best.resolved,
                     "metrics": {metric: mean_and_std(each) for metric, each in values.items() if each},
                 }
             )
@@ -146,11 +146,11 @@ class MethodsResult:
                 seed,
                 {heading: run.metrics[metric] for heading, metric in self._shown().items() if metric in run.metrics},
                 run.seconds,
-                {"command": command, **run.run.origin},
+                {"command": command, **run.origin},
             )
             for method in sorted(self.studies, key=self._score, reverse=True)
             for run in self.studies[method].repeated
-            if (seed := run.run.seed) is not None and seed in self.seeds
+            if (seed := run.seed) is not None and seed in self.seeds
         ]
 
     @property

@@ -13,15 +13,14 @@ from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.record import RECORD, read_record
-from concord.runs.run import Info
+from concord.record import RECORD, folder_of, read_record
+from concord.runs.lifecycle import Info
 from concord.storage import Folder, check_local_folder
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, comparison_name, comparisons_of, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
 from concord.studies.leave_one_out import leave_one_out_as_recorded
-from concord.studies.plan import group_folder
-from concord.studies.proposals import EndedRun
+from concord.studies.proposals import Trial
 from concord.studies.results import StudyResult, read_study, write_results
 from concord.studies.study_options import combined
 from concord.studies.tables import Shown, write_lines
@@ -103,7 +102,7 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
 
 def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> dict[str, ComparisonResult]:
     """The job's tables, as far as their runs exist; ``info`` takes the commands that make the missing ones."""
-    folder = group_folder("comparison", options.output, comparison_name(job.name, options.name))
+    folder = folder_of(options.output, comparison_name(job.name, options.name), "comparison")
     record = read_record(folder, "comparison") or {}
     found = {}
     declared = [*comparisons_of(job)] if job.job.comparisons else []
@@ -136,13 +135,13 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
 def _studies(job: str, options: Any) -> list[StudyResult]:
     """The named studies, or all of the job's, oldest first."""
     if options.studies:
-        results = [read_study(group_folder("study", options.output, name)) for name in options.studies]
+        results = [read_study(folder_of(options.output, name, "study")) for name in options.studies]
         for result in results:
             name, of = result.record["name"], result.record["job"]
             if of != job:
                 raise InputError(f"--studies {name}: is a study of job {of}, not of {job}")
         return results
-    folder = group_folder("study", options.output, "any").place.parent
+    folder = folder_of(options.output, "any", "study").place.parent
     there = [read_study(Folder(path.parent)) for path in folder.glob(f"*/{RECORD}")]
     return sorted((each for each in there if each.record["job"] == job), key=lambda each: each.record["started"])
 
@@ -169,10 +168,10 @@ def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[
     measure, largest = results[-1].reported_measure, results[-1].reported_mode == "max"
     metrics = {split: metric_on(split, measure) for split in ("train", "ood")}
 
-    def top(run: EndedRun) -> float:
+    def top(run: Trial) -> float:
         return (max if largest else min)(finite(at.metrics[metrics["ood"]] for at in run.history))
 
-    found: dict[str, list[EndedRun]] = {}
+    found: dict[str, list[Trial]] = {}
     for result in results:
         reporting = [each for each in result.ended if set(metrics.values()) <= each.metrics.keys()]
         if there := [each for each in reporting if finite(at.metrics[metrics["ood"]] for at in each.history)]:
@@ -195,9 +194,8 @@ def _searches(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
     """The best values of studies that differ only in search and seed, by method and search."""
     groups: dict[str, list[StudyResult]] = {}
     for result in results:
-        identity = result.record["identity"]
-        config = {name: value for name, value in identity["config"].items() if name != "seed"}
-        same = {name: identity[name] for name in identity if name not in ("search", "startup")} | {"config": config}
+        deciding = result.record["deciding"]
+        same = {name: value for name, value in deciding.items() if name not in ("search", "startup", "seed")}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(result)
     shown: dict[str, Any] = {}
     for group in groups.values():
@@ -206,7 +204,7 @@ def _searches(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
         name = group[0].method + " (oracle)" * criterion.oracle
         for result in group:
             if each := finite(run.metrics.get(criterion.metric, math.nan) for run in result.ended):
-                values.setdefault(result.record["identity"]["search"], []).append(each)
+                values.setdefault(result.record["deciding"]["search"], []).append(each)
         if len(values) > 1:
             name = name if name not in shown else f"{name}-{len(shown) + 1}"
             best: Callable[[list[float]], float] = max if criterion.mode == "max" else min

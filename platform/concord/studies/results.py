@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
@@ -17,12 +16,12 @@ from matplotlib.figure import Figure
 from concord.analysis.figures import save
 from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import TrialPoint, study_figures
-from concord.record import read_history, require_record
-from concord.runs.lifecycle import Opened
+from concord.record import Run, require_run
+from concord.runs.lifecycle import Open
 from concord.space import Space
 from concord.storage import Folder
-from concord.studies.criterion import SPREAD, Criterion, metric_on
-from concord.studies.proposals import EndedRun, GroupRuns
+from concord.studies.criterion import SPREAD, Criterion, Judge, metric_on
+from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.study_options import SELECTIONS
 from concord.studies.tables import Cells, Column, NamedMetrics, Shown, table
 from concord.training.evaluation import Mode
@@ -39,14 +38,9 @@ class GroupResult(abc.ABC):
         seconds: the time of this call; 0 if it only read.
     """
 
-    kept: Folder
+    folder: Folder
     drawn: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
-
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine."""
-        return self.kept.path
 
     @abc.abstractmethod
     def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
@@ -64,20 +58,20 @@ class GroupResult(abc.ABC):
 Result = TypeVar("Result", bound=GroupResult)
 
 
-def write_results(result: Result, info: Callable[[str], None], group: Opened | None = None) -> Result:
+def write_results(result: Result, info: Callable[[str], None], group: Open | None = None) -> Result:
     """Draw a group's figures and write its tables into its folder; return the result with the figures' files.
 
     An open group keeps the files with its run.
     """
     figures, files = result.figures(info), result.files()
-    drawn = {name: str(save(figure, result.folder / FIGURES / f"{name}.png")) for name, figure in figures.items()}
+    drawn = {name: str(save(figure, result.folder.path / FIGURES / f"{name}.png")) for name, figure in figures.items()}
     for path, content in files.items():
-        (result.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (result.folder / path).write_bytes(content)
+        (result.folder.path / path).parent.mkdir(parents=True, exist_ok=True)
+        (result.folder.path / path).write_bytes(content)
     if group is not None:
         for path in (*(f"{FIGURES}/{name}.png" for name in figures), *files):
-            group.keep_artifact(path)
-        group.events.append("metrics", step=0, metrics=dict(result.summary()))
+            group.run.keep_artifact(path)
+        group.run.append("metrics", step=0, metrics=dict(result.summary()))
     return dataclasses.replace(result, drawn=drawn)
 
 
@@ -110,27 +104,27 @@ class StudyResult(GroupResult):
     """
 
     record: Mapping[str, Any]
-    finished: Sequence[EndedRun]
-    failed: Sequence[EndedRun]
-    ended: Sequence[EndedRun]
+    finished: Sequence[Trial]
+    failed: Sequence[Trial]
+    ended: Sequence[Trial]
     left_out: Mapping[int, Mapping[str, float]]
-    repeated: Sequence[EndedRun]
+    repeated: Sequence[Trial]
     criterion: Criterion = field(init=False)
     space: Space = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "criterion", Criterion(**self.record["criterion"]))
-        object.__setattr__(self, "space", Space.from_json(self.record["identity"]["space"]))
+        object.__setattr__(self, "space", Space.from_json(self.record["space"]))
 
     @property
-    def best(self) -> EndedRun:
+    def best(self) -> Trial:
         """The trial that the study's selection chooses."""
         return self.finished[0]
 
     @property
     def reruns(self) -> dict[int, dict[str, float]]:
         """The metrics of the best trial with other seeds, by seed."""
-        return {each.run.seed: each.metrics for each in self.repeated if each.run.seed is not None}
+        return {each.seed: each.metrics for each in self.repeated if each.seed is not None}
 
     @property
     def measure(self) -> str:
@@ -152,19 +146,16 @@ class StudyResult(GroupResult):
     @property
     def method(self) -> str:
         """The method: the name of the job's study."""
-        return str(self.record["identity"]["method"])
+        return str(self.record["method"])
 
-    def metrics(self, run: EndedRun) -> dict[str, float]:
+    def metrics(self, trial: Trial) -> dict[str, float]:
         """All metrics of a trial, with those of environments left out afterwards."""
-        return {**run.metrics, **self.left_out.get(run.run.trial, {})}
+        return {**trial.metrics, **self.left_out.get(trial.number, {})}
 
     def by_selection(self) -> list[Selected]:
         """The choice of every selection, among the trials with its metric."""
         found = []
-        judged = [
-            dataclasses.replace(each, history=[each.history[-1]._replace(metrics=self.metrics(each))])
-            for each in self.finished
-        ]
+        judged = [_Judged(each.number, self.metrics(each)) for each in self.finished]
         for selection in SELECTIONS:
             if (selection == "own") != (self.criterion.selection == "own"):
                 continue
@@ -174,7 +165,7 @@ class StudyResult(GroupResult):
             if selection != criterion.selection:
                 criterion = Criterion.of(selection, self.reported_measure, self.reported_mode)
             if ranked := criterion.ranked(judged):
-                found.append(Selected(criterion.label, len(ranked), ranked[0].run.trial, ranked[0].metrics))
+                found.append(Selected(criterion.label, len(ranked), ranked[0].number, ranked[0].metrics))
         return found
 
     def varied(self) -> list[str]:
@@ -188,14 +179,14 @@ class StudyResult(GroupResult):
         """
         columns: dict[str, Column] = {self.criterion.shown: self.criterion.metric}
         for name in [*self.varied(), *self._derived()]:
-            columns[name] = lambda each, name=name: each.run.resolved.get(name, each.run.point.get(name))  # type: ignore[misc]
-        columns["trial"] = attrgetter("run.trial")
+            columns[name] = lambda each, name=name: each.resolved.get(name, each.point.get(name))  # type: ignore[misc]
+        columns["trial"] = attrgetter("number")
         return table(columns, self.finished[: int(self.record["options"]["top"])])
 
     def _derived(self) -> list[str]:
         """The options that differ between trials although they were not varied."""
-        names = dict.fromkeys(name for each in self.finished for name in each.run.resolved)
-        values = {name: {each.run.resolved.get(name) for each in self.finished} for name in names}
+        names = dict.fromkeys(name for each in self.finished for name in each.resolved)
+        values = {name: {each.resolved.get(name) for each in self.finished} for name in names}
         chosen = self.varied()
         return [name for name, found in values.items() if name not in chosen and len(found) > 1]
 
@@ -238,7 +229,7 @@ class StudyResult(GroupResult):
         """The figures of the search's course and of the options' effects."""
         criterion = self.criterion
         trials = [
-            TrialPoint(each.run.trial, each.run.point, each.metrics[criterion.metric])
+            TrialPoint(each.number, each.point, each.metrics[criterion.metric])
             for each in self.ended
             if math.isfinite(each.metrics.get(criterion.metric, math.nan))
         ]
@@ -266,21 +257,21 @@ class StudyResult(GroupResult):
         chosen_by = f"selected by {criterion.label}: {criterion.metric} {value:.4g}, {criterion.direction}"
         parts += [
             f"study     {self.record['name']}: {len(self.finished)} trials finished, {len(self.failed)} failed",
-            f"best      trial {self.best.run.trial}, {chosen_by}",
+            f"best      trial {self.best.number}, {chosen_by}",
         ]
         if self.record["oracle"]:
             parts.append(f"oracle    the o.o.d. test decided over {self.record['oracle']}")
         if self.registration:
             parts.append(f"model     {self.registration}")
-        parts.append(f"figures   {(self.kept / FIGURES).display_path}")
+        parts.append(f"figures   {(self.folder / FIGURES).display_path}")
         return [*parts, f"seconds   {self.seconds:.1f}"] if self.seconds else parts
 
     def as_json(self) -> dict[str, Any]:
         """The contract of ``concord tune --json``."""
         best = None
         if self.finished:
-            run = self.best.run
-            best = {"trial": run.trial, "config": run.point | run.resolved, "metrics": self.metrics(self.best)}
+            trial = self.best
+            best = {"trial": trial.number, "config": trial.point | trial.resolved, "metrics": self.metrics(trial)}
         return {
             "job": self.record["job"],
             "study": self.record["name"],
@@ -298,26 +289,36 @@ class StudyResult(GroupResult):
             "run_id": self.record.get("run_id"),
             "model": self.record.get("model"),
             "champion": self.record.get("champion"),
-            "artifacts": self.kept.display_path,
+            "artifacts": self.folder.display_path,
         }
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A trial with all its metrics, those of environments left out afterwards among them."""
+
+    number: int
+    metrics: Mapping[str, float]
 
 
 def read_study(folder: Folder) -> StudyResult:
     """The study in this folder."""
-    return judged(require_record(folder, "study"), GroupRuns(read_history(folder)), folder)
+    group = require_run(folder, "study")
+    criterion = Criterion(**group.record["criterion"])
+    return judged(group, GroupRuns(group, Judge(criterion, group.record["modes"])))
 
 
-def judged(record: Mapping[str, Any], runs: GroupRuns, kept: Folder) -> StudyResult:
+def judged(group: Run, runs: GroupRuns) -> StudyResult:
     """The result of a study, from its runs."""
     trials, seeds = runs.finished("trial"), runs.finished("seed")
-    ranked = Criterion(**record["criterion"]).ranked(trials)
-    best, known = ranked[0].run.trial if ranked else None, {each.run.key for each in ranked}
+    ranked = Criterion(**group.record["criterion"]).ranked(trials)
+    best, known = ranked[0].number if ranked else None, {each.number for each in ranked}
     return StudyResult(
-        kept=kept,
-        record=record,
-        finished=[*ranked, *(each for each in trials if each.run.key not in known)],
+        folder=group.folder,
+        record={**group.record, "name": group.name},
+        finished=[*ranked, *(each for each in trials if each.number not in known)],
         failed=[each for each in runs.ended("trial") if each.failure is not None],
         ended=trials,
-        left_out={each.run.trial: each.metrics for each in runs.finished("left-out")},
-        repeated=[each for each in sorted(seeds, key=lambda each: each.run.seed or 0) if each.run.trial == best],
+        left_out={each.number: each.metrics for each in runs.finished("left-out")},
+        repeated=[each for each in sorted(seeds, key=lambda each: each.seed or 0) if each.number == best],
     )

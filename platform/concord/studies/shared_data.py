@@ -2,12 +2,11 @@
 
 Of data that are read a batch at a time, the store has the sources, which read in each trial.
 
-Trials share data unless an option is varied on which the data may depend: those of :func:`data_options`, and any other
-that the job's ``environments`` reads.
+Trials share data unless an option is varied on which the data may depend, which its role says. A job whose
+``environments`` reads another option, such as the learning rate, has no shared data.
 """
 
 import dataclasses
-import functools
 import pickle
 import warnings
 from collections.abc import Collection, Sequence
@@ -21,15 +20,21 @@ from torch.utils import _pytree as pytree
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.source import ConcatSource, InMemory, joined
 from concord.environments.tree import merged
-from concord.options import OptionGroup, option_values, options_of
+from concord.options import OptionGroup, Role, names_of, option_values
 from concord.training import Job, TrainConfig
 from concord.training.context import ProcessContext
-from concord.training.options.run_options import RunOptions
 from concord.training.worker_data import WorkerData, prepare
 
-# The options of these groups decide how a model is trained, and these single options how batches are drawn.
-_NOT_OF_DATA = {("objective",), ("aggregation",), ("optimizer",), ("schedule",), ("parallel",)}
-_OF_BATCHES = {"batch_size", "environments_per_step", "readers", *RunOptions.__dataclass_fields__} - {"seed"}
+
+class _ReadsLearningError(Exception):
+    """A job's data depend on an option of the training."""
+
+
+class _Unreadable:
+    """In place of a group of options on which data must not depend."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise _ReadsLearningError(name)
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,9 @@ class SharedData:
     held_out: _Part | None
     eval_only: _Part | None
 
-    def fits(self, config: TrainConfig, left_out: str | None = None) -> bool:
-        """Whether these are the data of this configuration, with this environment left out."""
-        if left_out is not None and self.environments.learn:
+    def fits(self, config: TrainConfig) -> bool:
+        """Whether these are the data of this configuration, with or without the environment that it leaves out."""
+        if config.data.leave_out is not None and self.environments.learn:
             return False
         return self.options.items() <= option_values(config).items()
 
@@ -82,14 +87,17 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     depends = data_options(type(config))
     if not depends.isdisjoint(varied):
         return None
-    read: set[str] = set()
-    noting: Any = {group: _noting(getattr(config, group), read) for (group,) in _NOT_OF_DATA}
-    noted = dataclasses.replace(config, **noting)
-    prepared = prepare(
-        dataclasses.replace(job, environments=lambda _: job.environments(noted)), config, ProcessContext()
-    )
-    depends |= read
-    if not depends.isdisjoint(varied):
+    groups = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    learning: Any = {
+        name: _Unreadable()
+        for name, group in groups.items()
+        if isinstance(group, OptionGroup) and type(group).role is Role.LEARNING
+    }
+    guarded = dataclasses.replace(config, **learning)
+    with_guard = dataclasses.replace(job, environments=lambda _: job.environments(guarded))
+    try:
+        prepared = prepare(with_guard, config, ProcessContext())
+    except _ReadsLearningError:
         return None
     held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
     try:
@@ -104,32 +112,9 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
         return None
 
 
-def _noting(group: OptionGroup, read: set[str]) -> Any:
-    """The same options in a derived class, which adds the name of each option that is read to ``read``."""
-    kind, names = type(group), options_of(type(group)).keys()
-
-    def get(self: Any, name: str) -> Any:
-        value = object.__getattribute__(self, name)
-        if name == "__dict__" or isinstance(value, OptionGroup):
-            read.update(names)
-        elif name in names:
-            read.add(name)
-        return value
-
-    def plain(self: Any) -> Any:  # no other process can import the derived class
-        return functools.partial(kind, **_fields(self)), ()
-
-    return type(kind.__name__, (kind,), {"__getattribute__": get, "__reduce__": plain})(**_fields(group))
-
-
-def _fields(group: Any) -> dict[str, Any]:
-    return {each.name: getattr(group, each.name) for each in dataclasses.fields(group) if each.init}
-
-
 def data_options(kind: type[TrainConfig]) -> frozenset[str]:
-    """The options on which data are assumed to depend: the job's own, and those of the data's folder and seed."""
-    options = options_of(kind).values()
-    return frozenset(each.name for each in options if each.groups[:1] not in _NOT_OF_DATA) - _OF_BATCHES
+    """The options on which data may depend: science that is not of learning alone, and the data's folder."""
+    return names_of(kind, Role.SCIENCE, Role.SCORING) - {"evaluations", "leave_out"} | {"data_dir"}
 
 
 def without(prepared: WorkerData, left_out: str) -> WorkerData:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from concord.errors import InputError, format_for_cli
 from concord.options import (
     ALTERNATIVES,
+    Role,
     did_you_mean,
     fits,
     flag_of,
@@ -42,7 +43,6 @@ from concord.space import (
 )
 from concord.studies.study_options import StudyOptions
 from concord.training import RunConfig, Study, TrainConfig
-from concord.training.options import RUNTIME_OPTIONS
 
 _Varied = Domain | OneOf
 
@@ -150,15 +150,6 @@ def config_at(base: Config, space: Space, point: Point) -> Config:
     """The configuration of a trial."""
     known, values = options_of(type(base)), {**space.fixed(point), **point}
     return base.with_options(**{name: value for name, value in values.items() if name in known})
-
-
-def resolved_at(base: RunConfig, space: Space, point: Point) -> Point:
-    """The resolved values of a trial's options that differ from the given ones, as with ``auto``."""
-    asked = config_at(base, space, point)
-    resolved, values = asked.resolve(), option_values(asked)
-    changed = {name: value for name, value in option_values(resolved).items() if value != values[name]}
-    left_out = resolved.unused()
-    return {name: _plainly(value) for name, value in changed.items() if name not in left_out and not is_secret(name)}
 
 
 @dataclass(frozen=True)
@@ -293,7 +284,8 @@ def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
 
 def _check_against(space: Space, base: RunConfig) -> None:
     """Refuse names and values that the job's configuration does not take (InputError)."""
-    hints = {name: option.hint for name, option in options_of(type(base)).items()}
+    options = options_of(type(base))
+    hints = {name: option.hint for name, option in options.items()}
     # Check with the fixed values, which hold in every trial.
     fixed = {
         name: value
@@ -312,7 +304,7 @@ def _check_against(space: Space, base: RunConfig) -> None:
                 continue  # a switch
             near = did_you_mean(name, hints) or f"; it has {', '.join(sorted(hints))}"
             raise InputError(f"space: {name}: the job has no such option{near}")
-        if name in RUNTIME_OPTIONS or name in {"seed", "held_out", "checkpoints", "evaluations"}:
+        if options[name].role not in (Role.SCIENCE, Role.LEARNING):
             raise InputError(f"space: {name}: decides how a trial is scored, so it cannot be varied")
         values = _extremes(entry)
         for value in values:

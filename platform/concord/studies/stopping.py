@@ -5,10 +5,12 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from concord.errors import InputError
-from concord.studies.proposals import EndedRun
+
+if TYPE_CHECKING:
+    from concord.studies.proposals import Trial
 
 _CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 _OPERATORS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
@@ -76,10 +78,10 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
     return FIFOScheduler()
 
 
-def replay(scheduler: Any, runs: Sequence[EndedRun], score: Any, epochs: Any) -> None:
+def replay(scheduler: Any, runs: "Sequence[Trial]", score: Any, epochs: Any) -> None:
     """Replay earlier trials to a new scheduler, so that a continued study compares with them.
 
-    ``score`` maps metrics to the score, ``epochs`` a proposal to its epochs.
+    ``score`` maps metrics to the score, ``epochs`` a trial to its epochs.
     """
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import MedianStoppingRule
@@ -90,7 +92,7 @@ def replay(scheduler: Any, runs: Sequence[EndedRun], score: Any, epochs: Any) ->
     for run in runs:
         trial = Trial("earlier", stub=True)
         scheduler.on_trial_add(None, trial)
-        told = [{PROGRESS: 100 * at.epoch / epochs(run.run), SCORE: score(at.metrics)} for at in run.history]
+        told = [{PROGRESS: 100 * at.epoch / epochs(run), SCORE: score(at.metrics)} for at in run.history]
         # As in Ray Tune, the last result is only reported as the end, unless the scheduler stopped the trial by it.
         if run.failure is not None:
             told.append({PROGRESS: 0.0, SCORE: 0.0})

@@ -1,28 +1,33 @@
-"""A whole study (``concord tune``): search or continue, score, track, repeat the best."""
+"""A whole study (``concord tune``): search or continue, score, register the best, repeat it."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.record import RECORD
-from concord.runs.lifecycle import Lineage
-from concord.runs.run import Info, run
-from concord.runs.run_folder import recorded_config, run_folder
-from concord.runs.tags import run_origin
+from concord.record import OpenRun, Run
+from concord.runs.execute import kept_checkpoint, remove_checkpoints
+from concord.runs.key import recorded_config
+from concord.runs.lifecycle import Info, RunSpec
+from concord.runs.preflight import preflight
+from concord.runs.run import finish
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan
 from concord.studies.pool import Interruption, Pool, open_group
-from concord.studies.proposals import EndedRun, GroupRuns, ProposalList, RunProposal
+from concord.studies.proposals import GroupRuns, ProposalList, Trial
 from concord.studies.results import StudyResult, judged, write_results
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
-from concord.tracking.store import PARENT
 from concord.training.options import TrainConfig
 from concord.training.worker_data import check_environments
+
+# How long MLflow may take to have the best trial before its model is registered.
+_TRACKING_SECONDS = 60.0
 
 
 def run_study(plan: StudyPlan, info: Info) -> StudyResult:
@@ -31,53 +36,96 @@ def run_study(plan: StudyPlan, info: Info) -> StudyResult:
     logs.bind_context(study=plan.name, job=plan.job.name)
     pool: Pool | None = None
     try:
-        with open_group(plan, plan.description(), info) as pool:
+        with open_group(plan, plan.record, info) as pool:
             if pool.group.resumed:
-                pool.group.describe(options=recorded_config(plan.options))
+                pool.group.run.describe(options=recorded_config(plan.options))
             result = _run(plan, pool, info)
     except StoppedError:
         if pool is None:
             raise
-        done = len(pool.runs.ended("trial"))
+        done = len(pool.runs().ended("trial"))
         raise StoppedError(f"stopped after {done} of {plan.trials} trials; continue with {plan.command}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
 class _Search:
-    """Proposes first the unfinished runs of an earlier process, then the search's suggestions."""
+    """Proposes first the unfinished trials of an earlier process, then the search's suggestions."""
 
-    def __init__(self, plan: StudyPlan, runs: GroupRuns) -> None:
-        self._plan = plan
+    def __init__(self, plan: StudyPlan, pool: Pool, progress: GroupProgress) -> None:
+        self._plan, self._progress = plan, progress
+        runs = pool.runs(plan.judge)
         self._search = plan.search()
-        for each in runs.finished("trial"):
-            self.ended(each)
-        again = runs.unfinished("trial")
-        self.again = [plan.proposal("trial", each.trial, each.point, left_out=plan.folds) for each in again]
-        self._begun = len(runs.begun("trial"))
+        begun = runs.begun("trial")
+        self.again = [each for each in begun if not each.complete]
+        self._begun = len(begun)
+        self._finished: list[Trial] = []
+        self._ended: dict[int, dict[str | None, Run]] = {}  # of each trial that is not over, by what is left out
+        for each in runs.ended("trial"):
+            self._observe(each)
 
     @property
     def over(self) -> bool:
         """Whether the study has all its trials."""
         return not self.again and self._begun >= self._plan.trials
 
-    def next(self) -> RunProposal | None:
-        """The next trial."""
+    def next(self) -> Sequence[RunSpec]:
+        """The runs of the next trial."""
         if self.again:
-            return self.again.pop(0)
+            trial = self.again.pop(0)
+            parts: dict[str | None, Run] = {**trial.folds}
+            parts |= {} if trial.run is None else {None: trial.run}
+            ended = {left_out: run for left_out, run in parts.items() if run.status in ("FINISHED", "FAILED")}
+            self._ended[trial.number] = ended
+            specs = self._parts(trial.number, trial.point)
+            return [each for each in specs if each.place.get("left_out") not in ended]
         if self.over or (point := self._search.suggest(self._begun)) is None:
-            return None
+            return []
         self._begun += 1
-        return self._plan.proposal("trial", self._begun - 1, point, left_out=self._plan.folds)
+        return self._parts(self._begun - 1, point)
 
-    def ended(self, run: EndedRun) -> None:
-        """Add its score to the search."""
-        if run.failure is None:
-            self._search.observe(run.run.trial, run.run.point, self._plan.criterion.score(run.metrics))
+    def _parts(self, number: int, point: Mapping[str, object]) -> list[RunSpec]:
+        plan = self._plan
+        return plan.parts("trial", number, dict(point), folds=plan.folds, stop_when=str(plan.stop_rule))  # type: ignore[arg-type]
+
+    def ended(self, spec: RunSpec, run: Run) -> None:
+        """Add the score of the run's trial to the search, once it is over; keep the best checkpoints."""
+        place, number = spec.place, spec.place["trial"]
+        ended = self._ended.setdefault(number, {})
+        ended[place.get("left_out")] = run
+        if len(ended) == 1 + len(self._plan.folds) or run.failure is not None:
+            del self._ended[number]
+            folds = {name: each for name, each in ended.items() if name is not None}
+            judge = self._plan.judge
+            self._observe(
+                Trial("trial", number, place["point"], None, place["resolved"], ended.get(None), folds, judge)
+            )
+
+    def keep_above(self, spec: RunSpec) -> float:
+        """The score of the last trial that is kept."""
+        if "left_out" in spec.place:
+            return float("inf")
+        if self._plan.folds or len(self._finished) < self._plan.options.keep_trials:
+            return float("-inf")
+        return self._plan.criterion.score(self._finished[-1].metrics)
+
+    def _observe(self, trial: Trial) -> None:
+        self._progress.compared(trial)
+        if trial.failure is not None:
+            return
+        self._search.observe(trial.number, trial.point, self._plan.criterion.score(trial.metrics))
+        ranked = self._plan.criterion.ranked([*self._finished, trial])
+        kept = self._plan.options.keep_trials
+        for each in [*ranked[kept:], *([] if trial in ranked else [trial])]:
+            if each.run is not None and each.run.record.get("group") == self._plan.name:
+                remove_checkpoints(each.run.folder, [], 0)
+        self._finished = ranked[:kept]
 
 
 def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     """Run the remaining parts of a study."""
-    runs, done = pool.runs, len(pool.runs.ended("trial"))
+    judge = plan.judge
+    runs = pool.runs(judge)
+    done = len(runs.ended("trial"))
     looks = f"; the o.o.d. test decides over {plan.test_usage} (oracle)" if plan.test_usage else ""
     info(
         f"study {plan.name}: {plan.method}, {plan.options.search}, "
@@ -87,7 +135,6 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     )
     if not pool.group.resumed and plan.own is not None:
         info(f"the first trial has the job's own settings: {plan.own}")
-    judge = Judge(plan.criterion, plan.modes, plan.stop_rule)
     _search(plan, pool, judge, info)
     finished = runs.finished("trial")
     if not finished:
@@ -98,18 +145,19 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     ranked = plan.criterion.ranked(finished)
     if not ranked:
         raise RunFailedError(f"none of {len(finished)} trials has a value: {plan.criterion.missing}")
-    best, from_here = ranked[0].run, run_origin(plan.job.path, plan.checked.environments.version)
+    best = ranked[0]
     wanted = [
-        *_left_out(plan, [each.run for each in ranked[: plan.options.shortlist]], info),
-        *(plan.proposal("seed", best.trial, best.point, seed, plan.folds, from_here) for seed in plan.new_seeds),
+        *_left_out(plan, ranked[: plan.options.shortlist], info),
+        *(spec for seed in plan.new_seeds for spec in plan.parts("seed", best.number, best.point, seed, plan.folds)),
     ]
-    _train(pool, wanted, judge, info)
+    repeat = dataclasses.replace(judge, stop_rule=StopRule())
+    _train(pool, wanted, "trainings of the best trials", repeat, info)
     if plan.base.run.register:
-        pool.group.describe(**_register(plan, best, pool.group.run_id, info))
-    return write_results(judged(pool.group.record, runs, pool.group.kept), info, pool.group)
+        pool.group.run.describe(**_register(plan, best, pool, repeat, info))
+    return write_results(judged(pool.group.run, runs), info, pool.group)
 
 
-def _left_out(plan: StudyPlan, shortlist: Sequence[RunProposal], info: Info) -> list[RunProposal]:
+def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[RunSpec]:
     """The best trials with environments left out in turn, so that all selections can be compared."""
     folds = plan.shortlist_folds
     if plan.folds or not folds:
@@ -123,11 +171,13 @@ def _left_out(plan: StudyPlan, shortlist: Sequence[RunProposal], info: Info) -> 
     except InputError as error:
         info(f"the best trials are not repeated with environments left out: {error}")
         return []
-    return [plan.proposal("left-out", each.trial, each.point, left_out=folds) for each in shortlist]
+    return [spec for each in shortlist for spec in plan.parts("left-out", each.number, each.point, folds=folds)]
 
 
 def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
-    proposer, earlier = _Search(plan, pool.runs), pool.runs.ended("trial")
+    parts = 1 + len(plan.folds)
+    progress = GroupProgress("trials", plan.trials, info, plan.criterion, parts)
+    proposer, earlier = _Search(plan, pool, progress), pool.runs(judge).ended("trial")
     if proposer.again:
         info(f"{len(proposer.again)} unfinished trials are resumed or repeated")
     if proposer.over:
@@ -136,9 +186,8 @@ def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
     if plan.options.scheduler != "none":
         replay(stopping, earlier, plan.criterion.score, plan.epochs)
     interruption = Interruption(plan.options.max_minutes)
-    progress = GroupProgress("trials", plan.trials, info, plan.criterion)
-    for each in earlier:
-        progress.earlier(each)
+    for run in (run for trial in earlier for run in trial.runs):
+        progress.earlier(run)
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
     pool.run(proposer, progress, judge, stopping, interruption, labels)
     info(progress.line())
@@ -146,34 +195,61 @@ def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
         info(f"--max-minutes {plan.options.max_minutes:g}: the time has run out; the same --name continues the search")
 
 
-def _train(pool: Pool, wanted: Sequence[RunProposal], judge: Judge, info: Info) -> None:
+def _train(pool: Pool, wanted: Sequence[RunSpec], what: str, judge: Judge, info: Info, keep: bool = False) -> None:
     """Train the unfinished runs, including those that failed before."""
-    there = [each.run for kind in ("left-out", "seed") for each in pool.runs.finished(kind)]
-    finished = {(each.key, each.left_out) for each in there}
-    left = [each for each in wanted if (each.key, each.left_out) not in finished]
+    runs = GroupRuns(pool.group.run)
+    runs.known = pool.known
+    asked = pool.group.run.asked
+    left = [spec for spec in wanted if spec.name not in asked or runs.run(str(spec.name)).status != "FINISHED" or keep]
+    left = [spec for spec in left if not _reused(pool, spec)] if not keep else left
     if left:
-        progress = GroupProgress("trainings of the best trials", len(left), info)
-        pool.run(ProposalList(left), progress, dataclasses.replace(judge, stop_rule=StopRule()))
+        pool.run(ProposalList(left, keep=keep), GroupProgress(what, len(left), info), judge)
 
 
-def _register(plan: StudyPlan, winner: RunProposal, study_run: str, info: Info) -> Mapping[str, object]:
-    """Train the winner once more, as any other run; return its registration."""
-    name = f"{plan.name}-winner-{winner.trial}"
-    begun = RECORD in run_folder(plan.base.run.output, name).names()
-    config = config_at(plan.base, plan.space, winner.point).with_options(name=name, resume=begun)
+def _reused(pool: Pool, spec: RunSpec) -> bool:
+    """Whether a run that another group trained answers the request already."""
+    found = pool.runs().by_key(spec.key.value, "")
+    return found is not None and found.status == "FINISHED"
+
+
+def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: Info) -> Mapping[str, object]:
+    """Register the best trial from its last checkpoint; return its registration."""
     tags = {
-        PARENT: study_run,
         "concord.study": plan.name,
-        "concord.trial": str(winner.trial),
+        "concord.trial": str(winner.number),
         "concord.method": plan.method,
-        "concord.seed": str(config.run.seed),
+        "concord.seed": str(plan.base.run.seed),
         "concord.selection": plan.options.selection + (" (oracle)" if plan.test_usage else ""),
     }
-    info(f"the winner, trial {winner.trial}, is trained once more: {format_point(winner.point | winner.resolved)}")
-    finished = run(plan.job, config, info, Lineage(plan.experiment, tags))
-    registered = finished.registered
-    return {
-        "model": finished.model,
-        "champion": registered is not None and registered.champion,
-        "registration": registered.reason if registered else None,
-    }
+    config = config_at(plan.base, plan.space, winner.point)
+    assert winner.run is not None
+    run = winner.run
+    earlier = pool.group.run.record
+    if earlier.get("winner_of") == run.name and earlier.get("model"):
+        return {}
+    checked = preflight(plan.job, config)
+    if plan.job.job.has_model and kept_checkpoint(run) is None:
+        # It was stopped early, or another group has it: its checkpoint was not kept.
+        point = format_point(winner.point)
+        info(f"the best trial, {winner.number}, has no checkpoint and is trained once more: {point}")
+        (spec,) = plan.parts("trial", winner.number, winner.point)
+        spec = dataclasses.replace(spec, name=f"{spec.name}-again", place={**spec.place, "kind": "winner"})
+        pool.run(ProposalList([spec], keep=True), GroupProgress("training of the best trial", 1, info), judge)
+        run = pool.runs().run(str(spec.name))
+        if run.failure is not None:
+            raise RunFailedError(f"the best trial, trained once more, failed: {run.failure}")
+    info(f"the best trial, {winner.number}, is registered: {format_point(winner.point | winner.resolved)}")
+    with run.folder.locked("run"), contextlib.closing(OpenRun(run.folder, run.record)) as opened:
+        pool.group.mirror.add(opened, pool.group.run)
+        try:
+            pool.group.mirror.wait_for(opened, _TRACKING_SECONDS)
+        except RunFailedError as error:
+            info(f"the model could not be kept in MLflow: {error}; the same --name tries again")
+            return {}
+        config = plan.parts("trial", winner.number, winner.point)[0].config
+        report, tracked = finish(plan.job, config, opened, pool.group.store, checked, info, tags)
+        end: dict[str, Any] = {"report" if tracked else "untracked": report}
+        opened.append("ended", status="FINISHED", **end)
+        opened.sync()
+        pool.group.mirror.finish(opened)
+    return {**{name: report[name] for name in ("model", "champion", "registration")}, "winner_of": winner.run.name}

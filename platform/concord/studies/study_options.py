@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import tyro
 
 from concord.errors import InputError
-from concord.options import OptionGroup, flag_of, group, options_of
+from concord.options import OptionGroup, Place, flag_of, group, options_of
 from concord.storage import check_local_folder
 from concord.training import RunConfig
 from concord.training.evaluation import Mode
@@ -24,9 +24,9 @@ class SharingOptions(OptionGroup):
     """The division of a cluster among trials, or a comparison's runs."""
 
     # fmt: off
-    concurrent: int = 0
+    concurrent: Place[int] = 0
     """Number of parallel runs; 0 fills the cluster."""
-    gpus_per_trial: float = 1.0
+    gpus_per_trial: Place[float] = 1.0
     """GPUs of each run, with --use-gpu; with 0.25 four share one."""
     # fmt: on
 
@@ -41,7 +41,7 @@ class StudyOptions(OptionGroup):
     """Run one study; the same --name continues it. Options of the job on the command line are not varied."""
 
     # fmt: off
-    trials: int = 64
+    trials: Place[int] = 64
     """Number of trials; a larger number extends an existing study."""
     sharing: SharingOptions = group(SharingOptions)
     method: str | None = None
@@ -69,7 +69,7 @@ class StudyOptions(OptionGroup):
     """Mode of the measure, if the job gives none."""
     folds: int = 0
     """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
-    shortlist: int = 4
+    shortlist: Place[int] = 4
     """Number of best trials that are also trained without each of 4 (or --folds) environments at the end, so that the
     selections can be compared."""
 
@@ -78,19 +78,21 @@ class StudyOptions(OptionGroup):
     and < are redirections in a shell); by default the job's rule."""
     scheduler: Literal["none", "asha", "median"] = "none"
     """Stop trials that are worse than others: by asynchronous successive halving, or the median rule."""
-    max_minutes: float = 0.0
+    max_minutes: Place[float] = 0.0
     """Minutes after which the search ends; running trials continue with the study; 0 sets no limit."""
 
-    reruns: int = 5
+    reruns: Place[int] = 5
     """Number of runs of the best configuration with new seeds."""
-    top: int = 5
+    keep_trials: Place[int] = 1
+    """Number of best trials of which the last checkpoint is kept; the best one's model is registered."""
+    top: Place[int] = 5
     """Number of rows in the table of the best trials."""
     # fmt: on
 
     def check(self) -> None:
         """Validate the options (InputError)."""
         super().check()
-        self.require_at_least(1, "trials", "startup", "top")
+        self.require_at_least(1, "trials", "startup", "top", "keep_trials")
         self.require_at_least(0, "folds", "shortlist", "max_minutes", "reruns")
         if self.selection == "leave-one-out":
             expected = "leave-one-out scores a trial only at its end; give another --selection, or no scheduler"
@@ -115,7 +117,7 @@ class SeedsOptions(OptionGroup):
     """Number of seeds of each configuration; by default the table's."""
     first_seed: int | None = None
     """First seed; by default the table's."""
-    results: Path | None = None
+    results: Place[Path | None] = None
     """Folder for the data of each table: one file a table, one JSON line a run."""
     sharing: SharingOptions = group(SharingOptions)
     # fmt: on
@@ -136,6 +138,8 @@ class CompareOptions(SeedsOptions):
     # fmt: off
     only: tuple[str, ...] = ()
     """Rows of the tables: names, or patterns such as 'ERM, *' (with quotes); by default all."""
+    keep_checkpoints: Place[bool] = False
+    """Keep the last checkpoint of every run, for concord analyze; otherwise only while it trains."""
     # fmt: on
 
 

@@ -1,9 +1,10 @@
-"""Sends a record's events to MLflow: metrics, children, parameters, tags, artifacts and how runs ended.
+"""Sends the events of records to MLflow: metrics, artifacts, and how runs began and ended.
 
-One thread reads the event file and sends new events about once a second. A store that is down neither stops nor slows
-the work. A cursor beside the file holds the sent position, and the child of the MLflow run for each run of a group: a
-resumed process goes on from there. A process killed after sending and before it moves the cursor leaves a piece that is
-sent again; MLflow stores it once, since the points are equal in name, step, time and value.
+One thread reads the event files of all open records and sends new events about once a second. A store that is down
+neither stops nor slows the work. The MLflow run of a group's run is made when its first events are sent. A cursor beside
+each file holds the sent position: a resumed process goes on from there. A process killed after sending and before it
+moves the cursor leaves a piece that is sent again; MLflow stores it once, since the points are equal in name, step, time
+and value.
 """
 
 import contextlib
@@ -13,16 +14,18 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from concord.errors import RunFailedError
 from concord.metric_name import metric_name
-from concord.record import EVENTS, Event, read_events
+from concord.record import EVENTS, Event, OpenRun, Run, read_events
 from concord.redaction import redact
-from concord.storage import Folder, StorageError, append_line, read_lines
+from concord.storage import StorageError, append_line, read_lines
 from concord.tracking.client import import_mlflow, is_final, one_line, pages, post
-from concord.tracking.store import PARENT, Store, clean_parameters
+from concord.tracking.store import PARENT, Store
 
 CURSOR = "events.sent"
 
@@ -35,63 +38,143 @@ _LARGEST_BATCH = 1000  # parameters, tags and metrics, MLflow's limit for one ca
 _LARGEST_PIECE = 4000  # metrics sent before the cursor moves
 _LONGEST_TAG = 5000
 _HTTP_SECONDS = (3.0, 30.0)  # to connect; to answer: a new server may need 15
-_KEY = "concord.task"
+_NAME = "concord.run"  # the tag by which a run is found whose id was not recorded
 
 
-def send_again(folder: Folder) -> None:
-    """Make the next mirror of this folder's record send all of its events."""
-    (folder.path / CURSOR).write_text("0\n")
-    folder.keep(CURSOR)
+def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
+    """Create the MLflow run of a record, from what the record says of it, and record its id; nothing is left if that fails.
+
+    The entry ``tracking`` of a record has the experiment, and the run's parameters, tags and JSON artifacts.
+    """
+    about: dict[str, Any] = run.record["tracking"]
+    tags = {**about["tags"], _NAME: run.name, **({PARENT: group_id} if group_id else {})}
+    began = None if run.began is None else int(run.began["at"])
+    run_id = store.start_run(about["experiment"], run.name, about["parameters"], tags, began)
+    try:
+        if group_id is None:
+            for name, value in {"config.json": run.record["config"], **about.get("artifacts", {})}.items():
+                store.log_text(run_id, json.dumps(value, indent=2, default=str), name)
+        for name, source in run.record.get("sources", {}).items():
+            store.log_text(run_id, source, name)
+        run.describe(run_id=run_id)
+    except BaseException:
+        with contextlib.suppress(RunFailedError):
+            store.delete_run(run_id)
+        raise
+    return run_id
+
+
+def retrack(store: Store, run: OpenRun) -> str:
+    """Create a new MLflow run for a record whose run the store has lost; it takes all events."""
+    (run.folder.path / CURSOR).write_text("0\n")
+    run.folder.keep(CURSOR)
+    return track(store, run)
 
 
 @dataclass
 class _Piece:
-    """The data to send for one run, from consecutive events."""
+    """The data to send at once, from consecutive events."""
 
+    end: int
     began: Event | None = None
     points: list[tuple[str, float, int, int]] = field(default_factory=list)  # name, value, ms, step
     artifacts: list[str] = field(default_factory=list)
     ended: Event | None = None
 
 
-class Mirror:
-    """The mirror of one record, whose folder this process has locked; active until it is closed."""
+class _Mirrored:
+    """A record that is being sent.
 
-    def __init__(self, store: Store, run_id: str, folder: Folder) -> None:
-        self._store = store
-        self._run_id = run_id
-        self._folder = folder
-        self._file, self._cursor = folder.path / EVENTS, folder.path / CURSOR
-        self._sent = 0
-        self._children: dict[str, str] = {}
-        folder.fetch(CURSOR)
-        for entry in read_lines(self._cursor) if self._cursor.exists() else ():
-            if isinstance(entry, list):
-                self._children[entry[0]] = entry[1]
-            else:
-                self._sent = entry
-        if not _begins_line(self._file, self._sent):  # the file has lost its end, or its address has an earlier one
-            self._sent = 0
-            with contextlib.suppress(OSError):
-                send_again(folder)
-        # A process may have been killed between creating a child and recording it.
-        self._adopts = self._file.exists() and self._file.stat().st_size > 0
-        self._experiment: str | None = None
-        self._refused: set[str] = set()
-        self._name = functools.cache(metric_name)
-        self._wake = threading.Event()
-        self._deadline: float | None = None
-        self._sender = threading.Thread(target=self._send_until_closed, name="concord-mirror", daemon=True)
-        self._sender.start()
+    Attributes:
+        closed: whether its last event was written.
+    """
+
+    def __init__(self, run: OpenRun, group: OpenRun | None) -> None:
+        self.run, self.group = run, group
+        self.file, self.cursor = run.folder.path / EVENTS, run.folder.path / CURSOR
+        self.sent, self.closed, self.refused = 0, False, False
+        # A process may have been killed between creating the MLflow run and recording its id.
+        self.adopts = group is not None and run.run_id is None and self.file.stat().st_size > 0
+        run.folder.fetch(CURSOR)
+        for entry in read_lines(self.cursor) if self.cursor.exists() else ():
+            self.sent = entry
+        if not _begins_line(self.file, self.sent):  # the file has lost its end, or its address has an earlier one
+            self.sent = 0
 
     @property
     def unsent(self) -> int:
         """The number of events that the store has not taken."""
-        if not self._file.exists() or self._sent >= self._file.stat().st_size:
+        if not self.file.exists() or self.sent >= self.file.stat().st_size:
             return 0
-        with self._file.open("rb") as lines:
-            lines.seek(self._sent)
+        with self.file.open("rb") as lines:
+            lines.seek(self.sent)
             return sum(line.endswith(b"\n") for line in lines)
+
+    def pieces(self, name: Any) -> Iterator[_Piece]:
+        """The unsent events; of a group's run only the metrics that are not of single environments and layers."""
+        if not self.file.exists() or self.sent >= self.file.stat().st_size:
+            return
+        piece: _Piece | None = None
+        size = 0
+        for event in read_events(self.file, self.sent):
+            if piece is not None and size >= _LARGEST_PIECE:
+                yield piece
+                piece, size = None, 0
+            piece = piece or _Piece(event.end)
+            piece.end = event.end
+            size += 1
+            match event.name:
+                case "began":
+                    piece.began, piece.ended = event, None
+                case "metrics" | "evaluated":
+                    metrics, step = event.fields["metrics"], event.fields["step"]
+                    if self.group is not None:
+                        metrics = {key: value for key, value in metrics.items() if "/" not in key}
+                    piece.points += [(name(key), float(value), event.at, step) for key, value in metrics.items()]
+                    size += len(metrics)
+                case "artifact":
+                    piece.artifacts.append(event.fields["path"])
+                case "ended":
+                    piece.ended = event
+        if piece is not None:
+            yield piece
+
+
+class Mirror:
+    """The mirror of the records that this process has locked; active until it is closed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._records: dict[str, _Mirrored] = {}
+        self._lock = threading.Lock()
+        self._left = 0  # events of runs that were given up by the store
+        self._name = functools.cache(metric_name)
+        self._wake = threading.Event()
+        self._deadline: float | None = None
+        self._warned = False
+        self._sender = threading.Thread(target=self._send_until_closed, name="concord-mirror", daemon=True)
+        self._sender.start()
+
+    def add(self, run: OpenRun, group: OpenRun | None = None) -> None:
+        """Send a record's events from now on; ``group`` is the open group that it belongs to."""
+        with self._lock:
+            self._records[str(run.folder.place)] = _Mirrored(run, group)
+
+    def finish(self, run: Run) -> None:
+        """The record of a group's run has all its events."""
+        with self._lock:
+            if (mirrored := self._records.get(str(run.folder.place))) is not None:
+                mirrored.closed = True
+
+    def wait_for(self, run: OpenRun, seconds: float) -> str:
+        """The id of a run's MLflow run, once it is made (RunFailedError if it is not in time)."""
+        until = time.monotonic() + seconds
+        self._wake.set()
+        while run.run_id is None:
+            if time.monotonic() > until:
+                raise RunFailedError(f"tracking at {self._shown} did not take run {run.name} in time")
+            time.sleep(0.02)
+        return run.run_id
 
     def close(self, seconds: float) -> int:
         """Send the remaining events within this number of seconds; return the number of unsent events."""
@@ -99,14 +182,17 @@ class Mirror:
             self._deadline = time.monotonic() + seconds
             self._wake.set()
             self._sender.join(seconds)
-        if self._cursor.exists():
-            with contextlib.suppress(StorageError):
-                self._folder.keep(CURSOR)
-        return self.unsent
+        with self._lock:
+            for mirrored in self._records.values():
+                if mirrored.cursor.exists():
+                    with contextlib.suppress(StorageError):
+                        mirrored.run.folder.keep(CURSOR)
+            return sum(mirrored.unsent for mirrored in self._records.values())
 
     def discard(self) -> None:
-        """Stop sending: the record will be deleted."""
-        self._sent = 1 << 62
+        """Stop sending: the records will be deleted."""
+        with self._lock:
+            self._records.clear()
         self._deadline = time.monotonic()
         self._wake.set()
         self._sender.join(_EVERY_SECONDS)
@@ -116,129 +202,106 @@ class Mirror:
         while True:
             if self._deadline is None:
                 self._wake.wait(pause)
+                if self._deadline is None:
+                    self._wake.clear()
             elif down:
                 time.sleep(_CLOSING_PAUSE_SECONDS)
-            closing = self._deadline is not None  # read before sending: then the file holds all events
+            closing = self._deadline is not None  # read before sending: then the files hold all events
             try:
-                for pieces, end in self._pieces():
-                    for run, piece in pieces.items():
-                        self._send(run, piece)
-                    self._sent = end
-                    append_line(self._cursor, end)
-                    if down:
+                for mirrored in self._open_records():
+                    sent = self._send_all(mirrored)
+                    if sent and down:
                         _logger.warning("tracking at %s answers again; the kept events are being sent", self._shown)
-                    pause, down = _EVERY_SECONDS, False
+                        down = False
+                pause, down = _EVERY_SECONDS, False
             except Exception as error:  # no failure of tracking may end this thread silently
                 if is_final(error):
-                    self._warn("refuses events", error)
+                    self._warn("refuses events", error, next(iter(self._records.values())).file)
                     return
                 if not down:
-                    self._warn("is not answering", error)
+                    self._warn("is not answering", error, next(iter(self._records.values())).file)
                 pause, down = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
             if self._deadline is not None and (time.monotonic() >= self._deadline or (closing and not down)):
                 return
+
+    def _open_records(self) -> list[_Mirrored]:
+        with self._lock:
+            return list(self._records.values())
+
+    def _send_all(self, mirrored: _Mirrored) -> bool:
+        """Send a record's new events; returns whether there were some."""
+        closed, found = mirrored.closed, False  # read before: then the file holds all events
+        for piece in mirrored.pieces(self._name):
+            self._send(mirrored, piece)
+            mirrored.sent, found = piece.end, True
+            if mirrored.cursor.parent.exists():
+                append_line(mirrored.cursor, piece.end)
+        if closed:
+            with contextlib.suppress(StorageError):
+                mirrored.run.folder.keep(CURSOR)
+            with self._lock:
+                self._records.pop(str(mirrored.run.folder.place), None)
+        return found
 
     @property
     def _shown(self) -> str:
         return redact(self._store.uri)
 
-    def _warn(self, what: str, error: Exception) -> None:
-        reason = one_line(error)
-        _logger.warning("tracking at %s %s (%s); events are kept in %s", self._shown, what, reason, self._file)
+    def _warn(self, what: str, error: Exception, file: Path) -> None:
+        _logger.warning("tracking at %s %s (%s); events are kept in %s", self._shown, what, one_line(error), file)
 
-    def _pieces(self) -> Iterator[tuple[dict[str, _Piece], int]]:
-        """Yield the unsent events by run, in pieces, each with its end position."""
-        if not self._file.exists() or self._sent >= self._file.stat().st_size:
+    def _send(self, mirrored: _Mirrored, piece: _Piece) -> None:
+        if mirrored.refused:
             return
-        pieces: dict[str, _Piece] = {}
-        size, end = 0, self._sent
-        for event in read_events(self._file, self._sent):
-            piece = pieces.get(event.run)
-            # Events before a new beginning belong to another child.
-            if size >= _LARGEST_PIECE or (piece is not None and event.name == "began"):
-                yield pieces, end
-                pieces, size, piece = {}, 0, None
-            piece = pieces.setdefault(event.run, piece or _Piece())
-            match event.name:
-                case "began":
-                    piece.began = event
-                case "metrics" | "evaluated":
-                    metrics, step = event.fields["metrics"], event.fields["step"]
-                    piece.points += [(self._name(key), float(value), event.at, step) for key, value in metrics.items()]
-                    size += len(metrics)
-                case "artifact":
-                    piece.artifacts.append(event.fields["path"])
-                case "ended":
-                    piece.ended = event
-            size += 1
-            end = event.end
-        if pieces:
-            yield pieces, end
-
-    def _send(self, run: str, piece: _Piece) -> None:
-        if run in self._refused:
-            return
+        run, client = mirrored.run, self._store.client
         try:
-            run_id = self._run_id if not run else self._child(run, piece.began)
-            parameters, tags = _described(piece)
-            self._log(run_id, piece.points, parameters if run else {}, tags)
+            run_id = self._run_id(mirrored)
+            ended = piece.ended.fields if piece.ended is not None else {}
+            tags = {f"concord.{name}": str(ended[name]) for name in ("stopped", "failure") if ended.get(name)}
+            self._log(run_id, piece.points, {name: redact(value)[:_LONGEST_TAG] for name, value in tags.items()})
             for path in piece.artifacts:
-                if (file := self._folder.path / path).exists():
+                if (file := run.folder.path / path).exists():
                     self._store.log_files(run_id, file, path.rpartition("/")[0] or None)
             if piece.ended is not None:
-                self._store.client.set_terminated(run_id, piece.ended.fields["status"], piece.ended.at)
-            elif piece.began is not None:  # the child may have ended in an earlier attempt
-                self._store.client.update_run(run_id, status="RUNNING")
+                client.set_terminated(run_id, piece.ended.fields["status"], piece.ended.at)
+            elif piece.began is not None:  # it may have ended in an earlier attempt
+                client.update_run(run_id, status="RUNNING")
         except Exception as error:
-            # A final answer, for example for a deleted child: do not block the others by retries.
-            if not run or not is_final(error):
+            # A final answer, for example for a deleted run: do not block the others by retries.
+            if mirrored.group is None or not is_final(error):
                 raise
-            if not self._refused:
-                self._warn("refuses some runs", error)
-            self._refused.add(run)
+            if not self._warned:
+                self._warn("refuses some runs", error, mirrored.file)
+            self._warned = mirrored.refused = True
 
-    def _child(self, run: str, began: Event | None) -> str:
-        """The child of a run of the group; created if there is none, or if the run begins again after a failure."""
-        if self._adopts:
-            self._adopt()
-        known = self._children.get(run)
-        if known is not None and (began is None or not began.fields.get("anew")):
-            return known
-        assert began is not None  # the beginning is a run's first event
-        if known is not None and self._store.client.get_run(known).info.status == "RUNNING":
-            return known  # created for this beginning
-        if self._experiment is None:
-            self._experiment = self._store.client.get_run(self._run_id).info.experiment_id
-        tags = {PARENT: self._run_id, _KEY: run}
-        name = str(began.fields.get("name") or run)
-        made = self._store.client.create_run(self._experiment, began.at, tags, name)
-        self._children[run] = made.info.run_id
-        append_line(self._cursor, [run, made.info.run_id])
-        return str(made.info.run_id)
+    def _run_id(self, mirrored: _Mirrored) -> str:
+        """The id of a record's MLflow run, which is made, or found, if none is recorded."""
+        run, group = mirrored.run, mirrored.group
+        if run.run_id is None:
+            assert group is not None
+            assert group.run_id is not None
+            if not (mirrored.adopts and self._adopt(run, group.run_id)):
+                track(self._store, run, group.run_id)
+        assert run.run_id is not None
+        return run.run_id
 
-    def _adopt(self) -> None:
-        """Find the children that a killed process created without recording them."""
+    def _adopt(self, run: OpenRun, group_id: str) -> bool:
+        """Record the MLflow run that a killed process created without recording its id, if there is one."""
         client = self._store.client
-        experiment = client.get_run(self._run_id).info.experiment_id
-        of_parent = f"tags.`{PARENT}` = '{self._run_id}'"
-        for found in pages(lambda token: client.search_runs([experiment], of_parent, page_token=token)):
-            if key := found.data.tags.get(_KEY):
-                self._children.setdefault(key, found.info.run_id)
-        self._adopts = False
+        experiment = client.get_run(group_id).info.experiment_id
+        wanted = f"tags.`{PARENT}` = '{group_id}' AND tags.`{_NAME}` = '{run.name}'"
+        for found in pages(lambda token: client.search_runs([experiment], wanted, page_token=token)):
+            run.describe(run_id=str(found.info.run_id))
+            return True
+        return False
 
-    def _log(
-        self,
-        run_id: str,
-        points: list[tuple[str, float, int, int]],
-        parameters: Mapping[str, str],
-        tags: Mapping[str, str],
-    ) -> None:
-        """Send these in calls of at most MLflow's limit, parameters and tags with the first."""
+    def _log(self, run_id: str, points: list[tuple[str, float, int, int]], tags: dict[str, str]) -> None:
+        """Send these in calls of at most MLflow's limit, tags with the first."""
         import_mlflow()
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Metric, RunTag
 
-        while points or parameters or tags:
-            size = _LARGEST_BATCH - len(parameters) - len(tags)
+        while points or tags:
+            size = _LARGEST_BATCH - len(tags)
             if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of retries
                 body: dict[str, object] = {
                     "run_id": run_id,
@@ -252,7 +315,6 @@ class Mirror:
                         }
                         for key, each, at, step in points[:size]
                     ],
-                    "params": [{"key": key, "value": value} for key, value in parameters.items()],
                     "tags": [{"key": key, "value": value} for key, value in tags.items()],
                 }
                 post(self._store.uri, "/api/2.0/mlflow/runs/log-batch", body, _HTTP_SECONDS)
@@ -260,11 +322,10 @@ class Mirror:
                 self._store.client.log_batch(
                     run_id,
                     [Metric(*point) for point in points[:size]],
-                    [Param(key, value) for key, value in parameters.items()],
-                    [RunTag(key, value) for key, value in tags.items()],
+                    tags=[RunTag(key, value) for key, value in tags.items()],
                     synchronous=True,
                 )
-            points, parameters, tags = points[size:], {}, {}
+            points, tags = points[size:], {}
 
 
 def _begins_line(file: Path, at: int) -> bool:
@@ -276,16 +337,3 @@ def _begins_line(file: Path, at: int) -> bool:
     with file.open("rb") as lines:
         lines.seek(at - 1)
         return lines.read(1) == b"\n"
-
-
-def _described(piece: _Piece) -> tuple[dict[str, str], dict[str, str]]:
-    """The parameters and tags of a beginning and an end."""
-    parameters: dict[str, str] = {}
-    tags: dict[str, str] = {}
-    if piece.began is not None:
-        parameters = clean_parameters(piece.began.fields.get("parameters", {}))
-        tags |= piece.began.fields.get("tags", {})
-    if piece.ended is not None:
-        found = {f"concord.{name}": piece.ended.fields.get(name) for name in ("stopped", "failure")}
-        tags |= {name: value for name, value in found.items() if value}
-    return parameters, {name: redact(str(value))[:_LONGEST_TAG] for name, value in tags.items()}

@@ -121,8 +121,17 @@ class Store:
         """MLflow's own client of this store, for operations without a method here."""
         return connect(self.uri)
 
-    def start_run(self, experiment: str, name: str, parameters: Mapping[str, object], tags: Mapping[str, str]) -> str:
+    def start_run(
+        self,
+        experiment: str,
+        name: str,
+        parameters: Mapping[str, object],
+        tags: Mapping[str, str],
+        began: int | None = None,
+    ) -> str:
         """Create a running run and return its id; create the experiment if it is missing.
+
+        ``began`` is the time of its beginning, in milliseconds since 1970; None is now.
 
         A parameter's value is stored as text of at most 6000 characters. Values named like secrets (``token``,
         ``api_key``) and passwords inside URIs are stored as ``***``.
@@ -131,10 +140,10 @@ class Store:
         from mlflow.entities import Param
 
         with failures(self.uri, f"start run {name!r}"):
-            made = self.client.create_run(self._experiment(experiment), run_name=name, tags=_clean(tags))
+            made = self.client.create_run(self._experiment(experiment), began, _clean(tags), name)
             run_id = str(made.info.run_id)
             try:
-                values = [Param(key, value) for key, value in clean_parameters(parameters).items()]
+                values = [Param(key, value[:_LONGEST_PARAMETER]) for key, value in _clean(parameters).items()]
                 self.client.log_batch(run_id, params=values, synchronous=True)
             except Exception:
                 self.client.delete_run(run_id)  # a run without its parameters would be misleading
@@ -234,8 +243,17 @@ class Store:
                 found = pages(lambda token: self.client.search_runs(experiments, condition, 1, page, [order], token))
                 yield from map(self._run, found)
 
+    @cached_property
+    def _experiments(self) -> dict[str, str]:
+        return {}
+
     def _experiment(self, name: str) -> str:
         """Return the experiment's id; create it, or restore it if it was deleted."""
+        if name not in self._experiments:
+            self._experiments[name] = self._find_experiment(name)
+        return self._experiments[name]
+
+    def _find_experiment(self, name: str) -> str:
         location = self.artifacts.as_uri() if self.artifacts else None
         with unless("RESOURCE_ALREADY_EXISTS"):
             self.client.create_experiment(name, artifact_location=location, tags={_KIND: _TRAINING})
@@ -282,11 +300,6 @@ def _check_server(uri: str) -> None:
         elif "read timeout" in str(error).lower():
             reason = f"it took the connection and did not answer within {ANSWER_SECONDS:g} s"
         raise ValueError(reason) from None
-
-
-def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
-    """Parameters in stored form: text of limited length, without secrets."""
-    return {key: value[:_LONGEST_PARAMETER] for key, value in _clean(parameters).items()}
 
 
 def _clean(values: Mapping[str, object]) -> dict[str, str]:

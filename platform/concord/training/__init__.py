@@ -1,12 +1,12 @@
 """Training: jobs and their options, the loop, evaluation, checkpoints; neither Ray nor MLflow."""
 
-from concord.training.comparison import Column, Comparison, FinishedRun, Runs
+from concord.record import Evaluation, Run
+from concord.training.comparison import Column, Comparison, Runs
 from concord.training.context import ProcessContext, RunContext, Silent
 from concord.training.evaluation import EnvironmentEvaluation, Measure, correct
 from concord.training.job import Data, Job, JobFile, Loop, Report, Study, load_job
 from concord.training.loop import build_model, train
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.outcome import Evaluation, Outcome
 from concord.training.worker_data import share
 
 __all__ = [
@@ -15,14 +15,13 @@ __all__ = [
     "Data",
     "EnvironmentEvaluation",
     "Evaluation",
-    "FinishedRun",
     "Job",
     "JobFile",
     "Loop",
     "Measure",
-    "Outcome",
     "ProcessContext",
     "Report",
+    "Run",
     "RunConfig",
     "RunContext",
     "Runs",

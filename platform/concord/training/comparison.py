@@ -6,28 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from concord.errors import InputError
+from concord.record import Evaluation, Run
 from concord.training.evaluation import Mode
-from concord.training.outcome import Evaluation
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A finished run of a comparison.
-
-    Attributes:
-        seed: the seed of its training.
-        options: all its options, resolved, by name.
-        history: every evaluation of it, the last one at its end.
-    """
-
-    seed: int
-    options: Mapping[str, Any]
-    history: Sequence[Evaluation]
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """The metrics at the end of the run."""
-        return self.history[-1].metrics
 
 
 @dataclass(frozen=True)
@@ -43,9 +23,9 @@ class Folds:
     mode: Mode
 
 
-Runs = Mapping[str, Sequence[FinishedRun]]
+Runs = Mapping[str, Sequence[Run]]
 """The finished runs of each configuration, by its name, in the order of their seeds."""
-Column = str | Callable[[FinishedRun], float]
+Column = str | Callable[[Run], float]
 """A metric at the end of a run, or a function of the run."""
 
 
@@ -93,9 +73,9 @@ class Comparison:
             raise InputError(f"Comparison: paper has {sorted(unknown)[0]!r}, which is not a column")
 
 
-def grouped(runs: Runs, *options: str) -> dict[Any, list[FinishedRun]]:
+def grouped(runs: Runs, *options: str) -> dict[Any, list[Run]]:
     """All runs, grouped by the values of these options; the key is the value itself for a single option."""
-    found: dict[Any, list[FinishedRun]] = {}
+    found: dict[Any, list[Run]] = {}
     for each in runs.values():
         for run in each:
             values = tuple(run.options.get(option) for option in options)
@@ -103,7 +83,7 @@ def grouped(runs: Runs, *options: str) -> dict[Any, list[FinishedRun]]:
     return found
 
 
-def at_end(runs: Sequence[FinishedRun], metric: str) -> list[float]:
+def at_end(runs: Sequence[Run], metric: str) -> list[float]:
     """A metric at the end of each run."""
     return [run.metrics[metric] for run in runs]
 
@@ -113,7 +93,7 @@ def curve(history: Sequence[Evaluation], metric: str) -> list[tuple[float, float
     return [(each.epoch / history[-1].epoch, each.metrics[metric]) for each in history]
 
 
-def at_best(metric: str, of: str, mode: Literal["max", "min"]) -> Callable[[FinishedRun], float]:
+def at_best(metric: str, of: str, mode: Literal["max", "min"]) -> Callable[[Run], float]:
     """A column: a metric at the evaluation where the metric ``of`` is best; where both are the same, its best value.
 
     A NaN is the worst value.

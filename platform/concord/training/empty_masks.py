@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from concord.objectives import objective_type
+from concord.record import Evaluation
 from concord.training.options import TrainConfig
-from concord.training.outcome import Evaluation
 
 
 def empty_masks(history: Sequence[Evaluation], config: TrainConfig, environments: int) -> str | None:

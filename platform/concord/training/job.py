@@ -14,13 +14,13 @@ from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.job_files import built_in_jobs, job_name
 from concord.objectives import Objective
 from concord.options import defaults_of, options_of
+from concord.record import Evaluation, Run
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.training.comparison import Comparison
 from concord.training.context import RunContext
 from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.outcome import Evaluation, Outcome
 from concord.training.rule_file import RuleFile
 from concord.training.rule_options import config_with_rule
 
@@ -91,7 +91,7 @@ class Job(Generic[Config]):
     required: Callable[[Config], Mapping[str, float]] | None = None
     name: str | None = None
     reproduces: str = ""
-    figures: Callable[["Job[Config]", Config, Outcome, nn.Module], Mapping[str, Any]] | None = None
+    figures: Callable[["Job[Config]", Config, Run, nn.Module], Mapping[str, Any]] | None = None
     report: "Report | None" = None
     final_measures: Callable[[Config, nn.Module], Mapping[str, float]] | None = None
     data: "Data | None" = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from concord.training.outcome import Evaluation
+from concord.record import Evaluation
 
 # From here on neighbouring float32 numbers are 1024 apart, so that steps of an optimizer are rounded away.
 LARGE = 1e10

@@ -27,6 +27,8 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.risk import take
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
+from concord.options import option_values
+from concord.record import Evaluation, Run
 from concord.source_file import reason
 from concord.training.checkpoint import (
     TRAINED,
@@ -56,7 +58,6 @@ from concord.training.kept_weights import WeightAverage, best_by
 from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.outcome import Evaluation, Outcome
 from concord.training.steps_so_far import StepsSoFar
 from concord.training.worker_data import WorkerData, prepare, share
 
@@ -104,9 +105,10 @@ def train(
     context: RunContext,
     resume_from: Path | None = None,
     so_far: StepsSoFar | None = None,
-) -> Outcome:
+) -> Run:
     """Train to the end, see :func:`training`."""
-    return Outcome(tuple(training(job, config, process, context, resume_from, so_far=so_far)))
+    evaluations = training(job, config, process, context, resume_from, so_far=so_far)
+    return Run.of(evaluations, config.run.seed, option_values(config))
 
 
 def training(

@@ -6,11 +6,11 @@ from typing import Any
 from concord.aggregation import DEFAULT_SIGNIFICANCE, AndMask, GeometricMean, Mean, SignMask
 from concord.aggregation.chance import least_environments
 from concord.environments import Environments
+from concord.record import Evaluation
 from concord.training.evaluation import Mode, worst
 from concord.training.job import Job
 from concord.training.metric_names import environment_metric, split_metric
 from concord.training.options import TrainConfig
-from concord.training.outcome import Evaluation
 
 _LESS, _TIMES, _OF_FIRST, _MOST = 0.2, 2.0, 0.2, 0.75
 # Suggested values of --significance: the smallest that the environments allow and that is stricter than before.

@@ -5,9 +5,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from concord.record import Evaluation
 from concord.training.metric_names import split_metric
 from concord.training.options import TrainConfig
-from concord.training.outcome import Evaluation
 
 _FEWEST = 6  # evaluations; with fewer a fall cannot be told from noise
 _CERTAIN = 2.6  # standard deviations of Kendall's statistic: one history without a trend in two hundred

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from concord.aggregation import Krum
@@ -37,6 +38,7 @@ class WorkerData:
     training: list[HeldOut]
     eval_only: list[tuple[str, Environment]]
 
+    @cached_property
     def summaries(self) -> list[DataSummary]:
         """A summary of each part of this process's data."""
         names = self.environments

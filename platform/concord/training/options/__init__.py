@@ -5,10 +5,9 @@ from concord.training.options.objective_options import ObjectiveOptions
 from concord.training.options.optimizer_options import OptimizerOptions
 from concord.training.options.run_options import RunConfig
 from concord.training.options.schedule_options import ScheduleOptions
-from concord.training.options.train_config import RUNTIME_OPTIONS, TrainConfig, parallel_of
+from concord.training.options.train_config import TrainConfig, parallel_of
 
 __all__ = [
-    "RUNTIME_OPTIONS",
     "AggregatorOptions",
     "ObjectiveOptions",
     "OptimizerOptions",

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from concord.aggregation import COMPARING, RULES
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
-from concord.options import OptionGroup
+from concord.options import OptionGroup, Role
 from concord.training.rule_file import OwnRule
 
 # fmt: off
@@ -23,6 +23,8 @@ VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
 @dataclass(frozen=True, kw_only=True)
 class AggregatorOptions(OptionGroup):
     """The aggregation of the environments' gradients."""
+
+    role = Role.LEARNING
 
     # fmt: off
     aggregator: AggregatorOption = "auto"

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from concord.options import OptionGroup
+from concord.options import Learning, OptionGroup, Place, Scoring
 from concord.storage import check_address
 
 
@@ -18,19 +18,19 @@ class DataOptions(OptionGroup):
     """The data of a run."""
 
     # fmt: off
-    batch_size: int = 128
+    batch_size: Learning[int] = 128
     """Examples of each environment at each step."""
-    held_out: float = 0.1
+    held_out: Scoring[float] = 0.1
     """Fraction of every training environment that is held out of training; [0, 1)."""
-    environments_per_step: int = 0
+    environments_per_step: Learning[int] = 0
     """Number of environments of a step, in a new random order on each pass; 0 takes all at every step. A worker draws
     its share from its own environments, so the combinations depend on --workers."""
     leave_out: str | None = None
     """Training environment to leave out; it becomes the only validation environment."""
-    data_dir: Path | None = field(default_factory=_default_data_dir)
+    data_dir: Place[Path | None] = field(default_factory=_default_data_dir)
     """Folder with the job's data, or with a folder of the dataset's name (mnist, heart-disease), or s3://BUCKET/FOLDER,
     gs://… (or CONCORD_DATA)."""
-    readers: int = 0
+    readers: Place[int] = 0
     """Number of reader processes of each worker for data that are not in memory; 0 reads in the training process."""
     # fmt: on
 

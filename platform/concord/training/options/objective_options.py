@@ -8,12 +8,14 @@ from torch import nn
 from concord.gradients import Loss, Risk
 from concord.objectives import Estimator, Objective, ObjectiveName, objective
 from concord.objectives.objectives_by_name import options_of
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup, Role, option_values
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions(OptionGroup):
     """The objective."""
+
+    role = Role.LEARNING
 
     # fmt: off
     objective: ObjectiveName = "erm"

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup, Role, option_values
 
 OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
 
@@ -12,6 +12,8 @@ OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions(OptionGroup):
     """The optimizer of the aggregated gradient."""
+
+    role = Role.LEARNING
 
     # fmt: off
     optimizer: OptimizerName = "adam"

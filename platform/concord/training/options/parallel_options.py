@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from concord.options import OptionGroup
+from concord.options import OptionGroup, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,14 +10,14 @@ class ParallelOptions(OptionGroup):
     """The worker processes."""
 
     # fmt: off
-    workers: int = 1
+    workers: Place[int] = 1
     """Number of worker processes, which divide the environments; several workers run on Ray Train."""
-    min_workers: int | None = None
+    min_workers: Place[int | None] = None
     """Least number of workers after a loss of nodes; the run divides the environments anew, and grows when nodes
     return. By default the run waits until all --workers fit."""
-    use_gpu: bool = False
+    use_gpu: Place[bool] = False
     """Give each worker a GPU."""
-    max_failures: int = 3
+    max_failures: Place[int] = 3
     """Number of times that dead workers are replaced; the run continues from its last checkpoint."""
     # fmt: on
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.options import NEEDED, OptionGroup, flag_of, group, option_values, options_of
+from concord.options import NEEDED, OptionGroup, Place, Scoring, Unkept, flag_of, group, option_values, options_of
 from concord.storage import check_address
 
 _LARGEST_SEED = 2**63 - 1  # that PyTorch takes
@@ -20,21 +20,21 @@ class RunOptions(OptionGroup):
     """The run's name, cluster and folder."""
 
     # fmt: off
-    seed: int = 0
+    seed: Scoring[int] = 0
     """Seed of all random numbers: the data's split, batches, initial weights, dropout."""
-    name: str | None = None
+    name: Unkept[str | None] = None
     """Name of the run; by default the job and the time."""
-    output: Path = DEFAULT_OUTPUT
+    output: Place[Path] = DEFAULT_OUTPUT
     """Folder for runs, figures and, without a tracking URI, for MLflow's store; or s3://BUCKET/FOLDER, gs://…"""
-    resume: bool = False
+    resume: Unkept[bool] = False
     """Continue the run --name from its last checkpoint."""
-    tracking_uri: str | None = None
+    tracking_uri: Unkept[str | None] = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
-    register: bool = True
-    """Register the model as a version; otherwise only the run keeps it, and a study does not train its winner again."""
-    address: str | None = None
+    register: Place[bool] = True
+    """Register the model as a version; otherwise only the run keeps it."""
+    address: Unkept[str | None] = None
     """Ray cluster to run on, or local; by default RAY_ADDRESS, else a Ray started on this machine if needed."""
-    wait_for_resources: float | None = None
+    wait_for_resources: Place[float | None] = None
     """Minutes to wait for CPUs and GPUs that Ray's autoscaler starts; by default 30 on a cluster, 0 on a Ray started
     here. With this option each of several workers reserves a whole CPU."""
     # fmt: on
@@ -81,11 +81,6 @@ class RunConfig(OptionGroup):
     def method(self) -> str | None:
         """The method, for the run's name."""
         return None
-
-    @property
-    def placement(self) -> frozenset[str]:
-        """The options that may differ when a run is resumed: where and how it runs, not what it computes."""
-        return frozenset(RunOptions.__dataclass_fields__) - {"seed"}
 
     def sources(self) -> dict[str, str]:
         """The texts of the user's files that options name, by file name; they are kept with the run."""

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from concord.errors import InputError
-from concord.options import OptionGroup, option_values
+from concord.options import OptionGroup, Place, Role, Scoring, option_values
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions(OptionGroup):
     """The run's length, schedule, evaluations and checkpoints."""
+
+    role = Role.LEARNING
 
     # fmt: off
     epochs: int = 20
@@ -24,11 +26,11 @@ class ScheduleOptions(OptionGroup):
     """Factor of the learning rate at each milestone."""
     decay_per_step: float = 1.0
     """Factor of the learning rate after every step; 1 disables."""
-    evaluations: int = 20
+    evaluations: Scoring[int] = 20
     """Number of evaluations of all environments during the run, with one at the end."""
     consistency: int = 0
     """Number of evaluations at which the environments' gradient signs and curvatures are compared; 0 compares none."""
-    checkpoints: int = 5
+    checkpoints: Place[int] = 5
     """Number of checkpoints during the run, with one at the end; one worker also writes one after each epoch that ends
     more than 5 minutes after the last one."""
     average: str | None = None

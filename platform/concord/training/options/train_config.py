@@ -15,7 +15,7 @@ from concord.aggregation import (
 )
 from concord.aggregation.rules_by_name import without_chance
 from concord.objectives import objective_type
-from concord.options import group, option_values, options_of
+from concord.options import group, option_values
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.data_options import DataOptions
 from concord.training.options.objective_options import ObjectiveOptions
@@ -79,11 +79,6 @@ class TrainConfig(RunConfig):
         if self.objective.objective == "erm":
             return chosen
         return self.objective.objective if chosen == "mean" else f"{self.objective.objective}-{chosen}"
-
-    @property
-    def placement(self) -> frozenset[str]:
-        """Also the data's folder, and the number of workers unless it changes the batches."""
-        return RUNTIME_OPTIONS - ({"workers"} if self.data.environments_per_step else set())
 
     def num_gradients(self, environments: int) -> int:
         """The number of gradients that the aggregator compares at an update, for this number of training environments.
@@ -165,10 +160,6 @@ class TrainConfig(RunConfig):
             self.aggregation.own_rule.check(self.rule())
         elif self.aggregation.compares:
             self.rule()  # which checks its own options
-
-
-# Options that may differ when a run is resumed: where and how it runs, not what it computes.
-RUNTIME_OPTIONS = frozenset({"data_dir", "readers"}) | RunConfig().placement | options_of(ParallelOptions).keys()
 
 
 def parallel_of(config: RunConfig) -> ParallelOptions:
