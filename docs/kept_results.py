@@ -2,16 +2,15 @@
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from concord.errors import InputError
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.leave_one_out import left_out_table
-from concord.studies.result_lines import ANALYZED, ResultLine, comparison_table, results_file
-from concord.table import Table
-from concord.training import Comparison, load_job
+from concord.studies.result_lines import ANALYZED, ResultLine, comparison_table, results_file, table_of_lines
+from concord.table import Column, Table
+from concord.training import load_job
 
 job_of = functools.cache(load_job)
 
@@ -50,12 +49,4 @@ def analyses_table(lines: Sequence[ResultLine]) -> Table:
         for heading in headings
         if heading not in at_epsilon or (heading.split(", ")[1] == largest and not heading.endswith(", null"))
     ]
-    return table_of_lines("method", lines, chosen)
-
-
-def table_of_lines(name: str, lines: Sequence[ResultLine], chosen: Iterable[str] | None = None) -> Table:
-    """The table whose rows and columns are those of the lines; ``chosen`` are some of the headings."""
-    headings = [heading for line in lines for heading in line.values] if chosen is None else chosen
-    rows: dict[str, Mapping[str, Any]] = {line.configuration: {} for line in lines}
-    columns = {heading: heading for heading in headings}
-    return comparison_table(name, Comparison(rows or {"none": {}}, columns=columns), lines)
+    return table_of_lines("method", lines, [Column(heading) for heading in chosen])

@@ -208,26 +208,14 @@ class Table:
         return text.getvalue()
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The rows; over runs with mean, standard deviation and the number of values, and the published mean."""
-        if not self.name:
-            keys = [column.key for column in self.columns]
-            return [dict(zip(keys, row.cells, strict=True)) for row in self.rows]
-        return [
-            {
-                "table": self.name,
-                "name": row.name,
-                "seeds": len(row.runs),
-                "metrics": {
-                    column.key: {
-                        **mean_and_std(cell),
-                        "values": len(cell),
-                        **dict(zip(("paper", "paper_std"), self._paper(row.name, column), strict=True)),
-                    }
-                    for column, cell in zip(self.columns, row.cells, strict=True)
-                },
-            }
-            for row in self.rows
-        ]
+        """The rows; numbers over runs as mean, standard deviation and count, beside the published mean."""
+        rows = []
+        for row in self.rows:
+            pairs = zip(self.columns, row.cells, strict=True)
+            metrics = {column.key: self._summary(row, column, cell) for column, cell in pairs}
+            named = {"table": self.name, "name": row.name, "seeds": len(row.runs), "metrics": metrics}
+            rows.append(named if self.name else metrics)
+        return rows
 
     def frame(self) -> Any:
         """A pandas frame of the rows, and of published ones without runs, in the units of the metrics.
@@ -237,22 +225,16 @@ class Table:
         """
         import pandas  # takes a second
 
-        empty: list[list[float]] = [[] for _ in self.columns]
-        rows = [*self.rows, *(Row(empty, name) for name in self._published_only())]
+        rows = [*self.rows, *(Row([[] for _ in self.columns], name) for name in self._published_only())]
         lines = []
         for row in rows:
             counts = {"seeds": len(row.runs), "missing": row.missing, "failed": row.failed}
             line: dict[str, Any] = counts if self.name else {}
             for column, cell in zip(self.columns, row.cells, strict=True):
-                if not isinstance(cell, list):
-                    line[column.title] = cell
-                    continue
-                found = mean_and_std(cell)
-                line |= {column.title: found["mean"], f"{column.title}, std": found["std"]}
-                line[f"{column.title}, values"] = len(cell)
-                if self.published:
-                    paper, spread = self._paper(row.name, column)
-                    line |= {f"{column.title}, {self.source}": paper, f"{column.title}, {self.source} std": spread}
+                found = self._summary(row, column, cell)
+                for part, number in (found if isinstance(found, dict) else {"mean": found}).items():
+                    if self.published or "paper" not in part:
+                        line[column.title + _ENDINGS[part].format(self.source)] = number
             lines.append(line)
         index = pandas.Index([row.name for row in rows], name=self.name) if self.name else None
         return pandas.DataFrame(lines, index=index)
@@ -300,12 +282,21 @@ class Table:
         found = ((column, self.published[name].get(column.title, "")) for column in self.columns)
         return [cell if isinstance(cell, str) else f"{cell:.{column.digits}f}" for column, cell in found]
 
-    def _paper(self, name: str, column: Column) -> tuple[float | None, float | None]:
-        return column.published(self.published.get(name, {}).get(column.title, ""))
+    def _summary(self, row: Row, column: Column, cell: Cell) -> Any:
+        """Of numbers over runs mean, standard deviation and count, and the published mean; another cell itself."""
+        if not isinstance(cell, list):
+            return cell
+        found = {**mean_and_std(cell), "values": len(cell)}
+        if self.name:
+            paper = column.published(self.published.get(row.name, {}).get(column.title, ""))
+            found |= dict(zip(("paper", "paper_std"), paper, strict=True))
+        return found
 
 
 # Where output is no terminal, rich's default width would break every row.
 _WIDTH = 160
+# The ends of a frame's headings.
+_ENDINGS = {"mean": "", "std": ", std", "values": ", values", "paper": ", {}", "paper_std": ", {} std"}
 _Entries = list[tuple[tuple[str, ...], Any]]  # names, one a level, and the value
 
 

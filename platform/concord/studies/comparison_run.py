@@ -190,10 +190,12 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                 origin = {**ended.run.origin, "command": command}
                 lines.append(ResultLine(run.configuration, run.seed, values, ended.seconds, origin))
         if comparison.folds is None:
-            tables.append(comparison_table(name, comparison, lines, failures, lacking))
+            tables.append(comparison_table(name, comparison, lines, failed=failures, missing=lacking))
         else:
             lines = with_choices(lines, comparison.folds, len(comparison.configurations))
-            tables.append(left_out_table(name, lines, explained(comparison.folds), failures, lacking))
+            tables.append(
+                left_out_table(name, lines, title=explained(comparison.folds), failed=failures, missing=lacking)
+            )
         found[name] = rows
     return ComparisonResult(
         kept=plan.kept,

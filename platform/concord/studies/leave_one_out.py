@@ -22,9 +22,9 @@ from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, Compa
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
 from concord.studies.methods import changes_of, check_methods, method_names
 from concord.studies.plan import drawn
-from concord.studies.result_lines import ResultLine, comparison_table
+from concord.studies.result_lines import ResultLine, table_of_lines
 from concord.studies.study_options import CompareCommand, SeedsOptions, with_config
-from concord.table import Table
+from concord.table import Column, Table
 from concord.training import Comparison, FinishedRun, JobFile, Runs, TrainConfig
 from concord.training.comparison import Folds
 from concord.training.evaluation import Mode, worst
@@ -198,24 +198,16 @@ def explained(folds: Folds) -> str:
     )
 
 
-def left_out_table(
-    name: str,
-    lines: Sequence[ResultLine],
-    title: str = "",
-    failed: Mapping[str, Sequence[Any]] | None = None,
-    missing: Mapping[str, int] | None = None,
-) -> Table:
+def left_out_table(name: str, lines: Sequence[ResultLine], **parts: Any) -> Table:
     """The table of these lines: environments, their mean and worst, and the same with the oracle's evaluations.
 
     In text each environment is a row, since they may be many, and each method and choice a column.
     """
-    headings = list(dict.fromkeys(heading for line in lines for heading in line.values))
+    headings = dict.fromkeys(heading for line in lines for heading in line.values)
     environments = {heading.removesuffix(HELD_OUT) for heading in headings if heading.endswith(HELD_OUT)}
     hidden = {name + suffix for name in environments for suffix in (HELD_OUT, ORACLE)}
-    columns = {heading: heading for heading in headings if heading not in hidden}
-    methods: dict[str, Mapping[str, object]] = {line.configuration: {} for line in lines}
-    comparison = Comparison(methods or {"none": {}}, columns=columns, title=title)
-    return dataclasses.replace(comparison_table(name, comparison, lines, failed, missing), transposed=True)
+    columns = [Column(heading) for heading in headings if heading not in hidden]
+    return table_of_lines(name, lines, columns, transposed=True, **parts)
 
 
 def draw_left_out(folds: Folds, runs: Runs) -> object:

@@ -52,40 +52,32 @@ def columns_of(comparison: Comparison) -> list[Column]:
     return [Column(heading, value, digits, percent) for heading, value in comparison.columns.items()]
 
 
-def lines_by_row(lines: Iterable[ResultLine]) -> dict[str, list[ResultLine]]:
-    """The lines of each configuration."""
-    found: dict[str, list[ResultLine]] = {}
-    for line in lines:
-        found.setdefault(line.configuration, []).append(line)
-    return found
-
-
-def value_of_line(column: Column, line: ResultLine) -> float | None:
-    """The value of a line in a column."""
-    return line.values.get(column.title)
-
-
-def comparison_table(
+def table_of_lines(
     name: str,
-    comparison: Comparison,
-    lines: Iterable[ResultLine],
+    lines: Sequence[ResultLine],
+    columns: Sequence[Column] | None = None,
+    rows: Iterable[str] | None = None,
     failed: Mapping[str, Sequence[Any]] | None = None,
-    missing: Mapping[str, int] | None = None,
+    **parts: Any,
 ) -> Table:
-    """The table of a comparison over these lines; failed runs and the number of missing ones by configuration."""
-    own = lines_by_row(lines)
-    runs = {row: [*own.get(row, ()), *(failed or {}).get(row, ())] for row in comparison.configurations}
-    return Table.over(
-        name,
-        columns_of(comparison),
-        runs,
-        missing=missing,
-        label=method_name,
-        value=value_of_line,
-        title=comparison.title,
-        published=comparison.paper,
-        source=comparison.source,
-    )
+    """A table over these lines, by default with their rows and columns; ``failed`` has the failed runs of rows."""
+    if columns is None:
+        columns = [Column(heading) for heading in dict.fromkeys(each for line in lines for each in line.values)]
+    runs: dict[str, list[Any]] = {row: [] for row in rows or [line.configuration for line in lines]}
+    for line in lines:
+        runs[line.configuration].append(line)
+    every = {row: [*of_row, *(failed or {}).get(row, ())] for row, of_row in runs.items()}
+    return Table.over(name, columns, every, label=method_name, value=_value, **parts)
+
+
+def comparison_table(name: str, comparison: Comparison, lines: Sequence[ResultLine], **parts: Any) -> Table:
+    """The table of a comparison over these lines."""
+    parts |= {"title": comparison.title, "published": comparison.paper, "source": comparison.source}
+    return table_of_lines(name, lines, columns_of(comparison), comparison.configurations, **parts)
+
+
+def _value(column: Column, line: ResultLine) -> float | None:
+    return line.values.get(column.title)
 
 
 def results_file(job: str, table: str) -> str:
