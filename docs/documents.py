@@ -16,22 +16,22 @@ or a ``sentence``, made from the same files and ``docs/results/papers.yaml``.
 """
 
 import dataclasses
-import operator
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from concord.analysis.figures import method_name
 from concord.errors import InputError
 from concord.studies.methods import KNOWN
 from concord.studies.recommendation import TEST
-from concord.studies.tables import Column, ResultsTable, markdown, results_file
-from concord.studies.tables import table as cells_of
-from kept_results import ORIGIN, job_of, read_table
+from concord.studies.result_lines import results_file
+from concord.table import Column, Table
+from kept_results import job_of, read_lines, read_table
 from reproduction import PARTS, read_papers
 
+_ORIGIN = ("command", "commit", "machine", "data")  # of a run; the version of its data if known
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
 _REPRODUCTION = re.compile(r"<!-- reproduction: (\S+) -->.*?<!-- end of reproduction -->", re.DOTALL)
 
@@ -55,44 +55,45 @@ def with_tables(text: str, results: Path) -> str:
 def documented(job: str, name: str, results: Path) -> str:
     """A table of the rows that are kept, with the command, commit and machine below it."""
     table = _kept(job, name, results)
-    comparison, kept = table.comparison, {line.configuration for line in table.lines}
-    shown = dataclasses.replace(
-        comparison,
-        configurations={row: options for row, options in comparison.configurations.items() if row in kept},
-        paper={
-            row: cells for row, cells in comparison.paper.items() if row in kept or row not in comparison.configurations
-        },
+    empty = {row.name for row in table.rows if not row.runs}
+    written = dataclasses.replace(
+        table,
+        rows=[row for row in table.rows if row.runs],
+        published={row: cells for row, cells in table.published.items() if row not in empty},
+        title="",
     )
-    return f"\n{markdown(dataclasses.replace(table, comparison=shown).cells())}\n{_origin(job, name, table)}\n"
+    return f"\n{written.markdown()}\n{_origin(job, name, results)}\n"
 
 
 def side_by_side(jobs: Sequence[str], name: str, results: Path) -> str:
     """The tables of methods of several jobs as one: a row a method, and a column a job, its test."""
     tables = {job: _kept(job, name, results) for job in jobs}
-    methods = [row for row in KNOWN if any(row in table.comparison.configurations for table in tables.values())]
-    found: list[dict[str, Any]] = [
-        {"method": method_name(row)} | {job: _test(table, row) for job, table in tables.items()} for row in methods
-    ]
-    columns: dict[str, Column] = {heading: operator.itemgetter(heading) for heading in ("method", *jobs)}
-    origins = "".join(f"{_origin(job, name, table)}\n" for job, table in tables.items())
-    return f"\n{markdown(cells_of(columns, found))}\n{origins}"
+    methods = [row for row in KNOWN if any(row in _names(table) for table in tables.values())]
+    columns = [Column("method", method_name), *(Column(job, partial(_test, table)) for job, table in tables.items())]
+    origins = "".join(f"{_origin(job, name, results)}\n" for job in jobs)
+    return f"\n{Table.of(columns, methods).markdown()}\n{origins}"
 
 
-def _test(table: ResultsTable, method: str) -> list[float]:
-    heading = next(each for each in table.comparison.columns if each.startswith(TEST))
+def _names(table: Table) -> set[str]:
+    return {row.name for row in table.rows}
+
+
+def _test(table: Table, method: str) -> list[float]:
+    heading = next(each for column in table.columns if (each := column.title).startswith(TEST))
     return table.numbers(method, heading)
 
 
-def _kept(job: str, name: str, results: Path) -> ResultsTable:
+def _kept(job: str, name: str, results: Path) -> Table:
     table = read_table(job, name, results)
-    if not table.lines:
+    if not table.runs:
         raise InputError(f"results of {job} {name}: there is no {results / results_file(job_of(job).name, name)}")
     return table
 
 
-def _origin(job: str, name: str, table: ResultsTable) -> str:
+def _origin(job: str, name: str, results: Path) -> str:
     """Command, commits and machines of a table, in one line."""
-    made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in table.lines)) for part in ORIGIN}
+    lines = read_lines(job, name, results)
+    made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
     commits = " and ".join(dict.fromkeys(map(_short, made_by["commit"])))
     data = "".join(f"data {version}; " for version in made_by["data"] if version)
     commands, machines = "` and `".join(made_by["command"]), " and ".join(made_by["machine"])

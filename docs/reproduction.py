@@ -28,7 +28,7 @@ import yaml
 from concord.analysis.figures import method_name
 from concord.analysis.spread import with_spread
 from concord.errors import InputError
-from concord.studies.tables import ResultsTable, markdown
+from concord.table import Table
 from kept_results import read_table
 
 OUT, SMALLER, PARTLY, NOT = "comes out", "comes out, smaller", "partly", "does not come out"
@@ -72,7 +72,7 @@ class Item:
 
     item: str
     shows: str
-    table: Callable[[str, str], ResultsTable]
+    table: Callable[[str, str], Table]
     paper: str = ""
     rows: str = ""
     holds: Sequence[str] = ()
@@ -134,13 +134,10 @@ class Item:
             return Side(float(text))
         row, heading, *other = text[text.index("[") + 1 : -1].split("; ")
         table = self.table(*(other[0] if other else self.rows).split(" "))
-        comparison = table.comparison
-        rows = [
-            each
-            for each in comparison.configurations
-            if each == row or (row[-2:] == " *" and each.startswith(row[:-1]))
-        ]
-        if not rows or heading not in comparison.columns:
+        names = [each.name for each in table.rows]
+        rows = [each for each in names if each == row or (row[-2:] == " *" and each.startswith(row[:-1]))]
+        column = next((each for each in table.columns if each.title == heading), None)
+        if not rows or column is None:
             raise InputError(f"{self.item}: {text}: no such row or column")
         by_row = [table.numbers(each, heading) for each in rows]
         values = [value for each in by_row for value in each]
@@ -149,8 +146,8 @@ class Item:
             return Side(math.nan, heading=heading)
         of = {"max": max, "min": min}.get(text[:3])
         error = 0.0 if of or len(values) < 2 else statistics.stdev(values) / math.sqrt(len(values))
-        shown = f"{method_name(row)}: {with_spread(values, comparison.digits)}"
-        commands = {line.origin["command"] for line in table.lines if line.configuration in rows}
+        shown = f"{method_name(row)}: {with_spread(values, column.digits)}"
+        commands = {line.origin["command"] for line in table.runs if line.configuration in rows}
         reduced = [found[1] for each in sorted(commands) if (found := _REDUCED.search(_WHICH.sub("", each)))]
         options = ", ".join(dict.fromkeys(reduced))
         return Side((of or statistics.fmean)(values), error, heading, shown, min(map(len, by_row)), options)
@@ -190,14 +187,16 @@ def _counts(items: Sequence[Item]) -> list[int]:
 
 def _items(papers: Papers) -> str:
     """A line for each item, in a table for each paper."""
-    tables = (f"## {paper}\n\n{markdown((HEADER, [each.line() for each in papers[paper]]))}" for paper in papers)
+    tables = (
+        f"## {paper}\n\n{Table.plain(HEADER, [each.line() for each in papers[paper]]).markdown()}" for paper in papers
+    )
     return "\n" + "\n".join(tables)
 
 
 def _summary(papers: Papers) -> str:
     """The number of items with each verdict, by paper."""
     rows = [[paper, *map(str, _counts(items))] for paper, items in papers.items()]
-    return f"\n\n{markdown((['', *VERDICTS], rows))}"
+    return f"\n\n{Table.plain(['', *VERDICTS], rows).markdown()}"
 
 
 def _sentence(papers: Papers) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from concord.aggregation import AndMask, aggregate
 from concord.errors import InputError
 from concord.studies.comparison_plan import comparisons_of
-from concord.studies.tables import KeptLine
+from concord.studies.result_lines import ResultLine
 from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, inconsistency, inconsistency_bound
@@ -126,7 +126,7 @@ def test_the_table_has_each_rule_on_each_choice_of_rows() -> None:
     seen, all_seen = (FinishedRun(0, {}, [Evaluation(1, 1, each)]) for each in ({"ood_loss": 0.5}, {}))
     assert column(seen) == 0.5
     assert np.isnan(column(all_seen))
-    kept = KeptLine("mean, all rows", 0, {"weight 0": 0.3, "left-out loss": column(all_seen)}, 1.0, {}).as_json()
+    kept = ResultLine("mean, all rows", 0, {"weight 0": 0.3, "left-out loss": column(all_seen)}, 1.0, {}).as_json()
     assert kept["values"] == {"weight 0": 0.3}, "NaN is no JSON"
 
 

@@ -30,7 +30,6 @@ from concord.storage import Folder
 from concord.studies.comparison_plan import ComparisonPlan, kept_command, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.proposals import EndedRun, GroupRuns
-from concord.studies.tables import KeptLine, ResultsTable, as_lines
 from concord.tracking import Store
 from concord.training import Comparison, Evaluation, FinishedRun, ProcessContext, load_job, train
 from concord.training.comparison import at_best
@@ -113,23 +112,12 @@ def test_the_papers_numbers_stand_below_ours_in_the_units_of_the_metric(whole: C
     assert rows[1] == ["average, paper", "", "88.5 ± 1.5", "", "90.0"]
     ours = [100 * run.metrics["ood_accuracy"] for run in whole.runs["masks"]["average"]]
     assert rows[0][2] == f"{statistics.fmean(ours):.1f} ± {statistics.stdev(ours):.1f}"
-    assert whole.shown()[0] == "masks: few epochs"
+    assert table.text().startswith("masks: few epochs\n")
     assert (whole.folder / "tables" / "masks.md").read_text().startswith("few epochs\n\n| | seeds |")
-    average = table.rows()[0]["metrics"]
+    average = table.as_json()[0]["metrics"]
     assert (average["ood_accuracy"]["paper"], average["ood_accuracy"]["paper_std"]) == pytest.approx((0.885, 0.015))
     assert average["accuracy/train/a"]["paper"] == pytest.approx(0.9)
     assert (whole.folder / "figures" / "dots.png").stat().st_size > 0
-
-
-def test_a_mean_of_fewer_values_than_seeds_says_how_many_they_are() -> None:
-    values = [0.1, 0.3, math.inf, math.nan]
-    lines = [KeptLine("vrex", seed, {"loss": value}, 1.0, {}) for seed, value in enumerate(values)]
-    table = ResultsTable("t", Comparison({"vrex": {}}, columns={"loss": "ood_loss"}), lines)
-    assert table.cells()[1] == [["V-REx", "4", "0.200 ± 0.141 (2 of 4)"]]
-    found = table.rows()[0]["metrics"]["ood_loss"]
-    assert (found["mean"], found["values"]) == (pytest.approx(0.2), 2)
-    kept = [json.loads(line, parse_constant=pytest.fail) for line in as_lines(lines).splitlines()]
-    assert [line["values"] for line in kept] == [{"loss": 0.1}, {"loss": 0.3}, {}, {}]
 
 
 @pytest.mark.parametrize("criterion", [[math.nan, 0.5, 0.7], [0.7, math.nan, 0.5], [0.5, 0.7, math.nan]])

@@ -15,10 +15,16 @@ from concord.record import EVENTS, read_history
 from concord.storage import Folder, append_line
 from concord.studies.comparison_plan import LEAVE_ONE_OUT
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
-from concord.studies.leave_one_out import leave_one_out_as_recorded, plan_leave_one_out
-from concord.studies.left_out_table import BEST, CHOSEN, fold_values, with_choices
+from concord.studies.leave_one_out import (
+    BEST,
+    CHOSEN,
+    fold_values,
+    leave_one_out_as_recorded,
+    plan_leave_one_out,
+    with_choices,
+)
 from concord.studies.proposals import GroupRuns
-from concord.studies.tables import KeptLine, as_lines
+from concord.studies.result_lines import ResultLine, as_lines
 from concord.tracking.mirror import CURSOR
 from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
 from concord.training.comparison import Folds
@@ -78,7 +84,7 @@ def test_the_table_shows_the_method_that_holds_where_it_has_not_been(whole: Comp
     summary = [f"{which} accuracy{suffix}" for suffix in ("", " (oracle)") for which in ("mean", "worst")]
     assert [row[0] for row in cells] == ["seeds", *STATIONS, *summary]
     assert (whole.folder / "figures" / "leave-one-out.png").stat().st_size > 0
-    assert any("(oracle): the left-out environment itself chooses" in str(part) for part in whole.shown())
+    assert "(oracle): the left-out environment itself chooses" in whole.tables[0].title
 
 
 def test_a_killed_comparison_continues_to_the_same_table(
@@ -100,7 +106,7 @@ def test_report_and_documents_show_the_kept_runs(whole: ComparisonResult, statio
     plan = leave_one_out_as_recorded(load_job(str(stations)), record, whole.plan.base.run.output, None)
     found = read_comparison(plan)
     assert found.tables[0].cells() == whole.tables[0].cells()
-    (tmp_path / "stations-leave-one-out.jsonl").write_bytes(as_lines(found.tables[0].lines))
+    (tmp_path / "stations-leave-one-out.jsonl").write_bytes(as_lines(found.tables[0].runs))
     shown = documented(str(stations), LEAVE_ONE_OUT, tmp_path)
     for row in whole.tables[0].cells()[1]:
         assert f"| {' | '.join(row)} |" in shown
@@ -113,7 +119,7 @@ def test_another_measure_trains_nothing_again_and_is_in_the_kept_command(
     before = GroupRuns(read_history(Folder(whole.folder))).ended("run")
     by_loss = compared(stations, whole.plan.base.run.output, f"{FEW} --metric loss")
     assert GroupRuns(read_history(Folder(whole.folder))).ended("run") == before
-    commands = {line.origin["command"] for line in by_loss.tables[0].lines}
+    commands = {line.origin["command"] for line in by_loss.tables[0].runs}
     assert len(commands) == 1
     assert " --metric loss " in commands.pop()
 
@@ -144,7 +150,7 @@ def test_values_of_the_one_left_out_choose_neither_method_nor_evaluation(
     methods: list[list[list[tuple[float, float]]]], random: Any
 ) -> None:
     lines = [
-        KeptLine(str(at), 0, fold_values(run(name, *moments), FOLDS), 1.0, {})
+        ResultLine(str(at), 0, fold_values(run(name, *moments), FOLDS), 1.0, {})
         for at, each in enumerate(methods)
         for name, moments in zip(FOLDS.environments, each, strict=True)
     ]
@@ -162,7 +168,7 @@ def test_values_of_the_one_left_out_choose_neither_method_nor_evaluation(
 
 
 def test_a_method_without_all_folds_has_no_mean_and_nothing_is_chosen() -> None:
-    lines = [KeptLine("mean", 0, fold_values(run("a", (0.5, 0.5)), FOLDS), 1.0, {})]
+    lines = [ResultLine("mean", 0, fold_values(run("a", (0.5, 0.5)), FOLDS), 1.0, {})]
     rows = {line.configuration: line.values for line in with_choices(lines, FOLDS, 2)}
     assert rows["mean"].keys() == {"a", "a (held-out)", "a (oracle)"}
     assert rows[CHOSEN] == rows[BEST] == {}
@@ -173,8 +179,8 @@ def test_a_method_without_all_folds_has_no_mean_and_nothing_is_chosen() -> None:
 def test_a_method_that_diverged_is_not_chosen_wherever_it_stands(diverged: float, mode: Any) -> None:
     folds = Folds(("a",), "loss", mode)
     lines = [
-        KeptLine("diverged", 0, {"a": diverged, "a (held-out)": diverged, "a (oracle)": diverged}, 1.0, {}),
-        KeptLine("learned", 0, {"a": 0.3, "a (held-out)": 0.2, "a (oracle)": 0.1}, 1.0, {}),
+        ResultLine("diverged", 0, {"a": diverged, "a (held-out)": diverged, "a (oracle)": diverged}, 1.0, {}),
+        ResultLine("learned", 0, {"a": 0.3, "a (held-out)": 0.2, "a (oracle)": 0.1}, 1.0, {}),
     ]
     for order in (lines, lines[::-1]):
         rows = {line.configuration: line.values for line in with_choices(order, folds, 2)}

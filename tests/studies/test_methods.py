@@ -69,7 +69,7 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
         values = [metrics["validation_accuracy"] for metrics in study.reruns.values()]
         assert row["metrics"]["validation_accuracy"]["mean"] == pytest.approx(statistics.fmean(values))
         assert {"held_out_accuracy", "ood_accuracy"} < row["metrics"].keys()
-    header, rows = result.cells()
+    header, rows = result.table().cells()
     assert header[2:5] == ["validation accuracy (criterion)", "held-out accuracy", "o.o.d. test accuracy"]
     assert len(rows) == 3
 
@@ -78,7 +78,7 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
     before = GroupRuns(read_history(kept)).ended("trial")
     again = run_methods(plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few), [], lambda _: None)
     assert GroupRuns(read_history(kept)).ended("trial") == before
-    assert again.cells() == result.cells()
+    assert again.table().cells() == result.table().cells()
     store = Store.open(tmp_path, None)
     assert {"sensors-methods-mean", "sensors-methods-vrex"} < {
         run.name for run in tracked_runs(store, "sensors-studies")
@@ -154,7 +154,7 @@ def test_methods_are_judged_by_the_spread_of_losses_and_shown_by_accuracy(ray_cl
     few: dict[str, Any] = {"methods": ("mean", "vrex"), "trials": 1, "seeds": 2, "metric": "spread"}
     planned = plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, selection="held-out", **few)
     result = run_methods(planned, [], lambda _: None)
-    header, rows = result.cells()
+    header, rows = result.table().cells()
     assert header[2:5] == ["held out spread (criterion)", "held-out accuracy", "o.o.d. test accuracy"]
     spreads = [statistics.fmean(r["held_out_spread"] for r in each.reruns.values()) for each in result.studies.values()]
     assert rows[0][0] == ["average", "V-REx"][spreads.index(min(spreads))]
@@ -175,7 +175,7 @@ def test_environments_left_out_recommend_the_method_without_the_shortcut(ray_clu
     said = result.as_json()
     values = {row["method"]: row["metrics"]["left_out_accuracy"] for row in said["rows"]}
     assert values["vrex"]["mean"] > values["mean"]["mean"] + 0.2
-    header, rows = result.cells()
+    header, rows = result.table().cells()
     shown = {row[0]: row[header.index("left out accuracy (criterion)")] for row in rows}
     assert list(shown) == ["V-REx", "average"]
     evidence = f"V-REx; left out accuracy {shown['V-REx']} against average {shown['average']}, 2 seeds, better by "
@@ -278,7 +278,7 @@ def test_the_recommended_is_the_first_or_clearly_better_than_it(
 def test_a_method_with_a_failed_or_diverged_seed_is_not_recommended(values: list[float]) -> None:
     result = compared([0.2, 0.3], values, [0.1, 0.1])
     assert result.recommended == "mean"
-    assert [row[0] for row in result.cells()[1]] == ["average", "V-REx", "AND-mask"]
+    assert [row[0] for row in result.table().cells()[1]] == ["average", "V-REx", "AND-mask"]
     lacking = ", ".join(str(seed) for seed in (0, 1) if values[seed : seed + 1] != [1.0])
     assert f"AND-mask: ranks last; on seed {lacking} it has no finite validation_accuracy" in result.lines()
 
@@ -312,7 +312,7 @@ def test_only_the_seeds_that_were_asked_for_are_compared() -> None:
     result = dataclasses.replace(compared([0.2, 0.3, 0.9], [0.3, 0.4]), seeds=range(2))
     assert result.recommended == "and-mask"
     assert [row["seeds"] for row in result.as_json()["rows"]] == [2, 2]
-    assert {line.seed for line in result.kept_lines("concord compare")} == {0, 1}
+    assert {line.seed for line in result.result_lines("concord compare")} == {0, 1}
 
 
 # --- the command

@@ -216,7 +216,7 @@ def test_a_trials_option_of_several_numbers_has_one_place_in_the_table_of_the_be
         for each in calm.finished
     ]
     result = replace(calm, finished=finished)
-    header, rows = result.best_table()
+    header, rows = result.best_table().cells()
     assert "milestones" in header
     assert list(csv.reader(result.files()["best.csv"].decode().splitlines())) == [header, *rows]
 
@@ -342,7 +342,7 @@ def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, ou
         options = {"objective": ended.run.point["objective"], **stand_for[str(ended.run.point["objective"])]}
         assert comparable(ended.metrics) == trained_here(config.with_options(**options), job_file=MEASURED)
         assert children[ended.run.key].data.params == {name: str(value) for name, value in options.items()}
-    header, rows = result.best_table()
+    header, rows = result.best_table().cells()
     assert [dict(zip(header, row, strict=True))["aggregator"] for row in rows] == [
         stand_for[str(ended.run.point["objective"])]["aggregator"] for ended in result.finished
     ]

@@ -8,7 +8,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from concord.cli import main
-from concord.cli.output import nested_table
 from concord.errors import InputError
 from concord.record import Events, write_record
 from concord.space import Choice, LogUniform, OneOf, Space
@@ -118,13 +117,13 @@ def result(tmp_path: Path) -> StudyResult:
 def test_the_three_selections_stand_side_by_side_and_may_disagree(result: StudyResult) -> None:
     chosen = {each.selection: (each.trial, each.among) for each in result.by_selection()}
     assert chosen == {"held-out": (0, 3), "leave-one-out": (1, 2), "o.o.d. test (oracle)": (2, 3)}
-    header, rows = result.selections_table()
+    header, rows = result.selections_table().cells()
     assert header == ["selected by", "among", "trial", "held_out accuracy", "left_out accuracy", "ood accuracy"]
     assert rows[1] == ["leave-one-out", "2", "1", "0.8", "0.6", "0.7"]
 
 
 def test_the_table_has_the_metric_first_then_what_was_varied(result: StudyResult) -> None:
-    header, rows = result.best_table()
+    header, rows = result.best_table().cells()
     assert header == ["held_out_accuracy", "lr", "penalty", "l2", "trial"]
     assert rows == [["0.9", "0.1", "l2", "0.1", "0"], ["0.8", "0.2", "l2", "0.1", "1"]]
 
@@ -135,7 +134,7 @@ def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
     criterion = {"selection": "held-out", "metric": "held_out_accuracy", "mode": "min"}  # an error by this name
     study(tmp_path, "s", criterion=criterion, options={"top": 3})
     result = read_study(Folder(tmp_path / "studies" / "s"))
-    assert [row[0] for row in result.best_table()[1]] == ["0.7", "0.8", "0.9"]
+    assert [row[0] for row in result.best_table().cells()[1]] == ["0.7", "0.8", "0.9"]
     assert (result.as_json()["mode"], result.as_json()["best"]["trial"]) == ("min", 2)
     chosen = {each.selection: each.trial for each in result.by_selection()}
     assert chosen == {"held-out": 2, "leave-one-out": 0, "o.o.d. test (oracle)": 0}
@@ -149,7 +148,7 @@ def test_the_worst_environment_stands_beside_each_selections_choice(tmp_path: Pa
     folder = study(tmp_path, "s", criterion=criterion, measure="worst_accuracy")
     run = RunProposal("trial", 4, {"lr": 0.5, "penalty": "none"})
     append(folder, (run, {"worst_held_out_accuracy": 0.25, "worst_ood_accuracy": 0.125}))
-    header, rows = read_study(Folder(folder)).selections_table()
+    header, rows = read_study(Folder(folder)).selections_table().cells()
     assert header[3] == "held_out worst_accuracy"
     assert rows == [
         ["held-out", "1", "4", "0.25", "–", "0.125"],
@@ -164,7 +163,7 @@ def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: P
         run = RunProposal("trial", number, {"lr": 0.5, "penalty": "none"}, resolved=resolved)
         append(folder, (run, {"held_out_accuracy": 0.99 - number / 1000}))
     result = read_study(Folder(folder))
-    header, rows = result.best_table()
+    header, rows = result.best_table().cells()
     assert header == ["held_out_accuracy", "lr", "penalty", "l2", "aggregator", "epochs", "trial"]
     assert [row[4] for row in rows] == ["and-mask", "mean"]
     assert result.as_json()["best"]["config"] == {"lr": 0.5, "penalty": "none", "aggregator": "and-mask", "epochs": 94}
@@ -196,7 +195,7 @@ def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
     result = read_study(Folder(study(tmp_path, "s", criterion=criterion, oracle="selection")))
     assert result.best.run.trial == 2
     assert result.criterion.label == "o.o.d. test (oracle)"
-    assert result.best_table()[0][0] == "ood_accuracy (oracle)"
+    assert result.best_table().cells()[0][0] == "ood_accuracy (oracle)"
     assert result.as_json()["oracle"] == "selection"
 
 
@@ -255,14 +254,6 @@ def test_methods_are_printed_as_a_table_of_their_own(tmp_path: Path, capsys: pyt
     ]
     assert "median:" not in out
     assert said.count("no figure of importances: it needs 16 finished trials, and there are 3") == 2
-
-
-def test_tables_of_what_is_more_and_less_deep(capsys: pytest.CaptureFixture[str]) -> None:
-    nested_table("accuracy", {"a": {"x": 0.5, "y": [1, 2]}, "b": {"y": 3}})
-    nested_table("data", {"levels": 5, "made": {"by": {"game": "coinrun"}}, "none": {}})
-    header, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert [header, *rows[:2]] == [["accuracy", "x", "y"], ["a", "0.500", "1", "2"], ["b", "3"]]
-    assert rows[-3:] == [["levels", "5"], ["made,", "by,", "game", "coinrun"], ["none"]]
 
 
 def test_searches_are_compared_where_nothing_but_search_and_seed_differs(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concord.analysis.consistency.measurement import Measurement, method_as_json, over_runs, read_measurements
-from concord.cli.output import format_value, info, table
+from concord.cli.output import info, table
 from concord.cli.parsing import given_options, job_and_words, parse
 from concord.options import as_words, science_values
 from concord.redaction import redact_words
 from concord.runs.analyzed_model import AnalyzeOptions
 from concord.storage import resolve
+from concord.table import format_value
 
 
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -29,7 +30,7 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         if "untracked" in report:
             info(f"{report['run']}: could not be kept in MLflow ({report['untracked']})")
     if options.results is not None:
-        from concord.studies.tables import write_analyses
+        from concord.studies.result_lines import write_analyses
 
         info(f"kept in {write_analyses(reports, _command(words[0], rest, options), options.results)}")
     if len(reports) == 1:

@@ -20,7 +20,7 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         return print_options(command.job, command.options, as_json)
     result = _methods(command) if METHODS in command.tables else _tables(command)
     if not as_json:
-        show(result.shown())
+        show(result.output())
     shown: Mapping[str, Any] = result.as_json()
     if result.failed:
         name, failure = next(iter(result.failed.items()))
@@ -39,13 +39,13 @@ def _tables(command: JobCommand) -> Any:
     else:
         plan = plan_comparison(command.job, command.tables, command.options, command.given)
     from concord.studies.comparison_run import run_comparison  # imports Ray Tune, which takes seconds
-    from concord.studies.tables import write_lines
+    from concord.studies.result_lines import write_lines
 
     result = run_comparison(plan, info)
     if (results := command.options.comparison.results) is not None:
         for table in result.tables:
-            if table.lines:  # else rows that were kept earlier would be lost
-                info(f"kept in {write_lines(table.lines, results, command.job.name, table.name)}")
+            if table.runs:  # else rows that were kept earlier would be lost
+                info(f"kept in {write_lines(table.runs, results, command.job.name, table.name)}")
     return result
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from concord.cli.job_options import read_command, tables_and_options
-from concord.cli.output import info, nested_table, show, table
+from concord.cli.output import info, show, table
 from concord.cli.parsing import asks_for_help, job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.job_files import job_texts
 from concord.options import flag_of
 from concord.storage import check_local_folder
+from concord.table import Table
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
     result = run_study(plan, info)
     if not as_json:
-        show(result.shown())
+        show(result.output())
     return result.as_json()
 
 
@@ -189,7 +190,7 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         check_local_folder(flag_of(option), getattr(options, option, None))
     result: Mapping[str, Any] = making.make(options, info)
     if not as_json and not making.tells:
-        nested_table("data", result)
+        Table.nested("data", result).print()
     return {"job": job.name, **result}
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from concord.cli.models import open_store
-from concord.cli.output import format_value, info, table
+from concord.cli.output import info, table
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.table import format_value
 
 _SPLITS = ("train", "held_out", "validation", "ood")
 # Endings of metrics of which smaller is better.

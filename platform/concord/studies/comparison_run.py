@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,11 @@ from concord.runs.lifecycle import RunSpec
 from concord.studies.comparison_plan import ComparisonPlan, kept_command
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
-from concord.studies.left_out_table import explained, fold_values, left_out_table, with_choices
+from concord.studies.leave_one_out import explained, fold_values, left_out_table, with_choices
 from concord.studies.proposals import GroupRuns, ProposalList
+from concord.studies.result_lines import ResultLine, as_lines, columns_of, comparison_table, results_file
 from concord.studies.results import FIGURES, GroupResult, write_results
-from concord.studies.tables import KeptLine, ResultsTable, Shown, as_lines, cell, results_file
+from concord.table import Table
 
 TABLES = "tables"
 
@@ -38,7 +40,7 @@ class ComparisonResult(GroupResult):
     """
 
     plan: ComparisonPlan
-    tables: Sequence[ResultsTable]
+    tables: Sequence[Table]
     runs: Mapping[str, Mapping[str, Sequence[Run]]]
     finished: int
     failed: Mapping[str, str]
@@ -59,7 +61,7 @@ class ComparisonResult(GroupResult):
     def files(self) -> Mapping[str, bytes]:
         """The tables, and their lines of results."""
         made_of = {
-            f"{TABLES}/{results_file(self.plan.job.name, table.name)}": as_lines(table.lines) for table in self.tables
+            f"{TABLES}/{results_file(self.plan.job.name, table.name)}": as_lines(table.runs) for table in self.tables
         }
         return made_of | {f"{TABLES}/{table.name}.md": table.markdown().encode() for table in self.tables}
 
@@ -67,10 +69,10 @@ class ComparisonResult(GroupResult):
         """The numbers of finished and failed runs."""
         return {"finished": float(self.finished), "failed": float(len(self.failed))}
 
-    def shown(self) -> list[Shown]:
+    def output(self) -> list[str | Table]:
         """The tables, and their files."""
-        parts: list[Shown] = [part for table in self.tables for part in table.shown()]
-        parts += [
+        parts: list[str | Table] = [
+            *self.tables,
             f"runs      {self.finished} finished, {len(self.failed)} failed",
             f"tables    {(self.folder / TABLES).display_path}",
         ]
@@ -89,7 +91,7 @@ class ComparisonResult(GroupResult):
             "failed": len(self.failed),
             "missing": sum(map(len, self.missing.values())),
             "seconds": round(self.seconds, 3),
-            "rows": [row for table in self.tables for row in table.rows()],
+            "rows": [row for table in self.tables for row in table.as_json()],
             "artifacts": self.folder.display_path,
             "figures": dict(self.drawn),
         }
@@ -157,13 +159,15 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
     if runs is None:
         group = read_run(plan.folder, "comparison")
         runs = GroupRuns(Run(plan.folder) if group is None else group)
-    tables: list[ResultsTable] = []
+    tables: list[Table] = []
     found: dict[str, Mapping[str, Sequence[Run]]] = {}
     failed: dict[str, str] = {}
     missing: dict[str, list[RunSpec]] = {}
     distinct: set[str] = set()
     for name, comparison in plan.tables.items():
-        lines: list[KeptLine] = []
+        lines: list[ResultLine] = []
+        failures: dict[str, list[Run]] = {}
+        lacking = Counter[str]()
         command = kept_command(plan.job, name, plan.given, option_values(plan.base))
         rows: dict[str, list[Run]] = {}
         for spec in plan.runs[name]:
@@ -171,24 +175,27 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
             row, seed = spec.place["row"], spec.place["seed"]
             if run is None or run.status not in ("FINISHED", "FAILED"):
                 missing.setdefault(name, []).append(spec)
+                lacking[row] += 1
             elif run.failure is not None:
                 failed[spec.place["label"]] = run.failure
+                failures.setdefault(row, []).append(run)
             else:
                 distinct.add(run.name)
                 rows.setdefault(row, []).append(run)
-                columns = comparison.columns.items()
-                cells: Mapping[str, Any] = {heading: cell(column, run) for heading, column in columns}
+                cells: Mapping[str, Any] = {each.heading: each.of(run) for each in columns_of(comparison)}
                 if comparison.folds is not None:
                     cells = fold_values(run, comparison.folds)
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 # The run may have been made for another table or measure; the command is this table's.
                 origin = {**run.record.get("origin", {}), "command": command}
-                lines.append(KeptLine(row, seed, values, run.seconds, origin))
+                lines.append(ResultLine(row, seed, values, run.seconds, origin))
         if comparison.folds is None:
-            tables.append(ResultsTable(name, comparison, lines))
+            tables.append(comparison_table(name, comparison, lines, failed=failures, missing=lacking))
         else:
             lines = with_choices(lines, comparison.folds, len(comparison.configurations))
-            tables.append(left_out_table(name, lines, explained(comparison.folds)))
+            tables.append(
+                left_out_table(name, lines, title=explained(comparison.folds), failed=failures, missing=lacking)
+            )
         found[name] = rows
     return ComparisonResult(
         folder=plan.folder,

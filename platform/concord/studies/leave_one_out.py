@@ -1,25 +1,37 @@
-"""The plan of ``concord compare JOB leave-one-out``: each method, trained with each training environment left out."""
+"""``concord compare JOB leave-one-out``: each method, trained with each training environment left out.
 
+A fold is a run that leaves one environment out. Its record has that environment's value at every evaluation, beside the
+value of the others' held-out examples. From the run's history follow both choices: what was chosen without the
+environment, and what choosing by it would have given (oracle).
+"""
+
+import dataclasses
 import functools
-from collections.abc import Collection, Mapping
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from concord.analysis.left_out_figure import Spread, left_out_figure
 from concord.errors import InputError, format_for_cli
 from concord.runs.lifecycle import restored_config
 from concord.runs.preflight import preflight
 from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, ComparisonPlan, plan_tables
-from concord.studies.criterion import chosen_mode, metric_on
-from concord.studies.left_out_table import draw_left_out
+from concord.studies.criterion import Criterion, chosen_mode, metric_on
 from concord.studies.methods import changes_of, check_methods, method_names
 from concord.studies.plan import drawn
+from concord.studies.result_lines import ResultLine, table_of_lines
 from concord.studies.study_options import CompareCommand, SeedsOptions, with_config
-from concord.training import Comparison, JobFile, TrainConfig
+from concord.table import Column, Table
+from concord.training import Comparison, JobFile, Run, Runs, TrainConfig
 from concord.training.comparison import Folds
-from concord.training.evaluation import Mode
+from concord.training.evaluation import Mode, worst
 from concord.training.rule_file import RuleFile
 
+ORACLE, HELD_OUT = " (oracle)", " (held-out)"
+CHOSEN, BEST = "chosen by held-out", "chosen by itself (oracle)"
 USUAL = ("mean", "and-mask", "vrex")
 _LEAST = 3  # with one of two left out, nothing is left to compare
 _SEEDS = 3
@@ -121,3 +133,90 @@ def leave_one_out_as_recorded(
     folds = given.pop(FOLDS)
     command = restored_config(leave_one_out_options_for(job), given).with_options(output=output, name=name)
     return plan_leave_one_out(job, command, given, Folds(**{**folds, "environments": tuple(folds["environments"])}))
+
+
+def fold_values(run: Run, folds: Folds) -> dict[str, float]:
+    """The left-out environment's value at the evaluation that the others' held-out examples choose, by its name.
+
+    With ``(held-out)`` the value that chose, with ``(oracle)`` the left-out environment's own best. Ties are decided by
+    the held-out loss.
+    """
+    name, criterion = str(run.options["leave_out"]), Criterion.of("held-out", folds.measure, folds.mode)
+    own = dataclasses.replace(criterion, metric=metric_on("validation", folds.measure))
+    metrics = [each.metrics for each in run.history]
+    chosen = max(metrics, key=lambda each: (criterion.score(each), -each.get(criterion.loss, math.inf)))
+    best = max(metrics, key=own.score)
+    return {name: chosen[own.metric], name + HELD_OUT: chosen[criterion.metric], name + ORACLE: best[own.metric]}
+
+
+def with_choices(lines: Iterable[ResultLine], folds: Folds, methods: int) -> list[ResultLine]:
+    """A line for each method and seed, of the lines of its folds; and for each seed the choice among this many methods.
+
+    In each fold the method is chosen as the evaluation is, by the others' held-out examples.
+    """
+    found: dict[tuple[str, int], ResultLine] = {}
+    for line in lines:
+        before = found.setdefault((line.configuration, line.seed), dataclasses.replace(line, values={}, seconds=0.0))
+        values, seconds = {**before.values, **line.values}, before.seconds + line.seconds
+        found[line.configuration, line.seed] = dataclasses.replace(before, values=values, seconds=seconds)
+
+    def rank(value: float) -> float:
+        """The larger the better; a value that is not finite is the worst."""
+        return (value if folds.mode == "max" else -value) if math.isfinite(value) else -math.inf
+
+    choices: list[ResultLine] = []
+    for seed in dict.fromkeys(seed for _, seed in found):
+        of_seed = [line for line in found.values() if line.seed == seed]
+        chosen, best = dict[str, float](), dict[str, float]()
+        for name in folds.environments:
+            each = [line.values for line in of_seed if name + HELD_OUT in line.values]
+            if len(each) == methods:
+                chosen[name] = max(each, key=lambda values: rank(values[name + HELD_OUT]))[name]
+                best[name] = max((values[name + ORACLE] for values in each), key=rank)
+        for row, values in ((CHOSEN, chosen), (BEST, best)):
+            choices.append(dataclasses.replace(of_seed[0], configuration=row, values=values, seconds=0.0))
+    rows = sorted([*found.values(), *choices], key=lambda line: line.configuration in (CHOSEN, BEST))
+    return [dataclasses.replace(line, values={**line.values, **_summary(line.values, folds)}) for line in rows]
+
+
+def _summary(values: Mapping[str, float], folds: Folds) -> dict[str, float]:
+    """Mean and worst of the environments, if each has a value."""
+    found: dict[str, float] = {}
+    for suffix in ("", ORACLE):
+        each = [values.get(name + suffix, math.nan) for name in folds.environments]
+        if all(map(math.isfinite, each)):
+            found[f"mean {folds.measure}{suffix}"] = statistics.fmean(each)
+            found[f"worst {folds.measure}{suffix}"] = worst(each, folds.mode)
+    return found
+
+
+def explained(folds: Folds) -> str:
+    """The meaning of the numbers, in one line."""
+    return (
+        f"{folds.measure} in each environment where it is left out; the others' held-out examples choose evaluation "
+        "and method; (oracle): the left-out environment itself chooses"
+    )
+
+
+def left_out_table(name: str, lines: Sequence[ResultLine], **parts: Any) -> Table:
+    """The table of these lines: environments, their mean and worst, and the same with the oracle's evaluations.
+
+    In text each environment is a row, since they may be many, and each method and choice a column.
+    """
+    headings = dict.fromkeys(heading for line in lines for heading in line.values)
+    environments = {heading.removesuffix(HELD_OUT) for heading in headings if heading.endswith(HELD_OUT)}
+    hidden = {name + suffix for name in environments for suffix in (HELD_OUT, ORACLE)}
+    columns = [Column(heading) for heading in headings if heading not in hidden]
+    return table_of_lines(name, lines, columns, transposed=True, **parts)
+
+
+def draw_left_out(folds: Folds, runs: Runs) -> object:
+    """The figure of a comparison's folds."""
+    values: dict[str, Spread] = {}
+    for method, each in runs.items():
+        found = [fold_values(run, folds) for run in each]
+        values[method] = {
+            name: ([run[name] for run in found if name in run], [run[name + ORACLE] for run in found if name in run])
+            for name in folds.environments
+        }
+    return left_out_figure(values, folds.measure)

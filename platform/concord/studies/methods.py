@@ -31,10 +31,10 @@ from concord.studies.comparison_plan import METHODS, comparison_name, kept_comma
 from concord.studies.plan import StudyPlan, place_words, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
+from concord.studies.result_lines import write_lines
 from concord.studies.results import StudyResult
 from concord.studies.spaces import SIGNIFICANCES, config_at
 from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
-from concord.studies.tables import write_lines
 from concord.studies.trial_resources import trial_resources
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
@@ -333,7 +333,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     seconds, seeds = time.perf_counter() - started, next(iter(plan.studies.values())).new_seeds
     result = MethodsResult(plan.job.name, found, failed, plan.environments, seeds, seconds)
     if (results := plan.results) is not None:
-        info(f"kept in {write_lines(result.kept_lines(plan.command), results, plan.job.name, METHODS)}")
+        info(f"kept in {write_lines(result.result_lines(plan.command), results, plan.job.name, METHODS)}")
     return dataclasses.replace(result, train=_train_command(plan, result))
 
 

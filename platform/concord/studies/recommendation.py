@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from concord.aggregation import chance_of
@@ -16,8 +17,9 @@ from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, SPREAD, metric_on
+from concord.studies.result_lines import ResultLine
 from concord.studies.results import StudyResult
-from concord.studies.tables import Cells, Column, KeptLine, Shown, table
+from concord.table import Column, Table
 
 TEST = "o.o.d. test"  # the heading of the test's values begins so
 _DIGITS = 3
@@ -56,17 +58,20 @@ class MethodsResult:
         best = max(self.studies, key=self._score)
         return best if best == self._simplest or self._clear(best) else self._simplest
 
-    def cells(self) -> Cells:
-        """Header and rows, best method first; the test, which selected nothing, is last."""
-        columns: dict[str, Column] = {
-            "method": method_name,
-            "trials": lambda method: len(self.studies[method].finished),
-        }
-        for heading, metric in self._shown().items():
-            if any(self._values(method, metric) for method in self.studies):
-                columns[heading] = lambda method, metric=metric: self._values(method, metric)  # type: ignore[misc]
-        columns["settings"] = lambda method: format_point(self.studies[method].best.point)
-        return table(columns, sorted(self.studies, key=self._score, reverse=True), _DIGITS)
+    def table(self) -> Table:
+        """The methods, best first; the test, which selected nothing, is last."""
+        metrics = [
+            Column(heading, partial(self._values, metric=metric), _DIGITS)
+            for heading, metric in self._metrics().items()
+            if any(self._values(method, metric) for method in self.studies)
+        ]
+        columns = [
+            Column("method", method_name),
+            Column("trials", lambda method: len(self.studies[method].finished)),
+            *metrics,
+            Column("settings", lambda method: format_point(self.studies[method].best.point)),
+        ]
+        return Table.of(columns, sorted(self.studies, key=self._score, reverse=True))
 
     def lines(self) -> list[str]:
         """The recommendation, its evidence and the rule behind it, one line each."""
@@ -100,10 +105,10 @@ class MethodsResult:
         lines += [f"{method}: {failure.splitlines()[0]}" for method, failure in self.failed.items()]
         return lines
 
-    def shown(self) -> list[Shown]:
+    def output(self) -> list[str | Table]:
         """The table, the recommendation, and its command."""
         return [
-            self.cells(),
+            self.table(),
             *self.lines(),
             f"train it  {self.train}",
             f"studies   {', '.join(study.record['name'] for study in self.studies.values())}",
@@ -114,7 +119,7 @@ class MethodsResult:
         """The contract of ``concord compare JOB methods --json``."""
         rows = []
         for method, study in self.studies.items():
-            values = {metric: self._values(method, metric) for metric in self._shown().values()}
+            values = {metric: self._values(method, metric) for metric in self._metrics().values()}
             rows.append(
                 {
                     "method": method,
@@ -138,13 +143,13 @@ class MethodsResult:
             "train": self.train,
         }
 
-    def kept_lines(self, command: str) -> list[KeptLine]:
+    def result_lines(self, command: str) -> list[ResultLine]:
         """The seeds of each method as lines of results, best method first; ``command`` made them."""
         return [
-            KeptLine(
+            ResultLine(
                 method,
                 seed,
-                {heading: run.metrics[metric] for heading, metric in self._shown().items() if metric in run.metrics},
+                {heading: run.metrics[metric] for heading, metric in self._metrics().items() if metric in run.metrics},
                 run.seconds,
                 {"command": command, **run.origin},
             )
@@ -161,7 +166,7 @@ class MethodsResult:
     def _first(self) -> StudyResult:
         return self.studies[self._simplest]
 
-    def _shown(self) -> dict[str, str]:
+    def _metrics(self) -> dict[str, str]:
         """Metrics by heading: the criterion's, then other examples of the training environments, then the test."""
         measure = self._first.reported_measure
         others = {f"{name} {measure}": metric_on(split, measure) for name, split in _OTHERS.items()}
@@ -191,8 +196,8 @@ class MethodsResult:
 
     def _paired(self, method: str) -> list[float]:
         """The advantage over the first method, seed by seed."""
-        ours, others = (self._values(each, self.metric) for each in (method, self._simplest))
-        return [self._sign * (a - b) for a, b in zip(ours, others, strict=True)]
+        pair = (self._values(each, self.metric) for each in (method, self._simplest))
+        return [self._sign * (value - first) for value, first in zip(*pair, strict=True)]
 
     def _clear(self, method: str) -> bool:
         if self._score(self._simplest) == -math.inf:
@@ -202,11 +207,11 @@ class MethodsResult:
 
     def _evidence(self, method: str, other: str) -> str:
         """The values of two methods over seeds, in words."""
-        ours, theirs = (
+        value, against = (
             with_spread(values, _DIGITS) if (values := self._values(each, self.metric)) else "without a value"
             for each in (method, other)
         )
-        return f"{ours} against {method_name(other)} {theirs}, {len(self.seeds)} seeds"
+        return f"{value} against {method_name(other)} {against}, {len(self.seeds)} seeds"
 
     def _difference(self, method: str) -> str:
         """The advantage over the first method, in words."""

@@ -21,9 +21,10 @@ from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
 from concord.studies.leave_one_out import leave_one_out_as_recorded
 from concord.studies.proposals import Trial
+from concord.studies.result_lines import write_lines
 from concord.studies.results import StudyResult, read_study, write_results
 from concord.studies.study_options import combined
-from concord.studies.tables import Shown, write_lines
+from concord.table import Table
 from concord.training import JobFile
 from concord.training.comparison import curve
 
@@ -60,7 +61,9 @@ def report_options(job: JobFile) -> type[Any]:
     return ReportOptions if own is None else combined(own.options, ReportOptions)
 
 
-def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> tuple[dict[str, Any], list[Shown]]:
+def report_groups(
+    job: JobFile, tables: Sequence[str], options: Any, info: Info
+) -> tuple[dict[str, Any], list[str | Table]]:
     """Report and draw a job's groups from their records, without training; no names of tables take everything.
 
     Returns the JSON result, and the output for readers.
@@ -87,17 +90,15 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
 
         reported |= _methods(finished, keep) | _best_trials(finished, options.best, keep) | _searches(finished, keep)
     tables_made = [table for each in compared.values() if each.finished for table in each.tables]
-    shown: list[Shown] = [part for table in tables_made for part in table.shown()]
-    for study in finished:
-        shown += study.shown()
+    output: list[str | Table] = [*tables_made, *(part for study in finished for part in study.output())]
     mappings = {name: value for name, value in reported.items() if isinstance(value, Mapping)} | {"figures": figures}
-    shown.append({name: value for name, value in mappings.items() if value})
+    output += [Table.nested(name, value) for name, value in mappings.items() if value]
     result = {"job": job.name, **reported, "figures": figures}
     if compared:
         result["tables"] = {name: each.as_json() for name, each in compared.items()}
     if studies:
         result["studies"] = [each.as_json() for each in finished]
-    return result, shown
+    return result, output
 
 
 def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> dict[str, ComparisonResult]:
@@ -123,7 +124,7 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
         if result.finished:
             result = write_results(result, info)
             if options.results is not None:
-                write_lines(result.tables[0].lines, options.results, job.name, name)
+                write_lines(result.tables[0].runs, options.results, job.name, name)
         found[name] = result
         if lost := sum(map(len, result.missing.values())):
             info(f"{name}: {lost} of {len(plan.runs[name])} runs are missing; {plan.command} makes them")

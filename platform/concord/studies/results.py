@@ -1,13 +1,12 @@
 """The result of a group of runs and its files; for a study the best trials and the choice of each selection."""
 
 import abc
-import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from concord.storage import Folder
 from concord.studies.criterion import SPREAD, Criterion, Judge, metric_on
 from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.study_options import SELECTIONS
-from concord.studies.tables import Cells, Column, NamedMetrics, Shown, table
+from concord.table import Column, Table
 from concord.training.evaluation import Mode
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
@@ -172,16 +171,15 @@ class StudyResult(GroupResult):
         """The names of varied options and switches."""
         return list(dict.fromkeys(located.name for located in self.space.varied()))
 
-    def best_table(self) -> Cells:
+    def best_table(self) -> Table:
         """The best trials in the form of Table 3 of the AND-mask paper: the metric, then the varied options.
 
         Varied options are shown resolved, with the options that follow from them, such as the aggregator of ``auto``.
         """
-        columns: dict[str, Column] = {self.criterion.shown: self.criterion.metric}
-        for name in [*self.varied(), *self._derived()]:
-            columns[name] = lambda each, name=name: each.resolved.get(name, each.point.get(name))  # type: ignore[misc]
-        columns["trial"] = attrgetter("number")
-        return table(columns, self.finished[: int(self.record["options"]["top"])])
+        options = [Column(name, partial(_option, name)) for name in [*self.varied(), *self._derived()]]
+        criterion = Column(self.criterion.metric, oracle=self.criterion.oracle)
+        best = self.finished[: int(self.record["options"]["top"])]
+        return Table.of([criterion, *options, Column("trial", attrgetter("number"))], best)
 
     def _derived(self) -> list[str]:
         """The options that differ between trials although they were not varied."""
@@ -190,27 +188,27 @@ class StudyResult(GroupResult):
         chosen = self.varied()
         return [name for name, found in values.items() if name not in chosen and len(found) > 1]
 
-    def selections_table(self) -> Cells:
+    def selections_table(self) -> Table:
         """The choices of every selection, side by side."""
         own, validation = self.criterion.selection == "own", ["validation"] if self.record["validation"] else []
         splits = [""] if own else ["held_out", *validation, "left_out", "ood"]
         measure = self.reported_measure
-        columns: dict[str, Column] = {f"{split} {measure}".strip(): metric_on(split, measure) for split in splits}
-        first = {"selected by": attrgetter("selection"), "among": attrgetter("among"), "trial": attrgetter("trial")}
-        return table({**first, **columns}, self.by_selection())
+        first = {"selected by": "selection", "among": "among", "trial": "trial"}
+        columns = [Column(heading, attrgetter(name)) for heading, name in first.items()]
+        columns += [Column(f"{split} {measure}".strip(), metric_on(split, measure)) for split in splits]
+        return Table.of(columns, self.by_selection())
 
-    def reruns_table(self) -> Cells:
+    def reruns_table(self) -> Table:
         """The best trial over new seeds."""
         splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
-        measure = self.reported_measure
-        labels = {f"{split} {measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
         count, rows = len(self.reruns), []
-        for label, values in labels.items():
-            if values:
+        for split in splits:
+            if values := self.over_seeds(split):
+                label = f"{split} {self.reported_measure}".replace("_", " ").strip()
                 name = label if len(values) == count else f"{label} ({len(values)} of {count})"
-                rows.append(NamedMetrics(name, median_and_range(values)))
-        columns: dict[str, Column] = {f"best, {count} new seeds": attrgetter("name")}
-        return table(columns | {part: part for part in ("median", "least", "largest")}, rows)
+                median, least, largest, _ = median_and_range(values).values()
+                rows.append([name, median, least, largest])
+        return Table.plain([f"best, {count} new seeds", "median", "least", "largest"], rows)
 
     def over_seeds(self, split: str) -> list[float]:
         """The best trial's measure on a split over new seeds, as far as reported and finite."""
@@ -237,20 +235,18 @@ class StudyResult(GroupResult):
 
     def files(self) -> Mapping[str, bytes]:
         """The table of the best trials, and the JSON result."""
-        header, rows = self.best_table()
-        best = io.StringIO()
-        csv.writer(best, lineterminator="\n").writerows([header, *rows])
-        return {TABLE: best.getvalue().encode(), SUMMARY: json.dumps(self.as_json(), indent=1).encode()}
+        return {TABLE: self.best_table().csv().encode(), SUMMARY: json.dumps(self.as_json(), indent=1).encode()}
 
     def summary(self) -> Mapping[str, float]:
         """The metrics of the best trial, and the numbers of finished and failed trials."""
         best = {f"best_{name}": value for name, value in self.metrics(self.best).items()}
         return best | {"finished": float(len(self.finished)), "failed": float(len(self.failed))}
 
-    def shown(self) -> list[Shown]:
+    def output(self) -> list[str | Table]:
         """The best trials, the choice of each selection, the new seeds, and the best trial's registration."""
-        header, rows = self.best_table()
-        parts: list[Shown] = [([name.replace("_", " ") for name in header], rows), self.selections_table()]
+        header, rows = self.best_table().cells()
+        renamed = Table.plain([name.replace("_", " ") for name in header], rows)
+        parts: list[str | Table] = [renamed, self.selections_table()]
         if self.reruns:
             parts.append(self.reruns_table())
         criterion, value = self.criterion, self.best.metrics.get(self.criterion.metric, math.nan)
@@ -299,6 +295,10 @@ class _Judged:
 
     number: int
     metrics: Mapping[str, float]
+
+
+def _option(name: str, trial: Trial) -> Any:
+    return trial.resolved.get(name, trial.point.get(name))
 
 
 def read_study(folder: Folder) -> StudyResult:
