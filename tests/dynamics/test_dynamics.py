@@ -44,7 +44,7 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.models import DynamicsNetwork
-from concord.training import Evaluation, FinishedRun, Job, Outcome, ProcessContext, load_job, train
+from concord.training import Evaluation, Run, Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord_jobs.box2d.figures import accuracy_figure
 
@@ -467,7 +467,7 @@ def test_figures_are_drawn_and_say_what_does_not_fit(tmp_path: Path) -> None:
     with Image.open(moving) as picture:
         assert (getattr(picture, "n_frames", 1), picture.size) == (7, (24, 12))
     history = [Evaluation(epoch, epoch, {"score": epoch / 4, "model_evaluations": 9.0 * epoch}) for epoch in (1, 2, 4)]
-    runs = {"asi": [FinishedRun(seed, {}, history) for seed in range(3)]}
+    runs = {"asi": [Run.of(history, seed, {}) for seed in range(3)]}
     by_epoch, by_evaluations = accuracy_figure(runs, "score").axes
     assert by_epoch.lines[0].get_xdata().tolist() == [1, 2, 4]
     assert by_evaluations.lines[0].get_xdata().tolist() == [9, 18, 36]
@@ -541,7 +541,7 @@ def test_the_toy_is_learned_with_any_seed(seed: int) -> None:
 @pytest.mark.parametrize("numbers", [False, True])
 def test_the_toy_draws_what_was_matched(numbers: bool) -> None:
     """The frames that were matched above, and the predictions below, whether frames are bytes or numbers in [0, 1]."""
-    config, outcome = TOY.config, Outcome(())
+    config, outcome = TOY.config, Run.of(())
     frames = [255 * (torch.rand(6, 1, 4, 4) < 0.5).byte() for _ in range(3)]
     given = [as_float(each) for each in frames] if numbers else frames
     job = dataclasses.replace(TOY, environments=lambda _: Environments(lambda name: sequences(name, given), "ab", "v"))

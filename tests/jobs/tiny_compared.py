@@ -6,13 +6,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from concord.source_file import run_source
-from concord.training import Comparison, FinishedRun, Runs
+from concord.training import Comparison, Run, Runs
 
 _TINY = Path(__file__).with_name("tiny_study.py")
 tiny = run_source(str(_TINY), _TINY.read_text(), "tiny", RuntimeError).job
 
 
-def peak(run: FinishedRun) -> float:
+def peak(run: Run) -> float:
     return max(at.metrics["ood_accuracy"] for at in run.history)
 
 

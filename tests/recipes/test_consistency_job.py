@@ -18,7 +18,7 @@ from concord.aggregation import AndMask, aggregate
 from concord.errors import InputError
 from concord.studies.comparison_plan import comparisons_of
 from concord.studies.result_lines import ResultLine
-from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
+from concord.training import Evaluation, Run, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, inconsistency, inconsistency_bound
 from concord_jobs.consistency.random_gradients import kept_probability, masked_squared_norm
@@ -123,7 +123,7 @@ def test_the_table_has_each_rule_on_each_choice_of_rows() -> None:
     assert "not in the paper" in table.title
     column = table.columns["left-out loss"]
     assert callable(column)
-    seen, all_seen = (FinishedRun(0, {}, [Evaluation(1, 1, each)]) for each in ({"ood_loss": 0.5}, {}))
+    seen, all_seen = (Run.of([Evaluation(1, 1, each)], 0, {}) for each in ({"ood_loss": 0.5}, {}))
     assert column(seen) == 0.5
     assert np.isnan(column(all_seen))
     kept = ResultLine("mean, all rows", 0, {"weight 0": 0.3, "left-out loss": column(all_seen)}, 1.0, {}).as_json()

@@ -12,7 +12,7 @@ from concord.distillation import AuxiliaryPrediction, Distillation, of_labels, w
 from concord.environments import BatchStream, Environments
 from concord.errors import InputError
 from concord.objectives import ERM
-from concord.training import FinishedRun, Job, ProcessContext, TrainConfig, load_job, train
+from concord.training import Run, Job, ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
 from concord.training.outcome import Evaluation
 from concord_jobs.distill_logits.tables import curves_figure
@@ -184,9 +184,9 @@ def test_a_job_predicts_what_is_privileged(name: str) -> None:
 
 
 def test_the_figure_has_a_line_a_row_with_the_mean_over_seeds() -> None:
-    def run(seed: int, values: tuple[float, ...]) -> FinishedRun:
+    def run(seed: int, values: tuple[float, ...]) -> Run:
         history = [Evaluation(epoch, epoch, {"ood_kl": value}) for epoch, value in enumerate(values, 1)]
-        return FinishedRun(seed, {}, history)
+        return Run.of(history, seed, {})
 
     runs = {"LDT": [run(1, (0.5, 0.1)), run(2, (0.3, 0.3))], "no teacher": [run(1, (0.4, 1.0))]}
     axes = curves_figure(runs).axes[0]

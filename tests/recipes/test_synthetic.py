@@ -21,7 +21,7 @@ from concord.models import MLP
 from concord.options import option_values, options_of
 from concord.studies.comparison_plan import comparisons_of
 from concord.studies.spaces import derived
-from concord.training import FinishedRun, ProcessContext, load_job, train
+from concord.training import Run, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.process import tune_process
 from concord_jobs.synthetic.correlations import (
@@ -237,10 +237,10 @@ def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) ->
     """Fig. 6 and 14 have a column a method, Fig. 15 a line a method and a point a number of environments."""
     small = {"examples": 16, "test_examples": 20, "batch_size": 8, "epochs": 2, "hidden_units": 8, "evaluations": 2}
 
-    def runs(**changes: Any) -> list[FinishedRun]:
+    def runs(**changes: Any) -> list[Run]:
         wanted = config(**{**small, **changes})
         history = train(JOB, wanted, ProcessContext(), Silent()).history
-        return [FinishedRun(0, option_values(wanted.resolve()), history)]
+        return [Run.of(history, 0, option_values(wanted.resolve()))]
 
     tables = comparisons_of(load_job("synthetic"))
     methods = {name: runs(**options, environments=2) for name, options in tables["fig-6"].configurations.items()}

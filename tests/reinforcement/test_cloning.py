@@ -27,7 +27,7 @@ from concord.studies.comparison_plan import comparisons_of
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
-from concord.training import Evaluation, FinishedRun, ProcessContext, TrainConfig, load_job, train
+from concord.training import Evaluation, Run, ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
 from concord.training.worker_data import check_environments
 from concord_jobs.coinrun_clone.tables import OPTIONS
@@ -343,9 +343,9 @@ def test_the_papers_settings_and_those_of_adam_are_drawn_side_by_side() -> None:
     defaults = option_values(job.job.config)
     assert [options["row 1"][name] for name in OPTIONS] == [defaults[name] for name in OPTIONS]
 
-    def run(row: str, lowest: float) -> FinishedRun:
+    def run(row: str, lowest: float) -> Run:
         losses = ({"train_loss": lowest / 2, "ood_loss": value} for value in (lowest + 0.1, lowest, lowest + 0.2))
-        return FinishedRun(0, options[row], [Evaluation(epoch, epoch, each) for epoch, each in enumerate(losses, 1)])
+        return Run.of([Evaluation(epoch, epoch, each) for epoch, each in enumerate(losses, 1)], 0, options[row])
 
     runs = {row: [run(row, 0.1 + 0.01 * place)] for place, row in enumerate(options)}
     best, curves = (draw(runs).axes for draw in table.figures.values())

@@ -31,7 +31,7 @@ from concord.studies.comparison_plan import ComparisonPlan, kept_command, plan_a
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
-from concord.training import Comparison, Evaluation, FinishedRun, ProcessContext, load_job, train
+from concord.training import Comparison, Evaluation, Run, ProcessContext, load_job, train
 from concord.training.comparison import at_best
 from concord.training.context import Silent
 from documents import with_tables
@@ -123,10 +123,10 @@ def test_the_papers_numbers_stand_below_ours_in_the_units_of_the_metric(whole: C
 @pytest.mark.parametrize("criterion", [[math.nan, 0.5, 0.7], [0.7, math.nan, 0.5], [0.5, 0.7, math.nan]])
 def test_a_column_at_the_best_evaluation_ranks_nan_last(criterion: list[float]) -> None:
     history = [Evaluation(epoch, epoch, {"of": value, "at": value}) for epoch, value in enumerate(criterion, 1)]
-    run = FinishedRun(0, {}, history)
+    run = Run.of(history, 0, {})
     assert at_best("at", "of", "max")(run) == 0.7
     assert at_best("at", "of", "min")(run) == 0.5
-    never = FinishedRun(0, {}, [Evaluation(1, 1, {"of": math.nan, "at": 1.0})])
+    never = Run.of([Evaluation(1, 1, {"of": math.nan, "at": 1.0})], 0, {})
     assert at_best("at", "of", "max")(never) == at_best("at", "of", "min")(never) == 1.0
 
 

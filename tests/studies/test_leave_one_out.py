@@ -26,7 +26,7 @@ from concord.studies.leave_one_out import (
 from concord.studies.proposals import GroupRuns
 from concord.studies.result_lines import ResultLine, as_lines
 from concord.tracking.mirror import CURSOR
-from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
+from concord.training import Evaluation, Run, ProcessContext, load_job, train
 from concord.training.comparison import Folds
 from concord.training.context import Silent
 from documents import documented
@@ -129,12 +129,12 @@ def test_another_measure_trains_nothing_again_and_is_in_the_kept_command(
 FOLDS = Folds(("a", "b", "c"), "accuracy", "max")
 
 
-def run(name: str, *moments: tuple[float, float]) -> FinishedRun:
+def run(name: str, *moments: tuple[float, float]) -> Run:
     values = [
         {"held_out_accuracy": held, "validation_accuracy": own, "held_out_loss": 1 - own} for held, own in moments
     ]
     history = [Evaluation(epoch, epoch, metrics) for epoch, metrics in enumerate(values, 1)]
-    return FinishedRun(0, {"leave_out": name}, history)
+    return Run.of(history, 0, {"leave_out": name})
 
 
 def test_the_others_choose_the_evaluation_and_the_oracle_stands_beside_it() -> None:

@@ -46,7 +46,7 @@ from concord.tracking.mirror import send_again
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.loop import training
-from concord.training.outcome import Outcome
+from concord.record import Run
 from concord.training.worker_data import WorkerData, prepare
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_study.py")
@@ -96,7 +96,7 @@ def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_F
     def load() -> WorkerData:
         return prepare(job, config.with_options(leave_out=left_out), ProcessContext())
 
-    outcome = Outcome(tuple(training(job, config, ProcessContext(), Silent(), load=load)))
+    outcome = Run.of(training(job, config, ProcessContext(), Silent(), load=load))
     return comparable(outcome.metrics)
 
 

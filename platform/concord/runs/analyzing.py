@@ -80,7 +80,7 @@ def require_comparable(trained: Sequence[TrainedModel]) -> None:
 
 
 def _difference(first: TrainedModel, other: TrainedModel, roles: Collection[Role]) -> tuple[str, Any, Any] | None:
-    """An option of these roles, besides the seed, in which two runs differ, with the values of the second and the first."""
+    """An option of these roles, besides the seed, in which two runs differ, with the values of both, the first last."""
     compared = names_of(type(first.config), *roles) - {"seed"}
     before = option_values(first.config)
     for name, value in option_values(other.config).items():

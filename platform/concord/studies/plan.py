@@ -176,9 +176,9 @@ class StudyPlan(GroupPlan):
         folds: Sequence[str] = (),
         stop_when: str = "",
     ) -> list[RunSpec]:
-        """The runs of a trial, or of its repetition with another seed: on all environments, and without each of the folds.
+        """The runs of a trial, or of its repetition with another seed: one on all environments, and one without each fold.
 
-        Of kind ``left-out`` without each of the folds alone.
+        Of kind ``left-out`` only those without a fold.
         """
         config = config_at(self.base, self.space, point)
         config = config if seed is None else config.with_options(seed=seed)

@@ -1,8 +1,8 @@
 """Runs the proposals of a proposer in parallel: trials of Ray Tune, in processes that are reused.
 
-A run that is there by its key is not trained again. Every other run has a record of its own, to which this process appends
-the events that the training process sends. The records are the truth: the state of Ray Tune, of the search and of MLflow
-follows from them. So a kill loses no finished run, and none counts twice.
+A run that is there by its key is not trained again. Every other run has a record of its own, to which this process
+appends the events that the training process sends. The records are the truth: the state of Ray Tune, of the search and of
+MLflow follows from them. So a kill loses no finished run, and none counts twice.
 """
 
 import contextlib
@@ -67,8 +67,8 @@ _RAY_TUNE = {
 def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], info: Info) -> Iterator["Pool"]:
     """Begin or continue a group in a Ray session; at the end record and MLflow state how it ended.
 
-    ``record`` makes that of a new group. Invalid input leaves nothing of one. The caller appends to a StoppedError how to
-    continue.
+    ``record`` makes that of a new group. Invalid input leaves nothing of one. The caller appends how to continue to a
+    StoppedError.
     """
     base = plan.base
     check_trial_resources(plan.sharing, base)  # before anything is written

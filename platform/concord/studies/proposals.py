@@ -1,4 +1,4 @@
-"""The runs of a group: who proposes them, and the list of those that were asked for, read from the runs' own records."""
+"""The runs of a group: who proposes them, and what became of them, from the runs' own records."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -72,7 +72,7 @@ class _Search:
         """The runs of the next trial."""
         if self.again:
             trial = self.again.pop(0)
-            parts: dict[str | None, Run] = {**trial.folds}
+            parts: dict[str | None, Run] = dict(trial.folds.items())
             parts |= {} if trial.run is None else {None: trial.run}
             ended = {left_out: run for left_out, run in parts.items() if run.status in ("FINISHED", "FAILED")}
             self._ended[trial.number] = ended

@@ -1,10 +1,10 @@
 """Sends the events of records to MLflow: metrics, artifacts, and how runs began and ended.
 
 One thread reads the event files of all open records and sends new events about once a second. A store that is down
-neither stops nor slows the work. The MLflow run of a group's run is made when its first events are sent. A cursor beside
-each file holds the sent position: a resumed process goes on from there. A process killed after sending and before it
-moves the cursor leaves a piece that is sent again; MLflow stores it once, since the points are equal in name, step, time
-and value.
+neither stops nor slows the work. The MLflow run of a group's run is made when its first events are sent. A cursor
+beside each file holds the sent position: a resumed process goes on from there. A process killed after sending and
+before it moves the cursor leaves a piece that is sent again; MLflow stores it once, since the points are equal in name,
+step, time and value.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _NAME = "concord.run"  # the tag by which a run is found whose id was not record
 
 
 def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
-    """Create the MLflow run of a record, from what the record says of it, and record its id; nothing is left if that fails.
+    """Create the MLflow run of a record, and record its id; nothing is left if that fails.
 
     The entry ``tracking`` of a record has the experiment, and the run's parameters, tags and JSON artifacts.
     """
