@@ -70,7 +70,8 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--mode {options.mode}: needs a metric; give --metric")
     from concord.tracking.run_search import Condition, compared_run, field_name, find_runs
 
-    where = tuple(map(Condition.of, options.where))
+    right = "give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"
+    where = tuple(Condition.of("--where", text, right) for text in options.where)
     store = open_store(options.output, options.tracking_uri)
     if options.compare:
         return _compared([compared_run(store, name) for name in options.compare], as_json)
@@ -95,12 +96,10 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _with_interruption(output: Path, run: Any) -> Any:
-    """The run, as interrupted if MLflow shows it as running but no process holds its folder, nor its study's."""
+    """The run, as interrupted if MLflow shows it as running but no process holds its folder."""
     from concord.runs.lifecycle import is_interrupted
 
-    study = run.tags.get("concord.study") if run.parent else None
-    held = (study, run.parent) if study else (run.name, run.run_id)
-    if run.status == "RUNNING" and is_interrupted(output, *held):
+    if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
         return dataclasses.replace(run, status="INTERRUPTED")
     return run
 

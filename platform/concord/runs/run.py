@@ -33,7 +33,7 @@ from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.resources import require_resources
 from concord.runs.session import ray_session
-from concord.runs.tags import run_tags
+from concord.runs.tags import JOB, run_tags
 from concord.runs.tracked_data import tracked_data
 from concord.source_file import reason
 from concord.storage import full_disk_in_one_line, require_space
@@ -253,6 +253,7 @@ def finish(
                 raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
             unfit = shortfall(job.job, config, metrics)
             scored = scored_on(criterion, environments)
+            store.set_tag(run_id, JOB, job.name)
             registered = register(store, uri, run_id, name, metrics, criterion, mode, lineage, unfit, scored)
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True

@@ -10,12 +10,15 @@ import torch
 import concord
 from concord.machine import machine
 
+JOB = "concord.job"
+"""The tag of the runs that are listed: all but those of groups, unless their models are registered."""
+
 
 def run_tags(job: str, path: str, environments: int | None = None, data: str | None = None) -> dict[str, str]:
     """The tags of a job's run: versions (the data's included), training environments, the file's commit."""
     tags = {
         "concord.version": concord.__version__,
-        "concord.job": job,
+        JOB: job,
         **({"concord.environments": str(environments)} if environments is not None else {}),
         **({"concord.data": data} if data is not None else {}),
         "python": platform.python_version(),

@@ -29,7 +29,7 @@ from concord.redaction import redact_words
 from concord.runs.key import Key, recorded_config
 from concord.runs.lifecycle import RunSpec, plain_name, resolved_paths, restored_config
 from concord.runs.preflight import as_input_error, preflight
-from concord.runs.tags import run_origin, run_tags
+from concord.runs.tags import JOB, run_origin, run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.storage import display_path
@@ -274,7 +274,7 @@ class _Planner:
         self._job, self._group, self._experiment = job, group, experiment
         self._versions: dict[str, str | None] | None = {} if check and job.job.loop is None else None
         self._origin = run_origin(job.path)
-        self._tags = run_tags(job.name, job.path)
+        self._tags = {name: value for name, value in run_tags(job.name, job.path).items() if name != JOB}
 
     def run(self, table: str, row: str, config: RunConfig) -> RunSpec:
         """The run of a row, with a seed."""

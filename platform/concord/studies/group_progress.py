@@ -64,7 +64,7 @@ class GroupProgress:
         with self._lock:
             self._running[run] = percent
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: Run, label: str) -> None:
         """A run is over."""
         with self._lock:
             self._running.pop(run.name, None)
@@ -72,7 +72,7 @@ class GroupProgress:
         self.earlier(run)
         if run.failure is not None and run.failure not in self._reasons:
             self._reasons.add(run.failure)
-            self._info(f"{run.name} failed: {run.failure.splitlines()[0]}")
+            self._info(f"{label} failed: {run.failure.splitlines()[0]}")
 
     def continues(self, run: str, seconds: float) -> None:
         """A run continues from a checkpoint after this time of training, which the estimate of the time left counts."""

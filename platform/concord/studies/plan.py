@@ -23,7 +23,7 @@ from concord.runs.champion import required
 from concord.runs.key import plain, recorded_config, require_same, require_secrets
 from concord.runs.lifecycle import RunSpec, new_names, plain_name, resolved_paths
 from concord.runs.preflight import Checked, preflight
-from concord.runs.tags import run_origin, run_tags
+from concord.runs.tags import JOB, run_origin, run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
 from concord.studies.criterion import SPREAD, Criterion, Judge, check_metric, chosen_mode, measure_of, metric_on
@@ -176,7 +176,7 @@ class StudyPlan(GroupPlan):
         folds: Sequence[str] = (),
         stop_when: str = "",
     ) -> list[RunSpec]:
-        """The runs of a trial, or of its repetition with another seed: one on all environments, and one without each fold.
+        """The runs of a trial, or of its repetition with another seed: on all environments, and without each fold.
 
         Of kind ``left-out`` only those without a fold.
         """
@@ -205,7 +205,7 @@ class StudyPlan(GroupPlan):
                     experiment=self.experiment,
                     parameters={name: value for name, value in chosen.items() if name not in unused},
                     tags={
-                        **self._run_tags,
+                        **self._member_tags,
                         "concord.study": self.name,
                         "concord.trial": str(trial),
                         "concord.kind": kind,
@@ -233,6 +233,11 @@ class StudyPlan(GroupPlan):
     def _run_tags(self) -> dict[str, str]:
         environments = self.checked.environments
         return run_tags(self.job.name, self.job.path, len(environments.train), environments.version)
+
+    @cached_property
+    def _member_tags(self) -> dict[str, str]:
+        """Of the study's runs: those with a job are listed by themselves."""
+        return {name: value for name, value in self._run_tags.items() if name != JOB}
 
     def spec(self) -> RunSpec:
         """What the study is: the options that its trials start from, and those that decide its trials."""

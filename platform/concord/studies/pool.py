@@ -1,8 +1,8 @@
 """Runs the proposals of a proposer in parallel: trials of Ray Tune, in processes that are reused.
 
 A run that is there by its key is not trained again. Every other run has a record of its own, to which this process
-appends the events that the training process sends. The records are the truth: the state of Ray Tune, of the search and of
-MLflow follows from them. So a kill loses no finished run, and none counts twice.
+appends the events that the training process sends. The records are the truth: the state of Ray Tune, of the search and
+of MLflow follows from them. So a kill loses no finished run, and none counts twice.
 """
 
 import contextlib
@@ -361,7 +361,7 @@ class _Runs(Searcher):
         if run.failure is not None and "trial" in spec.place:
             same = {name: spec.place.get(name) for name in ("kind", "trial", "seed")}
             self._waiting = [each for each in self._waiting if {name: each.place.get(name) for name in same} != same]
-        self._progress.ended(run)
+        self._progress.ended(run, spec.place.get("label", run.name))
         self._proposer.ended(spec, run)
 
     def count_retries(self) -> None:

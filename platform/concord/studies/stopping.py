@@ -1,19 +1,16 @@
 """Early ends of trials: conditions on a trial's metrics, and schedulers that compare trials."""
 
 import math
-import operator
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from concord.errors import InputError
+from concord.tracking.run_search import Condition
 
 if TYPE_CHECKING:
     from concord.studies.proposals import Trial
 
-_CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
-_OPERATORS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 # Schedulers see progress in per cent, so that trials of different lengths are comparable.
 PROGRESS, SCORE = "percent", "score"
 # The reason of a trial that a scheduler stopped.
@@ -27,38 +24,36 @@ class StopRule:
     These two are the rule of the AND-mask paper (appendix B.3).
     """
 
-    conditions: tuple[tuple[str, str, float], ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
     @staticmethod
     def of(texts: Sequence[str]) -> "StopRule":
         """Parse a rule."""
-        conditions = []
-        for text in texts:
-            if (found := _CONDITION.fullmatch(text)) is None:
-                raise InputError(f"--stop-when {text}: give METRIC>NUMBER or METRIC<NUMBER")
-            conditions.append((found[1].replace("-", "_"), found[2], float(found[3])))
-        return StopRule(tuple(conditions))
+        right = "give METRIC>NUMBER or METRIC<NUMBER"
+        conditions = tuple(Condition.of("--stop-when", text, right) for text in texts)
+        for text, each in zip(texts, conditions, strict=True):
+            if each.sign in ("=", "!="):
+                raise InputError(f"--stop-when {text}: {right}")
+        return StopRule(conditions)
 
     def check(self, reported: Iterable[str]) -> None:
         """Refuse a metric that is not reported (InputError)."""
         reported = list(reported)
-        for name, _, _ in self.conditions:
-            if name not in reported:
-                raise InputError(f"--stop-when {name}: is not reported; there are {', '.join(reported)}")
+        for each in self.conditions:
+            if each.name not in reported:
+                raise InputError(f"--stop-when {each.name}: is not reported; there are {', '.join(reported)}")
 
     def holds(self, metrics: Mapping[str, float]) -> bool:
         """Whether a trial with these metrics ends."""
-        return bool(self.conditions) and all(
-            name in metrics and _OPERATORS[sign](metrics[name], bound) for name, sign, bound in self.conditions
-        )
+        return bool(self.conditions) and all(each.holds(metrics.get(each.name)) for each in self.conditions)
 
     @property
     def oracle(self) -> bool:
         """Whether it uses the o.o.d. test."""
-        return any("ood" in name.split("_") for name, _, _ in self.conditions)
+        return any("ood" in each.name.split("_") for each in self.conditions)
 
     def __str__(self) -> str:
-        return " and ".join(f"{name} {sign} {str(bound).removesuffix('.0')}" for name, sign, bound in self.conditions)
+        return " and ".join(map(str, self.conditions))
 
 
 def scheduler(kind: Literal["none", "asha", "median"]) -> Any:

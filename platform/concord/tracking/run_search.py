@@ -25,22 +25,24 @@ class Condition:
     value: str
 
     @staticmethod
-    def of(text: str) -> "Condition":
-        """Parse a condition."""
+    def of(option: str, text: str, right: str) -> "Condition":
+        """Parse the condition of an option; ``right`` says what is expected."""
         found = _CONDITION.fullmatch(text)
         if found is None or (found[2] not in ("=", "!=") and _number(found[3]) is None):
-            raise InputError(f"--where {text}: give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes")
+            raise InputError(f"{option} {text}: {right}")
         return Condition(field_name(found[1]), found[2], found[3])
 
-    def holds(self, run: Run) -> bool:
-        """Whether a run has this option or metric with a fitting value."""
-        known = run.metrics.get(self.name, run.parameters.get(self.name))
+    def holds(self, known: str | float | None) -> bool:
+        """Whether this value fits; None never does."""
         if known is None:
             return False
-        there, wanted = _number(known), _number(self.value)
-        if there is not None and wanted is not None:
-            return bool(_SIGNS[self.sign](there, wanted))
+        number, wanted = _number(known), _number(self.value)
+        if number is not None and wanted is not None:
+            return bool(_SIGNS[self.sign](number, wanted))
         return self.sign in ("=", "!=") and bool(_SIGNS[self.sign](str(known), self.value))
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.sign} {self.value}"
 
 
 def field_name(given: str) -> str:
@@ -76,8 +78,9 @@ def find_runs(
     lack it; without a metric the newest come first. `show` has further options and metrics, of which at least one run
     must have each. `shown` returns a run with the status that is shown: MLflow has no INTERRUPTED.
     """
-    # Trials have no job; their study has.
-    conditions = ["tags.`concord.job` != ''" if study is None else "tags.`concord.kind` != ''"]
+    # A group's runs have no job, unless their models are registered; they are found by name or study.
+    conditions = ["tags.`concord.job` != ''"] if study is None and name is None else ["tags.`concord.version` != ''"]
+    conditions += ["tags.`concord.kind` != ''"] if study is not None else []
     conditions += [f"tags.`concord.job` = {_quoted('job', job)}"] if job else []
     conditions += [f"tags.`concord.study` = {_quoted('study', study)}"] if study else []
     tracked = "RUNNING" if status == "interrupted" else (status or "").upper()
@@ -91,7 +94,9 @@ def find_runs(
         known |= run.metrics.keys() | run.parameters.keys()
         if status and run.status.lower() != status:
             continue
-        if (metric is None or metric in run.metrics) and all(each.holds(run) for each in where):
+        if (metric is None or metric in run.metrics) and all(
+            each.holds(run.metrics.get(each.name, run.parameters.get(each.name))) for each in where
+        ):
             found.append(run)
         if len(found) == most:
             break

@@ -183,8 +183,12 @@ class Store:
 
     def note(self, run_id: str, text: str) -> None:
         """Set the run's description, which MLflow's page of the run shows."""
+        self.set_tag(run_id, "mlflow.note.content", text)
+
+    def set_tag(self, run_id: str, tag: str, value: str) -> None:
+        """Set a tag of the run."""
         with failures(self.uri, f"describe run {run_id}"):
-            self.client.set_tag(run_id, "mlflow.note.content", text)
+            self.client.set_tag(run_id, tag, value)
 
     def log_text(self, run_id: str, text: str, name: str) -> None:
         """Write `text` as the artifact `name` (``folder/file.py``) of the run."""
