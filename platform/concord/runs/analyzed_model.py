@@ -21,6 +21,7 @@ from concord.errors import ArgumentError, InputError, RunFailedError
 from concord.options import OptionGroup, Place, Unkept, group
 from concord.record import folder_of
 from concord.runs.execute import only_process
+from concord.runs.key import Key
 from concord.runs.resources import check_local_gpus
 from concord.runs.tags import run_origin
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
@@ -105,7 +106,9 @@ def kept_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any
         found: dict[str, Any] = json.loads((folder.path / FOLDER / REPORT).read_text())
     except (OSError, ValueError):
         return None
-    if (found.get("run_id"), found.get("asked")) != (trained.run_id, options.asked) or "measurements" not in found:
+    key = Key(trained.run_id, options.asked)
+    other = any(key.differences({"job": found.get("run_id"), "config": found.get("asked", {})}))
+    if other or "measurements" not in found:
         return None
     return _kept(found, options, folder) if "untracked" in found else found
 

@@ -22,7 +22,8 @@ from concord.environments.sharded import (
     shard_of,
 )
 from concord.errors import InputError, RunFailedError, last_line
-from concord.options import OptionGroup, Place, Unkept, science_values
+from concord.options import OptionGroup, Place, Unkept, flag_of, science_values
+from concord.runs.key import Key, plain
 from concord.runs.session import ray_session
 from concord.storage import Folder
 from concord.storage.checksum import file_checksum
@@ -126,14 +127,14 @@ def make_sharded(
 def _begin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The manifest's entries of the undamaged files; a manifest is begun if there is none."""
     if (folder / MANIFEST).exists():
-        there = read_manifest(folder)
-        if (found := there.get("data")) != manifest["data"]:
-            raise invalid_data_error(folder, f"holds data of {found}, not of {manifest['data']}; give another folder")
-        for option, value in manifest["options"].items():
-            if (found := there.get("options", {}).get(option)) != value:
-                given = f"--{option.replace('_', '-')} {value}"
-                raise InputError(f"{given}: the data in {folder} are made with {found}; give another --data-dir")
-        files = [each for each in there.get("shards", ()) if (folder / each["file"]).is_file()]
+        made = read_manifest(folder)
+        key = Key(manifest["data"], plain(manifest["options"]))
+        for part, name, value, found in key.differences({"job": made.get("data"), "config": made.get("options", {})}):
+            if part == "job":
+                raise invalid_data_error(folder, f"holds data of {found}, not of {value}; give another folder")
+            given = f"{flag_of(name)} {value}"
+            raise InputError(f"{given}: the data in {folder} are made with {found}; give another --data-dir")
+        files = [each for each in made.get("shards", ()) if (folder / each["file"]).is_file()]
         return {each["file"]: each for each in files if file_checksum(folder / each["file"]) == each["sha256"]}
     if folder.is_dir() and any(folder.iterdir()):
         raise invalid_data_error(folder, f"is not empty, and not made for {manifest['data']}; give another folder")

@@ -81,5 +81,5 @@ def _configured(
     if RuleFile.is_reference(rule) and RuleFile.parts(rule)[0] not in sources:
         del values["aggregator"]  # losses do not depend on it
     job = with_recorded_rule(job, values.get("aggregator"), sources)
-    config = restored_config(job.job.config, values).resolve()
+    config = restored_config(job.job.config, values)
     return job, config if data_dir is None else config.with_options(data_dir=data_dir)

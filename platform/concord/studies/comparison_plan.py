@@ -256,7 +256,7 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
         if name not in given and not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
-    averaged = isinstance(config, TrainConfig) and config.resolve().aggregation.aggregator == "mean"
+    averaged = isinstance(config, TrainConfig) and config.rule_name == "mean"
     if averaged and "significance" in given:
         config = config.with_options(significance=None)  # the average uses neither significance nor threshold
     try:

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 from concord.aggregation import AGGREGATORS, COMPARING, RULES
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import OBJECTIVES
-from concord.options import OptionGroup, as_words, did_you_mean, group, option_values, options_of
+from concord.options import OptionGroup, Role, as_words, did_you_mean, group, names_of, option_values, options_of
 from concord.record import Run, read_run
 from concord.redaction import is_secret, redact_words
 from concord.runs.execute import only_process
@@ -366,7 +366,9 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
     of_method, study = plan.studies[method], result.studies[method]
     config, usual = config_at(of_method.base, of_method.space, study.best.point), option_values(plan.job.job.config)
-    left_out = {"name", "register", "tracking_uri", "address", "output", *config.resolve().unused()}
+    # The output folder has words of its own, and only the studies keep no models.
+    config = config.with_options(output=usual["output"], register=plan.base.run.register)
+    left_out = names_of(type(config), Role.UNKEPT) | config.unused()
     changed = {
         name: value
         for name, value in option_values(config).items()

@@ -85,10 +85,10 @@ def derived(config: TrainConfig) -> Space:
         ),
     }
     strictness: dict[str, Entry] = {"threshold": Uniform(0.0, 1.0)}
-    if config.resolve().aggregation.aggregator == "t-mask":
+    if config.rule_name == "t-mask":
         strictness = {"significance": SIGNIFICANCES}
     of_the_mask: dict[str, Entry] = {**strictness, "rescale": Choice(True, False)}
-    unused = config.resolve().unused()
+    unused = config.unused()
     return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})
 
 

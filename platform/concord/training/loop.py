@@ -603,7 +603,7 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
         config.require("environments_per_step", config.data.environments_per_step == 0, expected)
     if objective.coupled:
         coupled = "the job's objective couples the environments, so there is one gradient"
-        right = config.resolve().aggregation.aggregator == "mean" or objective.takes_aggregator
+        right = config.rule_name == "mean" or objective.takes_aggregator
         config.require("aggregator", right, f"{coupled}; give mean")
         config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{coupled}; give 1")
         config.require("environment_momentum", config.aggregation.environment_momentum == 0, f"{coupled}; give 0")

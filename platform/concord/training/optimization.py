@@ -28,7 +28,7 @@ class Optimization:
     def __init__(
         self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int, objective: Objective | None = None
     ) -> None:
-        options = config.resolve().optimizer
+        options = config.optimizer
         self._parameters: list[Tensor] = list(parameters)
         self._objective = objective
         own = None if objective is None or objective.alternates else objective  # whose module is trained here

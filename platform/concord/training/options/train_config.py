@@ -15,7 +15,7 @@ from concord.aggregation import (
 )
 from concord.aggregation.rules_by_name import without_chance
 from concord.objectives import objective_type
-from concord.options import group, option_values
+from concord.options import OptionGroup, group, option_values
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.data_options import DataOptions
 from concord.training.options.objective_options import ObjectiveOptions
@@ -65,7 +65,7 @@ class TrainConfig(RunConfig):
     def unused(self) -> frozenset[str]:
         """Also the options for gradients of environments, if the objective has one gradient of all."""
         coupled = objective_type(self.objective.objective).coupled
-        return super().unused() | ({"environment_momentum"} if coupled else set())
+        return OptionGroup.unused(self.resolve()) | ({"environment_momentum"} if coupled else set())
 
     def sources(self) -> dict[str, str]:
         """The text of the rule's file, for the user's own rule."""
@@ -73,9 +73,14 @@ class TrainConfig(RunConfig):
         return super().sources() | ({} if rule is None else {rule.file.file_name: rule.file.source})
 
     @property
+    def rule_name(self) -> str:
+        """The name of the aggregator; what ``auto`` stands for may depend on the job."""
+        return self.resolve().aggregation.aggregator
+
+    @property
     def method(self) -> str:
         """The method, for the run's name: the aggregator, the objective, or both if both are chosen."""
-        chosen = self.resolve().aggregation.aggregator.rpartition(":")[2]  # the rule's name in FILE.py:RULE
+        chosen = self.rule_name.rpartition(":")[2]  # the rule's name in FILE.py:RULE
         if self.objective.objective == "erm":
             return chosen
         return self.objective.objective if chosen == "mean" else f"{self.objective.objective}-{chosen}"
@@ -122,7 +127,7 @@ class TrainConfig(RunConfig):
         """Validate options and their combinations; a job may add checks (InputError)."""
         super().check()
         data, name, per_example = self.data, self.objective.objective, self.aggregation.per_example
-        rule = self.resolve().aggregation.aggregator
+        rule = self.rule_name
         whole = data.environments_per_step == 0
         fixed = self.parallel.min_workers is None or whole
         expected = "batches depend on the number of workers; give --environments-per-step 0"
