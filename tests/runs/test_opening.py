@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from concord.environments import Environments
-from concord.runs.lifecycle import Opened
+from concord.record import OpenRun, Run
+from concord.runs.lifecycle import Open
 from concord.runs.opening import comparison, mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.storage import Folder
 from concord.tracking import Store
 from concord.training import TrainConfig, load_job
 
 STORE = Store("postgresql://me:pa55word@host/runs", None)
-RUN = Opened("first", Folder(Path("there/runs/first")), STORE, {}, cast(Any, None), resumed=False)
+RUN = Open(cast(OpenRun, Run(Folder(Path("there/runs/first")))), STORE, cast(Any, None), resumed=False)
 COMPARE = "concord compare mine methods"
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from concord.training import TrainConfig
 from concord.training.empty_masks import empty_masks
-from concord.training.outcome import Evaluation
+from concord.record import Evaluation
 
 fractions = st.lists(st.sampled_from([0.0, 1e-9, 1.0]), max_size=5)
 

@@ -13,8 +13,8 @@ from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
 from concord.objectives import GroupDRO, Objective
 from concord.record import write_record
+from concord.runs.key import recorded_config
 from concord.runs.preflight import preflight
-from concord.runs.run_folder import recorded_config
 from concord.studies.plan import plan_study
 from concord.studies.study_options import options_for
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train

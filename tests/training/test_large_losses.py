@@ -7,7 +7,7 @@ import pytest
 from command_line import Concord
 
 from concord.training.large_losses import LARGE, large_losses
-from concord.training.outcome import Evaluation
+from concord.record import Evaluation
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
 

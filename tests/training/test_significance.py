@@ -29,7 +29,7 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import write_record
-from concord.runs.run_folder import recorded_config
+from concord.runs.key import recorded_config
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
 from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space

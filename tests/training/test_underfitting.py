@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concord.training import TrainConfig
-from concord.training.outcome import Evaluation
+from concord.record import Evaluation
 from concord.training.underfitting import late_fall, underfitting
 
 lengths = st.integers(6, 60)

@@ -397,19 +397,20 @@ class Member:
         except BaseException:
             self._lock.close()
             raise
+        group.mirror.add(self.run, group.run)  # before its first event: the mirror sees whether it had events
         self.begin()
-        group.mirror.add(self.run, group.run)
 
     def begin(self) -> None:
         """Note that it begins, or that it goes on from its last checkpoint.
 
-        A checkpoint is complete when it has its name, and the evaluations before it are recorded. Its event may be lost
-        with the process that wrote it.
+        The event of a checkpoint may be lost with the process that wrote it. It is complete when it has its name, and
+        counts if the evaluations up to it are recorded: training does not repeat them.
         """
-        names = [each for each in self.run.folder.names(CHECKPOINTS) if not each.endswith(".new")]
-        for name in sorted(set(names) - {*self.run.checkpoints}):
-            written = (self.run.folder.path / CHECKPOINTS / name).stat().st_mtime
-            self.run.append("checkpoint", round(1000 * written), name=name, step=checkpoint_step(name))
+        evaluated = max((step for _, step in self.run.evaluations), default=-1)
+        for name in sorted({*self.run.folder.names(CHECKPOINTS)} - {*self.run.checkpoints}):
+            path = self.run.folder.path / CHECKPOINTS / name
+            if path.exists() and not name.endswith(".new") and checkpoint_step(name) <= evaluated:
+                self.run.append("checkpoint", round(1000 * path.stat().st_mtime), name=name, step=checkpoint_step(name))
         self.run.append("began", resumed=bool(self.run.checkpoints))
 
     def end(self, status: Status, **why: str) -> None:

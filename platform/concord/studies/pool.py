@@ -24,7 +24,7 @@ from ray.tune.search import Searcher
 
 from concord.errors import RunFailedError
 from concord.options import option_values
-from concord.record import OpenRun, Run
+from concord.record import EVENTS, OpenRun, Run
 from concord.runs.dashboard import described
 from concord.runs.execute import RunTask, checkpoint_step, last_checkpoint, remove_checkpoints, remove_older
 from concord.runs.key import finished_run, index_run
@@ -303,6 +303,7 @@ class _Runs(Searcher):
             run = finished_run(output, spec.key)
             name = spec.name if run is None else run.name
             self._group.run.append("asked", run=name, key=spec.key.value, **spec.place)
+            self._group.run.folder.keep(EVENTS)  # at an address, for another machine that goes on
             if run is None:
                 self._waiting.append(spec)
             else:
@@ -321,6 +322,7 @@ class _Runs(Searcher):
             for name, fields in json.loads(result["events"]):
                 run.append(name, **fields)
                 if name == "checkpoint":
+                    run.folder.keep(EVENTS)
                     remove_older(run.folder, run.checkpoints)
         if result["failure"] is None:
             self._progress.evaluated(run.name, result["percent"])

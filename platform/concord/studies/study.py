@@ -23,6 +23,7 @@ from concord.studies.proposals import GroupRuns, ProposalList, Trial
 from concord.studies.results import StudyResult, judged, write_results
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
+from concord.tracking.store import PARENT
 from concord.training.options import TrainConfig
 from concord.training.worker_data import check_environments
 
@@ -220,6 +221,7 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         "concord.method": plan.method,
         "concord.seed": str(plan.base.run.seed),
         "concord.selection": plan.options.selection + (" (oracle)" if plan.test_usage else ""),
+        PARENT: str(pool.group.run.run_id),
     }
     config = config_at(plan.base, plan.space, winner.point)
     assert winner.run is not None

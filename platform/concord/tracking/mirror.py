@@ -207,8 +207,9 @@ class Mirror:
             elif down:
                 time.sleep(_CLOSING_PAUSE_SECONDS)
             closing = self._deadline is not None  # read before sending: then the files hold all events
+            records = self._open_records()
             try:
-                for mirrored in self._open_records():
+                for mirrored in records:
                     sent = self._send_all(mirrored)
                     if sent and down:
                         _logger.warning("tracking at %s answers again; the kept events are being sent", self._shown)
@@ -216,10 +217,10 @@ class Mirror:
                 pause, down = _EVERY_SECONDS, False
             except Exception as error:  # no failure of tracking may end this thread silently
                 if is_final(error):
-                    self._warn("refuses events", error, next(iter(self._records.values())).file)
+                    self._warn("refuses events", error, mirrored.file)
                     return
                 if not down:
-                    self._warn("is not answering", error, next(iter(self._records.values())).file)
+                    self._warn("is not answering", error, mirrored.file)
                 pause, down = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
             if self._deadline is not None and (time.monotonic() >= self._deadline or (closing and not down)):
                 return
@@ -289,7 +290,8 @@ class Mirror:
         """Record the MLflow run that a killed process created without recording its id, if there is one."""
         client = self._store.client
         experiment = client.get_run(group_id).info.experiment_id
-        wanted = f"tags.`{PARENT}` = '{group_id}' AND tags.`{_NAME}` = '{run.name}'"
+        begun = "attributes.status = 'RUNNING'"  # one that ended is of an earlier attempt, which is trained anew
+        wanted = f"tags.`{PARENT}` = '{group_id}' AND tags.`{_NAME}` = '{run.name}' AND {begun}"
         for found in pages(lambda token: client.search_runs([experiment], wanted, page_token=token)):
             run.describe(run_id=str(found.info.run_id))
             return True
