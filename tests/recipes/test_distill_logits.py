@@ -14,7 +14,7 @@ from concord.errors import InputError
 from concord.objectives import ERM
 from concord.training import FinishedRun, Job, ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
-from concord.training.outcome import Evaluation
+from concord.training.evaluation import Evaluation
 from concord_jobs.distill_logits.tables import curves_figure
 
 FILE = load_job("distill-logits")

@@ -45,8 +45,8 @@ from concord.tracking import Mirror, Store, show
 from concord.tracking.mirror import send_again
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
+from concord.training.evaluation import Outcome
 from concord.training.loop import training
-from concord.training.outcome import Outcome
 from concord.training.worker_data import WorkerData, prepare
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_study.py")

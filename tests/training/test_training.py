@@ -48,9 +48,9 @@ from concord.training.checkpoint import (
     write_checksums,
 )
 from concord.training.context import Silent
-from concord.training.early_stopping import BEST, SEEN
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
+from concord.training.kept_weights import BEST, SEEN
 from concord.training.loop import training
 from concord.training.optimization import Optimization
 from concord.training.options import RUNTIME_OPTIONS

@@ -28,8 +28,8 @@ from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL, LARGES
 from concord.reinforcement.state_files import read_state, write_state
 from concord.training.checkpoint import MODEL, PROGRESS, Progress
 from concord.training.context import RunContext
+from concord.training.evaluation import Evaluation
 from concord.training.job import Loop
-from concord.training.outcome import Evaluation
 
 EXPERT = "expert.safetensors"
 _LATE_EPISODES = 200

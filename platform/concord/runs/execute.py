@@ -15,9 +15,9 @@ from concord.errors import InputError, RunFailedError
 from concord.runs.failures import is_outage
 from concord.runs.worker import RunSpec, Sink, evaluations_here, failure
 from concord.training.context import ProcessContext
+from concord.training.evaluation import Evaluation
 from concord.training.job import JobFile
 from concord.training.options import RunConfig, TrainConfig, parallel_of
-from concord.training.outcome import Evaluation
 from concord.training.worker_data import WorkerData
 
 

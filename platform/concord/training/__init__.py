@@ -2,11 +2,10 @@
 
 from concord.training.comparison import Column, Comparison, FinishedRun, Runs
 from concord.training.context import ProcessContext, RunContext, Silent
-from concord.training.evaluation import EnvironmentEvaluation, Measure, correct
+from concord.training.evaluation import EnvironmentEvaluation, Evaluation, Measure, Outcome, correct
 from concord.training.job import Data, Job, JobFile, Loop, Report, Study, load_job
 from concord.training.loop import build_model, train
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.outcome import Evaluation, Outcome
 from concord.training.worker_data import share
 
 __all__ = [

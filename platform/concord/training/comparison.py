@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from concord.errors import InputError
-from concord.training.evaluation import Mode
-from concord.training.outcome import Evaluation
+from concord.training.evaluation import Evaluation, Mode
 
 
 @dataclass(frozen=True)

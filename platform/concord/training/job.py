@@ -18,9 +18,8 @@ from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.training.comparison import Comparison
 from concord.training.context import RunContext
-from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
+from concord.training.evaluation import EnvironmentEvaluation, Evaluation, Measure, Mode, Outcome, PerExample
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.outcome import Evaluation, Outcome
 from concord.training.rule_file import RuleFile
 from concord.training.rule_options import config_with_rule
 
@@ -212,12 +211,12 @@ class Data:
         options: a dataclass whose fields become the options.
         make: gets the options and a function that prints a line of progress; makes the missing data,
             and returns a mapping, the JSON result.
-        tells: whether its lines are the result for readers; else the mapping is shown as a table.
+        prints_result: whether its lines are the result for readers; else the mapping is shown as a table.
     """
 
     options: type[Any]
     make: Callable[[Any, Callable[[str], None]], Mapping[str, Any]]
-    tells: bool = False
+    prints_result: bool = False
 
 
 @dataclass(frozen=True)

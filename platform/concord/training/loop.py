@@ -36,12 +36,13 @@ from concord.training.checkpoint import (
     read_weights,
     write_checkpoint,
 )
-from concord.training.context import ProcessContext, RunContext
-from concord.training.early_stopping import BestWeights
+from concord.training.context import ProcessContext, RunContext, StepsSoFar
 from concord.training.evaluation import (
     EvaluatedPart,
+    Evaluation,
     Measure,
     Mode,
+    Outcome,
     PerExample,
     as_measures,
     check_targets,
@@ -52,12 +53,10 @@ from concord.training.evaluation import (
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
-from concord.training.kept_weights import WeightAverage, best_by
+from concord.training.kept_weights import BestWeights, WeightAverage, best_by
 from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.outcome import Evaluation, Outcome
-from concord.training.steps_so_far import StepsSoFar
 from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
