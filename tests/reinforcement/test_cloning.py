@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib.collections import PathCollection
 
-from concord.analysis.best_runs_figures import bootstrapped_interval
+from concord.analysis.comparison_figures import bootstrapped_interval
 from concord.cli import main
 from concord.environments import BatchStream, Environment
 from concord.environments.sharded import SPLITS

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from concord.analysis.left_out_figure import Spread, left_out_figure
+from concord.analysis.comparison_figures import Spread, left_out_figure
 from concord.studies.criterion import Criterion, metric_on
 from concord.studies.tables import Cells, KeptLine, ResultsTable
 from concord.training import Comparison, FinishedRun, Runs

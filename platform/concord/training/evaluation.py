@@ -18,7 +18,7 @@ from concord.environments.source import InMemory
 from concord.environments.tree import Tree
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
-from concord.training.metric_names import environment_metric, split_metric
+from concord.training.metric_names import environment_metric, names_by_split, split_metric
 
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of a monitored environment."""
@@ -213,8 +213,7 @@ def reported_metrics(
     environments: Environments, measures: Mapping[str, Mode | None], held_out: bool
 ) -> dict[str, Mode | None]:
     """The metrics of evaluations over environments, with their modes, from the measures'."""
-    there = {"held_out": held_out, "validation": environments.validation or held_out, "ood": environments.test}
-    splits = ["train", *(split for split, has in there.items() if has), *environments.monitored]
+    splits = [split for split, names in names_by_split(environments, held_out).items() if names]
     reported = {split_metric(split, measure): mode for split in splits for measure, mode in measures.items()}
     ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
     worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}

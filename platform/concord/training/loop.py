@@ -54,7 +54,7 @@ from concord.training.evaluation import (
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.kept_weights import BestWeights, WeightAverage, best_by
-from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
+from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, names_by_split, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.worker_data import WorkerData, prepare, share
@@ -301,8 +301,9 @@ class _Run:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, process.device), process)
         self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
         lengths = set[float]().union(*process.all_gather({len(each) / config.data.batch_size for each in training}))
-        whole = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
-        self.objective.attach(self.batches.batch, self.optimization.optimizer, self.steps_per_epoch if whole else None)
+        same_every_epoch = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
+        period = self.steps_per_epoch if same_every_epoch else None
+        self.objective.attach(self.batches.batch, self.optimization.optimizer, period)
         names = [environment.name for environment in training]
         if together is not None:  # which differ at every step
             names = [f"{index + 1} of process {process.rank}'s at this step" for index in range(together)]
@@ -426,8 +427,8 @@ class _Run:
         fractions = kept.stacked().float().cpu()
         if fractions.numel() > 0:  # of a rule that drops components
             overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
-            for of_step, fraction in zip(each, overall, strict=True):
-                of_step["step/kept_fraction"] = fraction
+            for step_metrics, fraction in zip(each, overall, strict=True):
+                step_metrics["step/kept_fraction"] = fraction
             metrics["kept_fraction"] = sum(overall) / len(overall)
             for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
                 metrics[layer_metric("kept_fraction", name)] = fraction
@@ -540,17 +541,16 @@ class _Run:
     def _parts(self, prepared: WorkerData) -> list[EvaluatedPart]:
         """One row for every part of the data, the same list in every process."""
         own = {pair.training.name: pair for pair in prepared.training if pair.training.name in self._own_names()}
+        data = {("train", name): pair.training for name, pair in own.items()}
+        data |= {("held_out", name): pair.held_out for name, pair in own.items() if pair.held_out is not None}
         others = dict(prepared.eval_only)
-        rows = []
-        for name in self.environments.train:
-            rows.append(EvaluatedPart("train", name, own[name].training if name in own else None))
-        if self.config.data.held_out > 0:
-            for name in self.environments.train:
-                rows.append(EvaluatedPart("held_out", name, own[name].held_out if name in own else None))
-        rows += [EvaluatedPart("validation", name, others.get(name)) for name in self.environments.validation]
-        rows += [EvaluatedPart("ood", name, others.get(name)) for name in self.environments.test]
-        rows += [EvaluatedPart(name, name, others.get(name)) for name in self.environments.monitored]
-        return rows
+        by_split = names_by_split(self.environments, self.config.data.held_out > 0)
+        by_split["validation"] = self.environments.validation  # else a copy of the held-out numbers, see evaluate
+        return [
+            EvaluatedPart(split, name, data.get((split, name), others.get(name)))
+            for split, names in by_split.items()
+            for name in names
+        ]
 
     def average_buffers(self) -> None:
         """Average batch norm's running statistics over all environments, in which they are linear.
@@ -609,8 +609,8 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
 
 
 def _check_all_targets(model: nn.Module, prepared: WorkerData, device: torch.device) -> None:
-    of_training = [part for pair in prepared.training for part in pair if part is not None]
-    for part in [*of_training, *(environment for _, environment in prepared.eval_only)]:
+    training = [part for pair in prepared.training for part in pair if part is not None]
+    for part in [*training, *(environment for _, environment in prepared.eval_only)]:
         check_targets(part, _outputs(model, part, device))
 
 
