@@ -21,6 +21,12 @@ class ProcessContext:
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes, in place; called in every process."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
     def all_gather(self, value: Item) -> list[Item]:
         """The values of all processes, by rank; called in every process."""
         values = [value] * self.world_size

@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -18,6 +17,7 @@ from concord.environments.source import InMemory
 from concord.environments.tree import Tree
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
+from concord.training.context import ProcessContext
 from concord.training.metric_names import environment_metric, names_by_split, split_metric
 
 Split = str
@@ -279,8 +279,7 @@ def evaluate(
     loss: Loss | Risk,
     measures: Mapping[str, Measure | PerExample],
     parts: Sequence[EvaluatedPart],
-    device: torch.device,
-    distributed: bool,
+    process: ProcessContext,
     examples_at_once: int = 4096,
     step: int = 0,
     evaluation: EnvironmentEvaluation | None = None,
@@ -305,7 +304,7 @@ def evaluate(
     own = {at: part.data for at, part in enumerate(parts) if part.data is not None}
     pieces = [(at, start) for at, data in own.items() for start in range(0, len(data), examples_at_once)]
     readers = 0 if all(isinstance(data.source, InMemory) for data in own.values()) else readers
-    batches = read_ahead(functools.partial(_piece, own, examples_at_once), pieces, readers, device)
+    batches = read_ahead(functools.partial(_piece, own, examples_at_once), pieces, readers, process.device)
     for (at, _), batch in zip(pieces, batches, strict=True):
         row, weight = sums[at], weights[at]
         evaluated = evaluate_batch(model, risk, known, batch, step)
@@ -321,10 +320,8 @@ def evaluate(
         for index, value in enumerate(given.values(), start=1 + len(known)):
             weight[index] = len(part.data or ())
             row[index] = value * weight[index]
-    if distributed:
-        both = torch.stack([sums, weights]).to(device)
-        dist.all_reduce(both)
-        sums, weights = both.cpu().unbind()
+    if process.world_size > 1:
+        sums, weights = process.all_reduce(torch.stack([sums, weights]).to(process.device)).cpu().unbind()
     metrics: dict[str, float] = {}
     for index, measure_name in enumerate(names):
         for split in dict.fromkeys(part.split for part in parts):

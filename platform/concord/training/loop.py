@@ -450,10 +450,7 @@ class _Run:
 
     def _weight(self, weights: Tensor) -> float:
         """The total weight of the batches of these steps, over all processes."""
-        weight = weights.double().sum()
-        if self.process.world_size > 1:
-            dist.all_reduce(weight)
-        return float(weight)
+        return float(self.process.all_reduce(weights.double().sum()))
 
     def _losses(self, losses: Tensor, weights: Tensor) -> tuple[list[float], list[float]]:
         """The mean loss over environments at each step, unweighted, and the worst loss."""
@@ -464,14 +461,12 @@ class _Run:
             losses = (losses.view_as(weights) * weights).sum(2) / weights.sum(2)
         if self.config.aggregation.per_example and self.process.world_size > 1:
             # Every process has a part of each environment's batch, and its weight.
-            both = torch.stack([losses * weights, weights])
-            dist.all_reduce(both)
-            losses = both[0] / both[1]
+            sums, weights = self.process.all_reduce(torch.stack([losses * weights, weights]))
+            losses = sums / weights
             return losses.mean(1).tolist(), losses.amax(1).tolist()
-        sums, worst = losses.sum(1), losses.amax(1)
+        sums, worst = self.process.all_reduce(losses.sum(1)), losses.amax(1)
         counts = losses.shape[1]
         if self.process.world_size > 1:
-            dist.all_reduce(sums)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
             counts = self.config.data.environments_per_step or len(self.environments.train)
         return (sums / counts).tolist(), worst.tolist()
@@ -490,8 +485,7 @@ class _Run:
             self.risk,
             self.measures,
             self.parts,
-            self.process.device,
-            self.process.world_size > 1,
+            self.process,
             # As many examples as a training step, so that evaluation needs no more memory.
             examples_at_once=self.config.data.batch_size
             * max(self.config.data.environments_per_step // self.process.world_size or len(self._own_names()), 1),
@@ -519,14 +513,8 @@ class _Run:
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
         batches = {each.name: some_examples(each, EXAMPLES, self.config.run.seed, "consistency") for each in own}
         count = len(self.environments.train)
-        found = consistency_metrics(self.evaluated, self.risk, batches, count, self._summed)
+        found = consistency_metrics(self.evaluated, self.risk, batches, count, self.process.all_reduce)
         return found | {"consistency/seconds": time.perf_counter() - started}
-
-    def _summed(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
-        if self.process.world_size > 1:
-            dist.all_reduce(values)
-        return values
 
     def write(
         self, folder: Path, progress: Progress, stopping: BestWeights | None, momentum: Mapping[str, Tensor]
@@ -567,8 +555,7 @@ class _Run:
                 lowest, highest, mean = buffer.clone(), buffer.clone(), buffer * weight
                 dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
                 dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-                dist.all_reduce(mean)
-                buffer.copy_(torch.where(lowest == highest, buffer, mean))
+                buffer.copy_(torch.where(lowest == highest, buffer, self.process.all_reduce(mean)))
 
     def _own_names(self) -> list[str]:
         return share(self.environments.train, self.process)
