@@ -48,11 +48,11 @@ def summary(
         (summary(), "kept in there/runs/first, tracked in postgresql://me:***@host/runs"),
     ],
 )
-def test_the_data_the_method_and_the_choice_are_described_without_passwords(found: list[str], line: str) -> None:
+def test_method_data_and_choice_are_described_without_passwords(found: list[str], line: str) -> None:
     assert line in found
 
 
-def test_the_command_that_compares_methods_has_the_job_and_the_options_of_its_data(tmp_path: Path) -> None:
+def test_the_command_for_methods_has_the_job_and_its_data_options(tmp_path: Path) -> None:
     job = load_job("table")
     config = job.job.config.with_options(data=tmp_path, target="chest pain", lr=0.1, name="a")
     command = f"concord compare table methods --data {tmp_path} --target 'chest pain'"

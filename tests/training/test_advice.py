@@ -44,7 +44,7 @@ def passing(signs: str, chance: str, count: str = "32 environments", tau: str = 
     return f"{count}, τ {tau}: {signs} must agree; by chance a component passes with probability {chance}"
 
 
-def test_what_a_threshold_means_is_said() -> None:
+def test_the_meaning_of_a_threshold_is_in_the_first_lines() -> None:
     assert mask(32) == [passing("29 of 32 signs", "2.6e-6", tau="0.8125")]
     assert mask(32, threshold=0.8) == [passing("29 of 32 signs", "2.6e-6")]
     assert mask(100) == [passing("75 of 100 signs", "5.6e-7", "100 environments", "0.5")]
@@ -82,9 +82,7 @@ def test_what_a_threshold_means_is_said() -> None:
         ({"workers": 4, "aggregator": "and-mask"}, None),
     ],
 )
-def test_gradients_that_travel_for_a_comparison_are_counted_before_a_run(
-    options: dict[str, object], line: str | None
-) -> None:
+def test_gradients_sent_for_a_comparison_are_counted_before_a_run(options: dict[str, object], line: str | None) -> None:
     lines = mask_lines(TrainConfig().with_options(**{"aggregator": "pcgrad"} | options), 8, COMPARE)
     found = [each for each in lines if each.startswith("exchange: ")]
     assert found == ([] if line is None else [f"exchange: pcgrad {line}"])
@@ -102,7 +100,7 @@ def test_gradients_that_travel_for_a_comparison_are_counted_before_a_run(
         (10, {"aggregator": "xor-mask"}, None),
     ],
 )
-def test_a_mask_that_chance_passes_is_warned_of_where_it_is_not_asked_for(
+def test_a_mask_that_chance_passes_is_warned_of_unless_asked_for(
     count: int, options: dict[str, object], warning: str | None
 ) -> None:
     warnings = [line for line in mask(count, **options) if line.startswith("warning: ")]
@@ -131,7 +129,7 @@ def test_a_mask_that_chance_passes_is_warned_of_where_it_is_not_asked_for(
         (2, {"per_example": True, "threshold": 0.2}, None),
     ],
 )
-def test_few_environments_are_told_before_training_what_to_expect(
+def test_few_environments_are_told_what_to_expect_before_training(
     count: int, options: dict[str, object], told: str | None
 ) -> None:
     expected = [line for line in mask(count, **options) if line.startswith("expect: shortcuts may be learned")]
@@ -155,7 +153,7 @@ def test_the_largest_loss_of_the_first_evaluation_is_named() -> None:
     assert said.startswith("warning: loss/held_out/b was 3.21e+29 at the first evaluation; losses above 1e+10 ")
 
 
-def test_train_says_so_of_inputs_that_are_absurdly_large(concord_: Concord, output: Path) -> None:
+def test_train_warns_of_absurdly_large_inputs(concord_: Concord, output: Path) -> None:
     said = concord_("train", JOBS / "shared_rule.py", "--trouble", "large", "--epochs", "1", "--output", output)
     assert said.status == 0
     (line,) = [line for line in said.err.splitlines() if line.startswith("warning: loss/")]
@@ -230,7 +228,7 @@ def learned(count: int, pace: float, floor: float = 0.3, start: float = 0.4) -> 
 
 
 @given(lengths, st.floats(0.5, 3), st.floats(0.05, 1))
-def test_what_still_falls_is_seen(count: int, pace: float, floor: float) -> None:
+def test_a_loss_that_still_falls_is_found(count: int, pace: float, floor: float) -> None:
     found = late_fall(learned(count, pace, floor))
     assert found is not None
     late = learned(count, pace, floor)[-max(6, math.ceil(0.6 * count)) :]
@@ -238,12 +236,12 @@ def test_what_still_falls_is_seen(count: int, pace: float, floor: float) -> None
 
 
 @given(lengths, st.floats(12, 100), st.floats(0.05, 1))
-def test_what_has_converged_is_not(count: int, pace: float, floor: float) -> None:
+def test_a_converged_loss_is_not_reported(count: int, pace: float, floor: float) -> None:
     assert late_fall(learned(max(count, 10), pace, floor)) is None
 
 
 @given(losses)
-def test_no_loss_that_ends_higher_than_it_was_is_said_to_fall(losses: list[float]) -> None:
+def test_a_loss_that_ends_higher_does_not_fall(losses: list[float]) -> None:
     """Not even where most of the pairs fall: the last six must have a trend, and that downwards."""
     late = losses[-max(6, math.ceil(0.6 * len(losses))) :]
     assert late_fall(sorted(losses)) is None
@@ -259,7 +257,7 @@ def test_the_unit_of_the_loss_does_not_matter(losses: list[float], exponent: int
 
 
 @given(losses, st.integers(0, 5), st.sampled_from([math.nan, math.inf]))
-def test_losses_that_are_few_or_not_finite_say_nothing(losses: list[float], at: int, bad: float) -> None:
+def test_few_losses_or_non_finite_ones_give_nothing(losses: list[float], at: int, bad: float) -> None:
     assert late_fall(sorted(losses, reverse=True)[:5]) is None
     assert late_fall([*losses[:at], bad, *losses[at:]]) is None
 
@@ -273,7 +271,7 @@ def test_noise_is_seldom_taken_for_learning(count: int, noise: float) -> None:
     assert sum(late_fall(row.tolist()) is not None for row in rows) <= 0.01 * len(rows)
 
 
-def test_a_run_is_told_by_what_came_before_the_learning_rate_was_lowered() -> None:
+def test_only_losses_before_the_learning_rate_falls_count() -> None:
     config = TrainConfig().with_options(epochs=20, lr=1e-3)
     falling, flat = learned(10, 1.5), learned(10, 40)
     frozen = [falling[-1] - 0.001 * at / 10 for at in range(10)]
@@ -295,8 +293,8 @@ def test_a_run_is_told_by_what_came_before_the_learning_rate_was_lowered() -> No
 # --- shortcuts
 
 
-def said_after(job: Job[Any], environments: Environments, **options: Any) -> str | None:
-    """What is said after a training in this process."""
+def advice_after(job: Job[Any], environments: Environments, **options: Any) -> str | None:
+    """The advice against shortcuts after a training in this process."""
     job = dataclasses.replace(job, environments=lambda _: environments)
     config = job.config.with_options(**options).resolve()
     outcome = train(job, config, ProcessContext(), Silent())
@@ -313,46 +311,46 @@ def only(**purposes: Any) -> Environments:
 
 
 def test_only_the_test_is_called_an_oracle() -> None:
-    said = str(said_after(JOB, only(test="t"), **AVERAGED))
+    said = str(advice_after(JOB, only(test="t"), **AVERAGED))
     assert "in the test (oracle: only it shows this; do not select by it) 0." in said
-    assert "oracle" not in str(said_after(JOB, only(validation="v", test="t"), **AVERAGED))
-    assert said_after(JOB, only(), **AVERAGED) is None
-    assert said_after(JOB, only(validation="v", test="t"), **AVERAGED, held_out=0.0) is None
-    assert said_after(JOB, only(validation="v", test="t"), threshold=1.0) is None
+    assert "oracle" not in str(advice_after(JOB, only(validation="v", test="t"), **AVERAGED))
+    assert advice_after(JOB, only(), **AVERAGED) is None
+    assert advice_after(JOB, only(validation="v", test="t"), **AVERAGED, held_out=0.0) is None
+    assert advice_after(JOB, only(validation="v", test="t"), threshold=1.0) is None
 
 
-def test_losses_tell_it_where_there_is_no_accuracy() -> None:
+def test_without_an_accuracy_the_loss_shows_shortcuts() -> None:
     losses = dataclasses.replace(JOB, measures={})
-    said = str(said_after(losses, only(validation="v"), **AVERAGED))
+    said = str(advice_after(losses, only(validation="v"), **AVERAGED))
     assert said.startswith("shortcuts were learned: loss on held-out examples 0.")
-    assert said_after(losses, only(validation="v"), threshold=1.0) is None
+    assert advice_after(losses, only(validation="v"), threshold=1.0) is None
 
 
-def test_what_to_try_depends_on_the_rule_and_the_number_of_environments() -> None:
+def test_advice_depends_on_the_rule_and_the_number_of_environments() -> None:
     few = Environments(lambda name: DATA[name].data, train="abc", validation="v")
-    said = str(said_after(JOB, few, threshold=0.8))
+    said = str(advice_after(JOB, few, threshold=0.8))
     t_mask = "--aggregator t-mask --environment-momentum 0.9"
     assert said.endswith(f"; try more training environments than 3, or {t_mask}, or --objective vrex --aggregator mean")
-    said = str(said_after(JOB, few, aggregator="t-mask", significance=0.9))
+    said = str(advice_after(JOB, few, aggregator="t-mask", significance=0.9))
     assert said.endswith("; try more training environments than 3, or --objective vrex --aggregator mean")
-    said = str(said_after(JOB, few, objective="vrex"))
+    said = str(advice_after(JOB, few, objective="vrex"))
     assert said.endswith("; try more training environments than 3, or an --objective other than vrex")
     many = only(validation="v")
-    assert "try --significance 0.01, or more" in str(said_after(JOB, many, threshold=0.2, epochs=5))
+    assert "try --significance 0.01, or more" in str(advice_after(JOB, many, threshold=0.2, epochs=5))
 
 
-def test_the_t_test_is_advised_after_a_mask_of_many_signs_alone() -> None:
+def test_the_t_test_is_advised_only_after_a_mask_of_many_signs() -> None:
     names = [f"{name}{copy}" for name in "abcdefgh" for copy in range(3)]
     many = Environments(lambda name: DATA[name[0]].data, train=names, validation="v")
     advised = "--aggregator t-mask --environment-momentum 0.9"
-    assert advised in str(said_after(JOB, many, threshold=0.0))
-    said = str(said_after(JOB, many, **AVERAGED))
+    assert advised in str(advice_after(JOB, many, threshold=0.0))
+    said = str(advice_after(JOB, many, **AVERAGED))
     assert "try --aggregator and-mask, or more" in said
     assert advised not in said
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 10))
-def test_what_is_as_good_outside_never_falls_short(inside: float, gain: float, first: float) -> None:
+def test_a_measure_as_good_outside_never_falls_short(inside: float, gain: float, first: float) -> None:
     better = min(inside + gain, 1.0)
     assert not falls_short(inside, better, first, "max")
     assert not falls_short(better, inside, first, "min")
@@ -374,5 +372,7 @@ def test_what_is_as_good_outside_never_falls_short(inside: float, gain: float, f
         (0.9, math.nan, 0.5, "max", False),
     ],
 )
-def test_the_margins(inside: float, outside: float, first: float, mode: Any, short: bool) -> None:
+def test_the_margins_between_inside_and_outside(
+    inside: float, outside: float, first: float, mode: Any, short: bool
+) -> None:
     assert falls_short(inside, outside, first, mode) == short
