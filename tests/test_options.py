@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
+from concord.runs.run_folder import recorded_config, restored_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.options import OptionGroup, option_values, options_of
 from concord.record import write_record
-from concord.runs.run_folder import recorded_config, restored_config
 from concord.storage import Folder
 from concord.training import TrainConfig, load_job
 from concord.training.job import Job

@@ -135,6 +135,6 @@ job = Job(
     model,
     loss,
     config=TableConfig().with_options(batch_size=64, epochs=100),
-    data=Data(TableCheck, check, tells=True),
+    data=Data(TableCheck, check, prints_result=True),
     reproduces="no paper's result: for data of your own",
 )

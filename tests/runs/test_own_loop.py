@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from command_line import Concord
+from concord.runs.run_folder import run_folder
 from forked import Command
 from tracked import points_of
 
 from concord.record import Events, RunHistory, read_events
-from concord.runs.run_folder import run_folder
 from concord.tracking import Store
 from concord.training import Evaluation, Silent, load_job
 

@@ -20,6 +20,7 @@ import fsspec
 import numpy as np
 import pytest
 import s3_server
+from concord.studies.unfinished import RunCheckpoints
 from mlflow_server import Server
 from recorded import comparable, without_time
 from s3_server import BUCKET
@@ -47,7 +48,6 @@ from concord.storage import (
 )
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
-from concord.studies.unfinished import RunCheckpoints
 from concord.tracking import Mirror, Store
 from concord.training import ProcessContext, Silent, load_job, train
 from concord_jobs.punctuated_sst2.data import SST2

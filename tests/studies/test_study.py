@@ -30,7 +30,7 @@ from waiting import wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError
-from concord.record import EVENTS, RECORD, Events, read_history
+from concord.record import EVENTS, RECORD, Events, Run, read_history
 from concord.storage import Folder
 from concord.studies.plan import StudyPlan, group_folder, plan_study
 from concord.studies.proposals import EndedRun, GroupRuns
@@ -46,7 +46,6 @@ from concord.tracking.mirror import send_again
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.loop import training
-from concord.record import Run
 from concord.training.worker_data import WorkerData, prepare
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_study.py")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from concord.runs.run_folder import recorded_config
 from recorded import Kept, without_time
 from torch import nn
 
@@ -14,7 +15,6 @@ from concord.errors import InputError
 from concord.objectives import GroupDRO, Objective
 from concord.record import write_record
 from concord.runs.preflight import preflight
-from concord.runs.run_folder import recorded_config
 from concord.studies.plan import plan_study
 from concord.studies.study_options import options_for
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train

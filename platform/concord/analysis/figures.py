@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart with every kind of colour vision.
+# Okabe and Ito's palette, whose colours differ for every kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 
 # The published names of methods, by the option's value or the study's method.

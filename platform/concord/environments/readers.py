@@ -123,7 +123,7 @@ class _Slot:
         return _Batch(places, self)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """A tensor after those that are there, if there is room."""
+        """A tensor after those already allocated; None without room."""
         count, start = math.prod(shape), self._end
         end = start + -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         if not start < end <= _SLOT:
