@@ -72,7 +72,7 @@ def _hyperparameters_of(kind: Any) -> Mapping[str, Hyperparameter]:
     for name, each in parameters.items():
         factory = fields[name].default_factory if name in fields else MISSING
         default = each.default if factory is MISSING else factory()
-        found[name] = Hyperparameter(kind, name, hints[name], MISSING if default is each.empty else default)
+        found[name] = Hyperparameter(kind, name, hints.get(name, Any), MISSING if default is each.empty else default)
     return found
 
 
