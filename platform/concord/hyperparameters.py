@@ -46,11 +46,7 @@ class _Help(Doc):
     def documentation(self) -> str:  # type: ignore[override]
         return self._argument.text
 
-    def __hash__(self) -> int:
-        return hash(self._argument.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Help) and other._argument is self._argument
+    __hash__, __eq__ = object.__hash__, object.__eq__  # those of Doc would parse it
 
 
 def hyperparameters_of(kind: type[Any]) -> Mapping[str, Hyperparameter]:
@@ -60,7 +56,10 @@ def hyperparameters_of(kind: type[Any]) -> Mapping[str, Hyperparameter]:
 
 @functools.lru_cache(maxsize=256)
 def _documentation(kind: Any) -> Mapping[str, str]:
-    arguments = docstring_parser.parse_from_object(kind).params
+    try:
+        arguments = docstring_parser.parse_from_object(kind).params
+    except (SyntaxError, TypeError):  # its source cannot be read
+        return {}
     return {each.arg_name: " ".join((each.description or "").split()) for each in arguments}
 
 

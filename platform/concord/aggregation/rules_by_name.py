@@ -100,10 +100,10 @@ def masks(kind: type[Any]) -> bool:
 
 
 def searched(kind: type[Any]) -> Entries:
-    """The space of a rule's options in a comparison of methods; of a mask its threshold, if the rule declares none."""
-    threshold: Entries = {"threshold": Uniform(0.0, 1.0)} if "threshold" in fields_of(kind) else {}
-    space: Entries = getattr(kind, "space", threshold)
-    return space
+    """The space of a rule's options in a comparison of methods: the declared one, or that of its threshold."""
+    if isinstance(space := getattr(kind, "space", None), Mapping):
+        return space
+    return {"threshold": Uniform(0.0, 1.0)} if "threshold" in fields_of(kind) else {}
 
 
 def aggregator(name: str, threshold: float = 1.0) -> Aggregator:

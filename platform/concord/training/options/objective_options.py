@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
@@ -21,21 +22,18 @@ else:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _default_weights() -> str:
     """The default weights, from the largest, each with its objectives."""
-    weights = {name: kind.default_weight for name, kind in OBJECTIVES.items() if kind.default_weight is not None}
-    by_weight = {
-        weight: [name for name, each in weights.items() if each == weight]
-        for weight in sorted({*weights.values()}, reverse=True)
-    }
-    return ", ".join(f"{_number(weight)} for {_listed(names)}" for weight, names in by_weight.items())
-
-
-def _number(weight: float) -> str:
-    return f"{weight:.0e}".replace("e+0", "e") if weight >= 1e3 else f"{weight:g}"
+    by_weight: dict[float, list[str]] = {}
+    for name, kind in OBJECTIVES.items():
+        if kind.default_weight is not None:
+            by_weight.setdefault(kind.default_weight, []).append(name)
+    exponents = {each: str(Decimal(str(each)).normalize()).replace("E+", "e") for each in by_weight}
+    shown = {each: f"{each:g}" if each < 1e3 else exponents[each] for each in by_weight}
+    return ", ".join(f"{shown[each]} for {_listed(by_weight[each])}" for each in sorted(by_weight, reverse=True))
 
 
 _WEIGHT = (
