@@ -22,7 +22,7 @@ from concord.environments.images import image_dataset
 from concord.environments.parquet import read_table
 from concord.environments.sharded import FORMAT, ShardedData
 from concord.errors import InputError
-from concord.storage.checksum import file_checksum
+from concord.storage import file_checksum
 
 ROWS = 2
 

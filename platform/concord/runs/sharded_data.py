@@ -24,8 +24,7 @@ from concord.environments.sharded import (
 from concord.errors import InputError, RunFailedError, last_line
 from concord.options import OptionGroup, option_values
 from concord.runs.session import ray_session
-from concord.storage import Folder
-from concord.storage.checksum import file_checksum
+from concord.storage import Folder, file_checksum
 from concord.training.options import RunConfig
 from concord.training.process import tune_process
 
