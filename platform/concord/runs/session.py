@@ -9,10 +9,10 @@ from typing import Any
 
 from concord import logs
 from concord.errors import InputError, first_line
+from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs.cluster_address import LOCAL, check_cluster, cluster_address
-from concord.runs.ray_agents import ended_with_driver
 from concord.runs.termination import signal_handler
 from concord.training.options import RunConfig
 
@@ -63,7 +63,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
         logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        with ended_with_driver() if address == LOCAL else contextlib.nullcontext():
+        with ray_agents_ended() if address == LOCAL else contextlib.nullcontext():
             yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()

@@ -20,7 +20,7 @@ from concord.aggregation.rule import aggregate
 from concord.aggregation.weighting import Weighting, weights_of
 from concord.errors import ArgumentError, InputError
 from concord.hyperparameters import Hyperparameter, hyperparameters_of
-from concord.source_file import read_source, reason, run_source
+from concord.source_file import read_source, refusing, run_source
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,8 @@ class RuleFile:
                 "is no dataclass; a rule is a frozen dataclass with statistics and finish(sums, environments), with "
                 "weights(gram), or with combine(columns)"
             )
-        try:
+        with refusing("its fields have no types", self.path, refusal):
             return OwnRule(self, kind, hyperparameters_of(kind))
-        except Exception as error:  # annotations are the user's: anything can be in them
-            raise refusal(f"its fields have no types ({reason(error, self.path)})") from error
 
 
 @dataclass(frozen=True)
@@ -92,29 +90,24 @@ class OwnRule:
 
     def build(self, values: Mapping[str, Any]) -> Rule:
         """Make the rule with these values of its fields; other values are ignored."""
-        try:
+        with refusing("cannot be made", self.file.path, self._refused):
             rule: Rule = self.kind(**{name: values[name] for name in self.options})
-        except InputError:
-            raise
-        except Exception as error:  # the class is the user's: anything can be raised
-            raise self._refused(f"cannot be made ({reason(error, self.file.path)})") from error
         return rule
 
     def check(self, rule: Rule) -> None:
         """Refuse a rule that fails on a few numbers (ArgumentError)."""
         gradients = torch.linspace(-1, 1, 12).reshape(3, 4)
         try:
-            known = as_rule(rule)
-            if isinstance(known, Weighting):
-                weights_of(known, gradients @ gradients.T)
-            elif isinstance(known, ColumnRule):
-                combined(known, gradients)
-            else:
-                aggregate(known, gradients)
+            with refusing("cannot be used", self.file.path, InputError):
+                known = as_rule(rule)
+                if isinstance(known, Weighting):
+                    weights_of(known, gradients @ gradients.T)
+                elif isinstance(known, ColumnRule):
+                    combined(known, gradients)
+                else:
+                    aggregate(known, gradients)
         except InputError as error:
             raise self._refused(str(error)) from error
-        except Exception as error:  # its functions are the user's: anything can be raised
-            raise self._refused(f"cannot be used ({reason(error, self.file.path)})") from error
 
     def _refused(self, problem: str) -> ArgumentError:
         return ArgumentError("aggregator", self.file.reference, problem)
