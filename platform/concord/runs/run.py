@@ -17,7 +17,6 @@ from concord.options import flag_of, option_values
 from concord.record import Events
 from concord.runs.champion import required, scored_on, shortfall
 from concord.runs.checkpoints import CHECKPOINTS, last_checkpoint, remove_older, remove_unlisted
-from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.execute import execute, needs_ray_train
 from concord.runs.lifecycle import Lineage, Opened, Reserved, open_run, reserved_run, run_description
@@ -26,7 +25,7 @@ from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.resources import require_resources
 from concord.runs.resume import require_same_data
-from concord.runs.session import ray_session
+from concord.runs.session import check_cluster, ray_session
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
 from concord.runs.worker import RunSpec
