@@ -59,8 +59,9 @@ LONG = (
     "test_study", "test_analyze", "test_submission", "test_readme", "test_tracking", "test_training", "test_ui",
     "test_record", "test_own_rule", "test_collective", "test_cli", "test_objective_jobs", "test_store_creation",
     "test_storage", "test_readers", "test_dynamics", "test_network_consistency", "test_run_lifecycle",
-    "test_consistency_job", "test_watching", "test_wire_model", "test_last_words", "test_synthetic", "test_weightings",
-    "test_progress", "test_kubernetes", "test_image_domains", "test_distill_tasks", "test_champion", "test_objectives",
+    "test_consistency_job", "test_watching", "test_wire_model", "test_exit_watchdog", "test_synthetic",
+    "test_weightings", "test_progress", "test_kubernetes", "test_image_domains", "test_distill_tasks", "test_champion",
+    "test_objectives",
 )  # fmt: skip
 # Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
 GROUPS = {"ray_cluster": "ray", "process_groups": "processes", "server": "servers"}

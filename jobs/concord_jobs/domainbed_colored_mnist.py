@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from concord.environments import Environments
-from concord.environments.misleading import misled
+from concord.environments.label_noise import misled
 from concord.training import Job, TrainConfig
 from concord_jobs.domainbed.small_images import SETTINGS, dealt, network
 from concord_jobs.domainbed.spaces import SMALL_IMAGES

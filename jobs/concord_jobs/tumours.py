@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from concord.environments import Environments
 from concord.environments.collection import generator_for
-from concord.environments.misleading import misled, require_probabilities
+from concord.environments.label_noise import misled, require_probabilities
 from concord.errors import ArgumentError
 from concord.models import MLP
 from concord.models.mlp_options import MLPOptions

@@ -1,10 +1,11 @@
 """Runs a user's Python file from its text, since another node may not have the file."""
 
+import contextlib
 import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -40,6 +41,20 @@ def run_source(path: str, source: str, kind: str, refusal: Callable[[str], Input
     except (Exception, SystemExit) as error:  # the file is the user's: anything can be raised
         raise refusal(f"cannot be loaded ({reason(error, path)})") from error
     return module
+
+
+@contextlib.contextmanager
+def refusing(problem: str, path: str, refusal: Callable[[str], InputError]) -> Iterator[None]:
+    """Turn an exception of the user's code in the body into one line: the problem, and its reason with the line number.
+
+    An InputError is one already. The code is the file's of this path; ``refusal`` makes the error.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise refusal(f"{problem} ({reason(error, path)})") from error
 
 
 def reason(error: BaseException, path: str | None = None) -> str:

@@ -78,6 +78,7 @@ class OneOf:
 
 Domain = Choice | Uniform | LogUniform | Integers
 Entry = Union[Domain, OneOf, Value]  # noqa: UP007
+Entries = Mapping[str, Entry]
 # The names of domains with two bounds, in JSON.
 _BOUNDED = {"uniform": Uniform, "log-uniform": LogUniform, "integers": Integers}
 

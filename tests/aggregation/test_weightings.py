@@ -16,8 +16,8 @@ from torchjd.aggregation import TrimmedMean as TorchJDTrimmedMean
 from torchjd.linalg import QuadprogProjector
 
 from concord.aggregation import (
-    COMPARING,
     MGDA,
+    RULES,
     CAGrad,
     Clipping,
     Krum,
@@ -37,9 +37,7 @@ from concord.errors import ArgumentError, InputError
 
 claim = settings(max_examples=60, deadline=None)
 WEIGHTINGS: list[Weighting] = [
-    rule
-    for rule in (each() for each in COMPARING.values())
-    if isinstance(rule, Weighting) and not isinstance(rule, Krum)
+    rule for rule in (each() for each in RULES.values()) if isinstance(rule, Weighting) and not isinstance(rule, Krum)
 ]
 
 
@@ -329,9 +327,9 @@ def test_weights_that_are_wrong_are_refused_by_name(weights: Callable[[Tensor], 
 
 
 def test_krum_of_too_few_environments_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="byzantine=1: needs 4 environments at least, and there are 3"):
+    with pytest.raises(ArgumentError, match="byzantine=1: needs 4 environments at each step, and there are 3"):
         weights_of(Krum(), torch.eye(3))
-    with pytest.raises(ArgumentError, match="selected=5: there are only 4 environments"):
+    with pytest.raises(ArgumentError, match="selected=5: there are 4 environments at a step"):
         weights_of(Krum(selected=5), torch.eye(4))
 
 

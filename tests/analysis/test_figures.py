@@ -2,9 +2,8 @@
 
 from matplotlib.axes import Axes
 
-from concord.analysis.best_runs_figures import best_runs_figure, mean_curves_figure
-from concord.analysis.left_out_figure import left_out_figure
-from concord.analysis.study_figures import TrialPoint, methods_figure, searches_figure, study_figures
+from concord.analysis.comparison_figures import best_runs_figure, left_out_figure, mean_curves_figure, methods_figure
+from concord.analysis.study_figures import TrialPoint, searches_figure, study_figures
 from concord.space import Choice, Space
 from concord_jobs.colored_mnist.figures import band_figure, flips_figure
 from concord_jobs.synthetic.figures import environments_figure

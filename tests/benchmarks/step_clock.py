@@ -11,8 +11,8 @@ from concord.gradients import StackedGradients, StepClock
 from concord.gradients.step_clock import Part
 from concord.models import MLP
 from concord.runs.live_metrics import RunSamples
+from concord.training.context import StepsSoFar
 from concord.training.process import tune_process
-from concord.training.steps_so_far import StepsSoFar
 
 ENVIRONMENTS, BATCH, WIDTH, UNITS, STEPS = 4, 32, 34, 64, 20
 

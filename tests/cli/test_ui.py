@@ -4,13 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 from forked import Command
 from ports import free_port
+from process_table import linux, lives
 from waiting import wait_for
 from web_server import Quiet, serving
 
@@ -18,49 +18,6 @@ from concord.runs.dashboard import running_dashboard
 from concord.tracking import Store
 
 PATIENCE = 120.0
-
-# A server as MLflow's is: a process that starts others.
-SERVER = """
-import pathlib, subprocess, sys
-others = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
-pathlib.Path(sys.argv[1] + ".new").write_text("".join(f"{other.pid} " for other in others))
-pathlib.Path(sys.argv[1] + ".new").rename(sys.argv[1])
-others[0].wait()
-"""
-STARTER = "import os, sys; from concord.cli import process_group; sys.exit(process_group.run(sys.argv[1:], os.environ))"
-
-
-def lives(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    return False
-
-
-linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-
-
-@linux
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_servers_processes_end_with_the_process_that_started_it(number: int, tmp_path: Path) -> None:
-    said = tmp_path / "pids"
-    starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER, sys.executable, "-c", SERVER, str(said)], stderr=subprocess.DEVNULL
-    )
-    wait_for(said.exists)
-    pids = list(map(int, said.read_text().split()))
-    assert all(map(lives, pids))
-    starter.send_signal(number)
-    starter.wait(PATIENCE)
-    wait_for(lambda: not any(map(lives, pids)))
-
-
-@linux
-def test_a_server_that_ends_leaves_no_process_and_tells_its_status(tmp_path: Path) -> None:
-    said = tmp_path / "pids"
-    ending = SERVER.replace("others[0].wait()", "sys.exit(7)")
-    done = subprocess.run([sys.executable, "-c", STARTER, sys.executable, "-c", ending, str(said)], timeout=PATIENCE)
-    assert done.returncode == 7
-    wait_for(lambda: not any(map(lives, map(int, said.read_text().split()))))
 
 
 def processes_of(port: int) -> dict[int, str]:

@@ -44,7 +44,7 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.models import DynamicsNetwork
-from concord.training import Evaluation, Run, Job, ProcessContext, load_job, train
+from concord.training import Evaluation, Job, ProcessContext, Run, load_job, train
 from concord.training.context import Silent
 from concord_jobs.box2d.figures import accuracy_figure
 

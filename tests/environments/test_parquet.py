@@ -1,6 +1,7 @@
 """Parquet files from anybody: Ray's types that could run code are refused before the file is read."""
 
 import base64
+import contextlib
 import json
 import pickle
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray.data  # noqa: F401  registers Ray's types, as it is done in Ray Train's workers
+from hypothesis import given
+from hypothesis import strategies as st
 from ray.data._internal.object_extensions.arrow import ArrowPythonObjectType
 from unpickled import Program
 
@@ -19,7 +22,7 @@ from concord.environments.images import image_dataset
 from concord.environments.parquet import read_table
 from concord.environments.sharded import FORMAT, ShardedData
 from concord.errors import InputError
-from concord.storage.checksum import file_checksum
+from concord.storage import file_checksum
 
 ROWS = 2
 
@@ -135,23 +138,60 @@ def test_a_type_of_parquet_s_own_is_refused_too(tmp_path: Path) -> None:
         read_table(tmp_path / "train.parquet")
 
 
-def test_a_second_schema_behind_the_first_is_not_overlooked(objects: pa.Array, tmp_path: Path) -> None:
+def text(value: bytes) -> bytes:
+    """A text in Thrift's compact form: its length, seven bits a byte, and its bytes."""
+    return bytes([len(value) & 0x7F | 0x80, len(value) >> 7]) + value
+
+
+KEY = b"\x18\x0cARROW:schema"
+PLAIN = b"\x18" + text(
+    base64.b64encode(pa.schema([("inputs", pa.large_binary()), ("targets", pa.int64())]).serialize().to_pybytes())
+)
+ONE_PAIR, TWO_PAIRS = b"\x1c" + KEY, b"\x2c" + KEY
+
+
+@pytest.mark.parametrize(
+    ("written", "spoilt", "error"),
+    [
+        # Thrift's readers keep the last of two values of one field.
+        (KEY, KEY + PLAIN + b"\x08\x04", "column inputs is of the extension type ray.data.arrow_pickled_object"),
+        (ONE_PAIR, TWO_PAIRS + PLAIN + b"\x00" + KEY, "more than one Arrow schema"),
+    ],
+    ids=["two values", "two pairs"],
+)
+def test_a_second_schema_is_not_overlooked(
+    objects: pa.Array, witness: Path, tmp_path: Path, written: bytes, spoilt: bytes, error: str
+) -> None:
     write(tmp_path, "evil", inputs=objects, targets=[0, 1])
     path = tmp_path / "evil.parquet"
     content = path.read_bytes()
     length = int.from_bytes(content[-8:-4], "little")
     body, footer = content[: -8 - length], content[-8 - length : -8]
-    at = footer.index(b"ARROW:schema") + len(b"ARROW:schema")
-    plain = base64.b64encode(
-        pa.schema([("inputs", pa.large_binary()), ("targets", pa.int64())]).serialize().to_pybytes()
-    )
-    # The field "value" of the pair, twice: Thrift's readers keep the last.
-    size = len(plain)
-    value = b"\x18" + bytes([size & 0x7F | 0x80, size >> 7]) + plain
-    footer = footer[:at] + value + b"\x08\x04" + footer[at + 1 :]
+    assert footer.count(written) == 1
+    rest = footer.partition(written)[2]
+    footer = footer.replace(written + rest, spoilt + (rest if spoilt.endswith(KEY) else rest[1:]))
     path.write_bytes(body + footer + len(footer).to_bytes(4, "little") + b"PAR1")
-    with pytest.raises(pa.ArrowInvalid, match="its Arrow schema does not end where it should"):
+    with pytest.raises((InputError, pa.ArrowInvalid), match=error):
         read_table(path)
+    assert not witness.exists()
+
+
+@given(place=st.floats(0, 1), value=st.integers(0, 255))
+def test_a_changed_byte_of_the_footer_never_makes_a_type(place: float, value: int, tmp_path_factory: Any) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "train.parquet"
+    pq.write_table(pa.table({"inputs": pa.ExtensionArray.from_storage(_TellTale(), pa.array([1, 2]))}), path)
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[-8:-4], "little")
+    content[-8 - length + round(place * (length + 3))] = value
+    path.write_bytes(content)
+    _TellTale.read.clear()
+    pa.register_extension_type(_TellTale())
+    try:
+        with contextlib.suppress(InputError, OSError, pa.ArrowException, UnicodeDecodeError):
+            read_table(path)
+        assert _TellTale.read == []
+    finally:
+        pa.unregister_extension_type("tests.tell_tale")
 
 
 def test_plain_columns_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from concord.environments.sharded import FORMAT, RowGroupData, ShardedData, shard_of
 from concord.errors import InputError
-from concord.storage.checksum import file_checksum
+from concord.storage import file_checksum
 
 columns = st.dictionaries(
     st.text("abc", min_size=1, max_size=2),

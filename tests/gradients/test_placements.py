@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from concord.aggregation import AGGREGATORS, GRADIENT, Aggregator, Statistic, Statistics, Update, aggregator
-from concord.aggregation.rules_by_name import COMPARING
+from concord.aggregation import RULES as BUILT_IN
 from concord.errors import InputError
 from concord.gradients import PerExampleGradients, StackedGradients, per_example
 
 ENVIRONMENTS, BATCH = 7, 3
-RULES = {name: aggregator(name, 0.5) for name in AGGREGATORS} | OWN_RULES  # type: ignore[arg-type]
+RULES = {name: aggregator(name, 0.5) for name in AGGREGATORS} | OWN_RULES
 PLACEMENTS = ["vectorized", "in chunks", "one by one", "pooled"]
 
 
@@ -251,9 +251,9 @@ def test_a_model_that_goes_another_way_at_one_step_is_not_pooled_there() -> None
 
 
 @pytest.mark.parametrize("placement", ["vectorized", "one by one", "pooled"])
-@pytest.mark.parametrize("name", [*RULES, *COMPARING])
+@pytest.mark.parametrize("name", [*RULES, *(name for name in BUILT_IN if name not in RULES)])
 def test_a_step_does_not_depend_on_the_default_device(name: str, placement: str) -> None:
-    rule = RULES[name] if name in RULES else COMPARING[name]()
+    rule = RULES[name] if name in RULES else BUILT_IN[name]()
     model, batch = network(), batches()
     expected = [source(model, rule, placement)(batch, step) for step in range(2)]
     updates = [parameter.grad for parameter in model.parameters()]

@@ -42,7 +42,6 @@ from concord.objectives import (
     MMREx,
     Objective,
     ObjectiveGradients,
-    ObjectiveName,
     PenaltyWeight,
     SpectralDecoupling,
     VREx,
@@ -770,7 +769,7 @@ def test_irms_penalty_can_be_measured_without_a_graph() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_can_be_measured_without_a_graph(name: ObjectiveName) -> None:
+def test_every_objective_can_be_measured_without_a_graph(name: str) -> None:
     model, batch = network(), batches()
     ours = objective(name, cross_entropy, penalty_weight=0.5)
     ours.begin(model, ENVIRONMENTS, 1)
@@ -935,7 +934,7 @@ def test_group_dros_weights_are_those_of_the_sum_of_all_risks(steps: list[list[f
 
 
 @pytest.mark.parametrize("name", ["group-dro", "fishr"])
-def test_a_step_that_is_not_finite_leaves_what_an_objective_keeps(name: ObjectiveName) -> None:
+def test_a_step_that_is_not_finite_leaves_what_an_objective_keeps(name: str) -> None:
     model, (inputs, targets) = network(), batches()
     ours = objective(name, cross_entropy)
     ours.begin(model, ENVIRONMENTS, 3)

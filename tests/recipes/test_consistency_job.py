@@ -18,7 +18,7 @@ from concord.aggregation import AndMask, aggregate
 from concord.errors import InputError
 from concord.studies.comparison_plan import comparisons_of
 from concord.studies.result_lines import ResultLine
-from concord.training import Evaluation, Run, ProcessContext, load_job, train
+from concord.training import Evaluation, ProcessContext, Run, load_job, train
 from concord.training.context import Silent
 from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, inconsistency, inconsistency_bound
 from concord_jobs.consistency.random_gradients import kept_probability, masked_squared_norm

@@ -12,9 +12,9 @@ from concord.distillation import AuxiliaryPrediction, Distillation, of_labels, w
 from concord.environments import BatchStream, Environments
 from concord.errors import InputError
 from concord.objectives import ERM
-from concord.training import Run, Job, ProcessContext, TrainConfig, load_job, train
+from concord.record import Evaluation
+from concord.training import Job, ProcessContext, Run, TrainConfig, load_job, train
 from concord.training.context import Silent
-from concord.training.outcome import Evaluation
 from concord_jobs.distill_logits.tables import curves_figure
 
 FILE = load_job("distill-logits")

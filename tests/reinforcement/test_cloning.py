@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib.collections import PathCollection
 
-from concord.analysis.best_runs_figures import bootstrapped_interval
+from concord.analysis.comparison_figures import bootstrapped_interval
 from concord.cli import main
 from concord.environments import BatchStream, Environment
 from concord.environments.sharded import SPLITS
@@ -27,7 +27,7 @@ from concord.studies.comparison_plan import comparisons_of
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
-from concord.training import Evaluation, Run, ProcessContext, TrainConfig, load_job, train
+from concord.training import Evaluation, ProcessContext, Run, TrainConfig, load_job, train
 from concord.training.context import Silent
 from concord.training.worker_data import check_environments
 from concord_jobs.coinrun_clone.tables import OPTIONS

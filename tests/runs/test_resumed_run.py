@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from concord.runs.resume import require_same_data
+from concord.runs.run_folder import recorded_config, run_folder
 from test_table_environments import patients
 
 from concord.cli import main
@@ -14,8 +16,6 @@ from concord.errors import InputError
 from concord.record import RECORD, read_record, write_record
 from concord.redaction import redact
 from concord.runs.lifecycle import open_run, reserved_run, run_description
-from concord.runs.resume import require_same_data
-from concord.runs.run_folder import recorded_config, run_folder
 from concord.tracking import Store
 from concord.training import TrainConfig
 

@@ -198,7 +198,9 @@ def test_a_job_with_a_risk_trains_on_dictionaries_and_is_registered(
     batch = job.job.environments(None)["d"].take(slice(7))
     own = model_of_run(job, output, "words").model.eval()(**batch)["logits"].detach().numpy()
     (output / "batch.json").write_text(json.dumps({name: batch[name].tolist() for name in ("words", "mask")}))
-    predicted = json.loads(run_program(WITHOUT_CONCORD + PREDICT.format(folder=str(output), model=report_of(done)["model"]), output))
+    predicted = json.loads(
+        run_program(WITHOUT_CONCORD + PREDICT.format(folder=str(output), model=report_of(done)["model"]), output)
+    )
     np.testing.assert_allclose(predicted["logits"], own, atol=1e-6)
     logged = {each.dataset.name: each.dataset for each in store.client.get_run(str(done.run_id)).inputs.dataset_inputs}
     assert [each["name"] for each in json.loads(json.loads(logged["d"].schema)["mlflow_tensorspec"]["features"])] == [

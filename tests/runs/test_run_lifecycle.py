@@ -31,8 +31,8 @@ from web_server import serving
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD
 from concord.runs import lifecycle
-from concord.runs.cluster_address import check_cluster, require_cluster
 from concord.runs.lifecycle import Opened, open_run, reserved_run, run_description
+from concord.runs.session import check_cluster, require_cluster
 from concord.runs.termination import end_at_sigterm, sigterm_as_interrupt
 from concord.storage import LOCK
 from concord.tracking import Store
@@ -318,7 +318,7 @@ def silent() -> Iterator[int]:
     ],
 )
 def test_an_address_without_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: Any, line: str) -> None:
-    monkeypatch.setattr("concord.runs.cluster_address.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("concord.runs.session.ANSWER_SECONDS", 0.2)
     with contextlib.ExitStack() as stack:
         if callable(address):
             port = address()

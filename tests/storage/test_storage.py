@@ -29,8 +29,7 @@ from tracked import points_of, tracked_runs
 
 from concord.cli import main
 from concord.environments import from_folder
-from concord.environments.image_options import ImageOptions
-from concord.environments.images import image_dataset
+from concord.environments.images import ImageOptions, image_dataset
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
 from concord.record import EVENTS, RECORD, OpenRun, folder_of, require_run

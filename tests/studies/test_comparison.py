@@ -31,7 +31,7 @@ from concord.studies.comparison_plan import ComparisonPlan, kept_command, plan_a
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
-from concord.training import Comparison, Evaluation, Run, ProcessContext, load_job, train
+from concord.training import Comparison, Evaluation, ProcessContext, Run, load_job, train
 from concord.training.comparison import at_best
 from concord.training.context import Silent
 from documents import with_tables

@@ -26,7 +26,7 @@ from concord.studies.leave_one_out import (
 from concord.studies.proposals import GroupRuns
 from concord.studies.result_lines import ResultLine, as_lines
 from concord.tracking.mirror import CURSOR
-from concord.training import Evaluation, Run, ProcessContext, load_job, train
+from concord.training import Evaluation, ProcessContext, Run, load_job, train
 from concord.training.comparison import Folds
 from concord.training.context import Silent
 from documents import documented

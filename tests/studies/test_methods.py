@@ -20,6 +20,7 @@ from concord.cli.job_options import read_command
 from concord.errors import InputError
 from concord.objectives import OBJECTIVES
 from concord.record import read_history
+from concord.space import Uniform
 from concord.storage import Folder
 from concord.studies.methods import (
     KNOWN,
@@ -125,6 +126,23 @@ def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched_and_one_that
     assert again["rows"] == json.loads(json.dumps(result.as_json()["rows"]))
     assert again["error"].startswith(f"failed methods: 1, the first of them {failing}: ")
     assert "not finite" in again["failed"][failing]
+
+
+def test_a_rule_of_ones_own_declares_what_is_searched(tmp_path: Path) -> None:
+    declared = """
+from typing import ClassVar
+from concord.space import Uniform
+
+@dataclass(frozen=True)
+class Declared(Scaled):
+    factor: float = 1.0
+    space: ClassVar = {"factor": Uniform(0.5, 2.0)}
+"""
+    (tmp_path / "rules.py").write_text(OWN_RULE + declared)
+    own = f"{tmp_path}/rules.py:Declared"
+    searched = plan(SENSORS, tmp_path, {}, methods=("mean", own)).studies[own].space.entries
+    assert searched["factor"] == Uniform(0.5, 2.0)
+    assert "threshold" not in searched
 
 
 OWN_RULE = """

@@ -23,15 +23,15 @@ from typing import Any
 import pytest
 import ray
 import torch
+from children import children_named
 from forked import Command
 from recorded import comparable
-from children import children_named
 from tracked import points_of, tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.record import EVENTS, RECORD, Evaluation, OpenRun, Run, folder_of, read_run, require_run, write_record
+from concord.record import EVENTS, RECORD, OpenRun, Run, folder_of, read_run, require_run, write_record
 from concord.runs.execute import CHECKPOINTS
 from concord.storage import Folder
 from concord.studies.plan import StudyPlan, plan_study
@@ -44,7 +44,7 @@ from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
 from concord.tracking import Mirror, Store, show
-from concord.tracking.mirror import retrack, track
+from concord.tracking.mirror import track
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.loop import training
@@ -163,9 +163,7 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
     result = run_study(plan, lambda _: None)
     assert len(result.finished) == 2
     for ended in result.finished:
-        assert comparable(ended.metrics) == trained_here(
-            config_at(plan.base, plan.space, ended.point), job_file=job
-        )
+        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, ended.point), job_file=job)
     assert read_study(result.folder).record["model"] == "models:/dictionaries/1"
 
 
@@ -750,14 +748,15 @@ def test_a_run_that_another_group_trained_is_not_trained_again(ray_cluster: None
     assert set(first.folder.path.parent.iterdir()) == {first.folder.path, second.folder.path}
 
 
-def test_two_groups_that_want_the_same_runs_at_a_time_do_not_spoil_each_other(
-    ray_cluster: None, output: Path
-) -> None:
+def test_two_groups_that_want_the_same_runs_at_a_time_do_not_spoil_each_other(ray_cluster: None, output: Path) -> None:
     address = ray.get_runtime_context().gcs_address
     words = ["--method", "averaged", "--vary", "lr=0.1,0.2,0.3", "--search", "grid", "--pause", "0.03"]
     words += ["--shortlist", "0", "--reruns", "0"]
     words += ["--no-register", "--address", address, "--concurrent", "1"]
-    with Command(*command(output, *words, "--name", "s")) as one, Command(*command(output, *words, "--name", "t")) as two:
+    with (
+        Command(*command(output, *words, "--name", "s")) as one,
+        Command(*command(output, *words, "--name", "t")) as two,
+    ):
         said = [each.communicate(240)[1] for each in (one, two)]
     assert (one.returncode, two.returncode) == (0, 0), said
     s, t = (read_study(study_folder(output, name)) for name in ("s", "t"))

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from concord.runs.worker import RunSpec
+from concord.studies.unfinished import RunCheckpoints, UnfinishedRuns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_study import comparable
@@ -32,7 +34,6 @@ from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup, option_values
 from concord.record import EVENTS, Events, read_history
 from concord.runs.execute import execute
-from concord.runs.worker import RunSpec
 from concord.storage import Folder
 from concord.studies.criterion import (
     SCORED_ON,
@@ -47,7 +48,6 @@ from concord.studies.group_progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
-from concord.studies.unfinished import RunCheckpoints, UnfinishedRuns
 from concord.training import Evaluation, Job, TrainConfig, load_job
 from concord.training.evaluation import Mode, worst
 

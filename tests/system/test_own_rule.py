@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from concord.runs.run_folder import recorded_config
 from test_readme import snippet
 from tracked import tracked_runs
 
@@ -21,7 +22,6 @@ from concord.errors import InputError
 from concord.options import option_values
 from concord.record import EVENTS, read_history
 from concord.runs.run import run
-from concord.runs.run_folder import recorded_config
 from concord.runs.submission.package import inside
 from concord.space import Choice, Uniform
 from concord.storage import Folder, append_line

@@ -28,8 +28,7 @@ from concord.gradients import EnvironmentStep, StepClock
 from concord.runs.live_metrics import RUN_METRICS, Metric, Published, RunSamples, Sample
 from concord.studies.group_progress import STUDY_METRICS
 from concord.training import Job, ProcessContext, TrainConfig, train
-from concord.training.context import Silent
-from concord.training.steps_so_far import StepsSoFar
+from concord.training.context import Silent, StepsSoFar
 
 TESTS = Path(__file__).parents[1]
 DASHBOARD: dict[str, Any] = json.loads(CONFIGURATION.with_name("concord.json").read_text())

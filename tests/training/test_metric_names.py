@@ -44,7 +44,7 @@ def reported(environments: Environments, measures: Sequence[str]) -> tuple[list[
     splits += [(name, (name,)) for name in environments.monitored]
     parts = [EvaluatedPart(split, name, one(name)) for split, names in splits for name in names]
     functions: dict[str, Measure] = dict.fromkeys(measures, Measure(none, "max"))
-    found = evaluate(nn.Identity(), nn.functional.mse_loss, functions, parts, torch.device("cpu"), distributed=False)
+    found = evaluate(nn.Identity(), nn.functional.mse_loss, functions, parts, ProcessContext())
     number = (1 + len(measures)) * (len(parts) + 2 * sum(bool(names) for _, names in splits))
     return [*found, "held_out_spread", "kept_fraction", "step/loss"], number + 3
 

@@ -1,7 +1,6 @@
 """A threshold by significance, from the command line to MLflow; the report of a run that learned shortcuts."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Concord
+from concord.runs.run_folder import recorded_config
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_comparison import planned
@@ -25,7 +25,6 @@ from concord.aggregation import (
     chance_of,
     default_threshold,
 )
-from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import write_record
@@ -35,11 +34,8 @@ from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space
 from concord.studies.study_options import StudyOptions, options_for
 from concord.tracking import Store
-from concord.training import Comparison, Job, ProcessContext, TrainConfig, load_job, train
-from concord.training.context import Silent
-from concord.training.evaluation import ACCURACY, modes
+from concord.training import Comparison, Job, TrainConfig, load_job
 from concord.training.options import AggregatorOptions
-from concord.training.shortcuts import falls_short, shortcuts
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "sensors.py")
 JOB: Job[Any] = load_job(JOB_FILE).job
@@ -223,86 +219,3 @@ def test_a_run_follows_the_advice_of_the_one_that_learned_shortcuts(concord_: Co
     for more, significance in ([], 0.01), (["--threshold", "0.5"], None):
         printed = concord_("train", JOB_FILE, "--config", record, *more, "--print-config")
         assert yaml.safe_load(printed.out)["significance"] == significance
-
-
-def said_after(job: Job[Any], environments: Environments, **options: Any) -> str | None:
-    """What is said after a training in this process."""
-    job = dataclasses.replace(job, environments=lambda _: environments)
-    config = job.config.with_options(**options).resolve()
-    outcome = train(job, config, ProcessContext(), Silent())
-    measures = modes({} if job.measures is not None else {"accuracy": ACCURACY})
-    return shortcuts(outcome.history, job, config, environments, measures)
-
-
-DATA = JOB.environments(JOB.config)
-AVERAGED = {"aggregator": "mean", "epochs": 5}
-
-
-def only(**purposes: Any) -> Environments:
-    return Environments(lambda name: DATA[name].data, train="abcdefgh", **purposes)
-
-
-def test_only_the_test_is_called_an_oracle() -> None:
-    said = str(said_after(JOB, only(test="t"), **AVERAGED))
-    assert "in the test (oracle: only it shows this; do not select by it) 0." in said
-    assert "oracle" not in str(said_after(JOB, only(validation="v", test="t"), **AVERAGED))
-    assert said_after(JOB, only(), **AVERAGED) is None
-    assert said_after(JOB, only(validation="v", test="t"), **AVERAGED, held_out=0.0) is None
-    assert said_after(JOB, only(validation="v", test="t"), threshold=1.0) is None
-
-
-def test_losses_tell_it_where_there_is_no_accuracy() -> None:
-    losses = dataclasses.replace(JOB, measures={})
-    said = str(said_after(losses, only(validation="v"), **AVERAGED))
-    assert said.startswith("shortcuts were learned: loss on held-out examples 0.")
-    assert said_after(losses, only(validation="v"), threshold=1.0) is None
-
-
-def test_what_to_try_depends_on_the_rule_and_the_number_of_environments() -> None:
-    few = Environments(lambda name: DATA[name].data, train="abc", validation="v")
-    said = str(said_after(JOB, few, threshold=0.8))
-    t_mask = "--aggregator t-mask --environment-momentum 0.9"
-    assert said.endswith(f"; try more training environments than 3, or {t_mask}, or --objective vrex --aggregator mean")
-    said = str(said_after(JOB, few, aggregator="t-mask", significance=0.9))
-    assert said.endswith("; try more training environments than 3, or --objective vrex --aggregator mean")
-    said = str(said_after(JOB, few, objective="vrex"))
-    assert said.endswith("; try more training environments than 3, or an --objective other than vrex")
-    many = only(validation="v")
-    assert "try --significance 0.01, or more" in str(said_after(JOB, many, threshold=0.2, epochs=5))
-
-
-def test_the_t_test_is_advised_after_a_mask_of_many_signs_alone() -> None:
-    names = [f"{name}{copy}" for name in "abcdefgh" for copy in range(3)]
-    many = Environments(lambda name: DATA[name[0]].data, train=names, validation="v")
-    advised = "--aggregator t-mask --environment-momentum 0.9"
-    assert advised in str(said_after(JOB, many, threshold=0.0))
-    said = str(said_after(JOB, many, **AVERAGED))
-    assert "try --aggregator and-mask, or more" in said
-    assert advised not in said
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 10))
-def test_what_is_as_good_outside_never_falls_short(inside: float, gain: float, first: float) -> None:
-    better = min(inside + gain, 1.0)
-    assert not falls_short(inside, better, first, "max")
-    assert not falls_short(better, inside, first, "min")
-
-
-@pytest.mark.parametrize(
-    ("inside", "outside", "first", "mode", "short"),
-    [
-        (0.96, 0.51, 0.5, "max", True),
-        (0.96, 0.80, 0.5, "max", False),  # less by 0.16
-        (0.60, 0.39, 0.5, "max", False),  # 0.61 is not twice 0.4
-        (120.0, 60.0, 10.0, "max", True),
-        (120.0, 70.0, 10.0, "max", False),
-        (-5.0, -50.0, 1.0, "max", False),
-        (0.3, 0.6, 1.0, "min", True),
-        (0.3, 0.5, 1.0, "min", False),
-        (0.001, 0.01, 1.0, "min", False),  # hardly anything of what the loss was
-        (-3.0, 2.0, 1.0, "min", False),
-        (0.9, math.nan, 0.5, "max", False),
-    ],
-)
-def test_the_margins(inside: float, outside: float, first: float, mode: Any, short: bool) -> None:
-    assert falls_short(inside, outside, first, mode) == short

@@ -34,7 +34,6 @@ from concord.gradients import (
     StepClock,
 )
 from concord.objectives import ObjectiveGradients
-from concord.options import options_of
 from concord.training import Job, ProcessContext, TrainConfig, build_model, share, train
 from concord.training.checkpoint import (
     CHECKSUMS,
@@ -48,9 +47,9 @@ from concord.training.checkpoint import (
     write_checksums,
 )
 from concord.training.context import Silent
-from concord.training.early_stopping import BEST, SEEN
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
+from concord.training.kept_weights import BEST, SEEN
 from concord.training.loop import training
 from concord.training.optimization import Optimization
 
@@ -206,7 +205,7 @@ def test_evaluation_is_the_mean_over_examples_of_all_environments() -> None:
     loaded = Environments(blobs, train=["a", "b"]).load(["a", "b"])
     small = Environment("b", loaded[1].take(slice(7)))
     parts = [EvaluatedPart("train", "a", loaded[0]), EvaluatedPart("train", "b", small)]
-    metrics = evaluate(model, cross_entropy, {}, parts, torch.device("cpu"), distributed=False)
+    metrics = evaluate(model, cross_entropy, {}, parts, ProcessContext())
     inputs, targets = torch.cat([loaded[0].inputs, small.inputs]), torch.cat([loaded[0].targets, small.targets])
     assert metrics["train_loss"] == pytest.approx(cross_entropy(model(inputs), targets).item(), rel=1e-6)
     assert metrics["worst_train_loss"] == max(metrics["loss/train/a"], metrics["loss/train/b"])
@@ -411,7 +410,7 @@ def test_a_weighted_risk_is_evaluated_by_its_weight_in_any_chunks() -> None:
     def found(examples_at_once: int) -> dict[str, float]:
         measures = {"accuracy": blob_accuracy}
         at = {"examples_at_once": examples_at_once}
-        return evaluate(model, weighted_risk, measures, parts, torch.device("cpu"), distributed=False, **at)
+        return evaluate(model, weighted_risk, measures, parts, ProcessContext(), **at)
 
     whole = {name: torch.cat([part.data.data[name] for part in parts if part.data]) for name in ("inputs", "label")}
     total, weight = weighted_risk(model, whole, 0)
@@ -428,8 +427,7 @@ def test_a_batch_of_which_the_risk_takes_nothing_counts_for_nothing() -> None:
 
     model, part = nn.Linear(5, 3), EvaluatedPart("train", "a", Environments(blob_tree, train=["a"])["a"])
     whole, single = (
-        evaluate(model, of_class_two, {}, [part], torch.device("cpu"), distributed=False, examples_at_once=count)
-        for count in (60, 1)
+        evaluate(model, of_class_two, {}, [part], ProcessContext(), examples_at_once=count) for count in (60, 1)
     )
     assert single == pytest.approx(whole, rel=1e-5)
 
@@ -440,9 +438,9 @@ def test_a_measure_of_a_risk_that_never_calls_the_model_is_refused() -> None:
     def risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         return model.weight.square().sum()  # type: ignore[operator, union-attr]
 
-    assert evaluate(nn.Linear(5, 3), risk, {}, [part], torch.device("cpu"), distributed=False)["train_loss"] > 0
+    assert evaluate(nn.Linear(5, 3), risk, {}, [part], ProcessContext())["train_loss"] > 0
     with pytest.raises(InputError, match="measure accuracy: the risk does not call the model"):
-        evaluate(nn.Linear(5, 3), risk, {"accuracy": blob_accuracy}, [part], torch.device("cpu"), distributed=False)
+        evaluate(nn.Linear(5, 3), risk, {"accuracy": blob_accuracy}, [part], ProcessContext())
 
 
 def test_a_risk_is_told_the_step_in_training_and_in_evaluation() -> None:
@@ -807,7 +805,7 @@ def test_the_worst_environment_follows_from_the_measure_not_its_name() -> None:
         return outputs[:, 0].abs()
 
     measures = {"rmse": Measure(first, "min"), "terror": Measure(first, "max"), "first_error": first, "right": correct}
-    metrics = evaluate(nn.Linear(5, 3), cross_entropy, measures, parts, torch.device("cpu"), distributed=False)
+    metrics = evaluate(nn.Linear(5, 3), cross_entropy, measures, parts, ProcessContext())
     assert metrics["worst_train_rmse"] == max(metrics[f"rmse/train/{name}"] for name in "ab")
     assert metrics["worst_train_terror"] == min(metrics[f"terror/train/{name}"] for name in "ab")
     assert metrics["worst_train_right"] == min(metrics[f"right/train/{name}"] for name in "ab")

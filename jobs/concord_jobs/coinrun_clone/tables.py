@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from concord.analysis.best_runs_figures import best_runs_figure, mean_curves_figure
+from concord.analysis.comparison_figures import best_runs_figure, mean_curves_figure
 from concord.training import Comparison, Runs
 from concord.training.comparison import at_best, at_end, curve, grouped
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from concord.environments import Environments, LabelledImages
 from concord.environments.collection import generator_for
-from concord.environments.misleading import misled, require_probabilities
+from concord.environments.label_noise import misled, require_probabilities
 from concord.errors import ArgumentError, InputError
 from concord.options import OptionGroup
 

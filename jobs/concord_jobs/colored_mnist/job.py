@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from concord.environments import Environments
-from concord.environments.image_options import ImageOptions
+from concord.environments.images import ImageOptions
 from concord.models import MLP, Pixels
 from concord.models.mlp_options import MLPOptions
 from concord.objectives import MetaIRM

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from concord.environments import Environments, shuffle_labels
-from concord.environments.image_options import ImageOptions
+from concord.environments.images import ImageOptions
 from concord.models.image_network_options import ImageNetworkOptions
 from concord.options import group
 from concord.space import Choice, Space

@@ -11,7 +11,7 @@ from torch import Tensor
 from concord.environments import Environments
 from concord.environments.collection import generator_for
 from concord.environments.files import data_folders, find
-from concord.environments.misleading import misled, require_probabilities
+from concord.environments.label_noise import misled, require_probabilities
 from concord.errors import ArgumentError, InputError
 from concord.options import OptionGroup
 from concord.storage import display_path

@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from scipy.spatial import KDTree
 from torch import Tensor, nn
 
+from concord.analysis.comparison_figures import methods_figure
 from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
-from concord.analysis.study_figures import methods_figure
 from concord.training.comparison import Runs, at_end
 from concord_jobs.synthetic.correlations import FEWEST_COMPONENTS, Correlation, summarize
 

@@ -33,14 +33,11 @@ from concord.aggregation.pcgrad import PCGrad
 from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_environments
 from concord.aggregation.rules_by_name import (
     AGGREGATORS,
-    COMPARING,
     RULES,
-    SIGN_MASKS,
-    WITH_CHANCE,
-    AggregatorName,
     aggregator,
     aggregator_at_chance,
     default_threshold,
+    rule_type,
 )
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.sign_mask import SignMask
@@ -62,18 +59,14 @@ from concord.aggregation.xor_mask import XorMask
 
 __all__ = [
     "AGGREGATORS",
-    "COMPARING",
     "DEFAULT_SIGNIFICANCE",
     "GRADIENT",
     "LOG_MAGNITUDE",
     "MGDA",
     "RULES",
     "SIGN",
-    "SIGN_MASKS",
     "SQUARE",
-    "WITH_CHANCE",
     "Aggregator",
-    "AggregatorName",
     "AndMask",
     "CAGrad",
     "Clipping",
@@ -106,6 +99,7 @@ __all__ = [
     "kept_where_signs_agree",
     "required_agreement",
     "rescaling_factor",
+    "rule_type",
     "sum_over_environments",
     "threshold_at_chance",
     "weights_of",

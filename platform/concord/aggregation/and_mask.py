@@ -17,6 +17,7 @@ class AndMask(SignMask):
     sign there. A zero component counts for neither sign; with one environment every component except zeros is kept.
     """
 
+    display_name: ClassVar[str] = "AND-mask"
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN)
 
     def finish(self, sums: Statistics, environments: int) -> Update:

@@ -1,12 +1,14 @@
 """CAGrad (Liu, Liu, Jin, Stone, Liu: Conflict-averse gradient descent, NeurIPS 2021, arXiv 2110.14048)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from concord.aggregation.nonnegative import minimum_norm
 from concord.errors import ArgumentError
+from concord.space import Entries, Uniform
 
 _STATIONARY = 1e-4  # ‖g_w‖ / ‖J‖ from which on g_w has a direction, as in TorchJD
 
@@ -16,11 +18,13 @@ class CAGrad:
     """The direction within c‖g_0‖ of the mean gradient g_0 that is best for the environment it serves least.
 
     It is g_0 + c‖g_0‖ g_w / ‖g_w‖, where g_w = Σ w_e g_e minimizes ⟨g_w, g_0⟩ + c‖g_0‖‖g_w‖ over w ≥ 0, Σ w_e = 1
-    (equation 4, algorithm 1). Where g_w is 0, the update is 0.
+    (equation 4, algorithm 1). Where g_w is 0, the update is 0. With c = 0 it is the mean; from 1 on it may oppose the
+    mean.
     """
 
     conflict_radius: float = 0.4
-    """c, at least 0; 0 is the mean, and from 1 on the update may oppose the mean."""
+    """c of cagrad: largest distance of the update from the mean gradient, as a fraction of the mean's norm."""
+    space: ClassVar[Entries] = {"conflict_radius": Uniform(0.0, 1.0)}
 
     def __post_init__(self) -> None:
         if not self.conflict_radius >= 0:

@@ -16,6 +16,7 @@ class GeometricMean(SignMask):
     In the log domain a product of small numbers does not underflow; one zero makes the component zero (log 0 = -∞).
     """
 
+    display_name: ClassVar[str] = "geometric mean"
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN, LOG_MAGNITUDE)
 
     def finish(self, sums: Statistics, environments: int) -> Update:

@@ -17,28 +17,27 @@ class Krum:
     """
 
     byzantine: int = 1
-    """f, the environments that may be arbitrarily wrong; there must be f + 3 at least."""
+    """Number f of environments that may be arbitrarily wrong (krum); f + 3 environments are needed."""
     selected: int = 1
-    """m, the gradients that are averaged; above 1 it is multi-Krum."""
+    """Number m of gradients that krum averages; above 1 the rule is multi-Krum."""
 
     def __post_init__(self) -> None:
         for name, least in (("byzantine", 0), ("selected", 1)):
             if getattr(self, name) < least:
                 raise ArgumentError(name, getattr(self, name), f"must be at least {least}")
 
-    @property
-    def least(self) -> int:
-        """The least number of environments."""
-        return self.byzantine + 3
+    def check_environments(self, environments: int) -> None:
+        """Refuse a number of environments at a step (ArgumentError)."""
+        if environments < (least := self.byzantine + 3):
+            needed = f"needs {least} environments at each step, and there are {environments}"
+            raise ArgumentError("byzantine", self.byzantine, needed)
+        if environments < self.selected:
+            raise ArgumentError("selected", self.selected, f"there are {environments} environments at a step")
 
     def weights(self, gram: Tensor) -> Tensor:
         """1 / m for the selected ones, of equal scores the first, else 0."""
         count, squares = len(gram), gram.diagonal()
-        if count < self.least:
-            most = f"needs {self.least} environments at least, and there are {count}"
-            raise ArgumentError("byzantine", self.byzantine, most)
-        if count < self.selected:
-            raise ArgumentError("selected", self.selected, f"there are only {count} environments")
+        self.check_environments(count)
         distances = (squares[:, None] + squares - 2 * gram).clamp(min=0).fill_diagonal_(0)
         scores = distances.sort(1).values[:, 1 : count - self.byzantine - 1].sum(1)
         weights = torch.zeros_like(scores)

@@ -11,6 +11,7 @@ from concord.aggregation.statistic import GRADIENT, Statistic, Statistics
 class Mean:
     """Σg / d; every component is kept."""
 
+    display_name: ClassVar[str] = "average"
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT,)
 
     def finish(self, sums: Statistics, environments: int) -> Update:

@@ -1,7 +1,17 @@
-"""The rules by the names that the command line and configurations use."""
+"""The built-in rules by name, and what the other rooms need to know of them.
 
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+A new rule is its file and a line in :data:`RULES`. Its fields become options, and the strings after them their help.
+A rule may declare, as class variables:
+
+* ``display_name``: its published name, for figures and tables.
+* ``space``: the domains in which ``compare methods`` searches its options, by name.
+* ``constants``: fields that are no options.
+* ``at_chance(significance, environments)``: makes the rule that chance passes with at most this probability.
+* ``check_environments(environments)``: refuses a number of environments at a step (ArgumentError).
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 from concord.aggregation.and_mask import AndMask
 from concord.aggregation.cagrad import CAGrad
@@ -15,18 +25,21 @@ from concord.aggregation.mgda import MGDA
 from concord.aggregation.pcgrad import PCGrad
 from concord.aggregation.rule import Aggregator
 from concord.aggregation.sand_mask import SandMask
-from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.t_mask import TMask
 from concord.aggregation.trimmed_mean import TrimmedMean
 from concord.aggregation.upgrad import UPGrad
 from concord.aggregation.xor_mask import XorMask
 from concord.errors import ArgumentError
+from concord.hyperparameters import Hyperparameter, hyperparameters_of
+from concord.space import Entries, Uniform
 
-AggregatorName = Literal["mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask", "t-mask"]
-AGGREGATORS: tuple[str, ...] = get_args(AggregatorName)
-
-# Rules that compare environments, for which sums are not enough; their fields have the names of options.
-COMPARING: dict[str, type[Any]] = {
+RULES: dict[str, type[Any]] = {
+    "mean": Mean,
+    "and-mask": AndMask,
+    "geometric-mean": GeometricMean,
+    "xor-mask": XorMask,
+    "sand-mask": SandMask,
+    "t-mask": TMask,
     "pcgrad": PCGrad,
     "mgda": MGDA,
     "cagrad": CAGrad,
@@ -36,40 +49,74 @@ COMPARING: dict[str, type[Any]] = {
     "median": Median,
     "trimmed-mean": TrimmedMean,
 }
+# The rules of sums, which run wherever gradients come from.
+AGGREGATORS: tuple[str, ...] = tuple(name for name, kind in RULES.items() if hasattr(kind, "finish"))
 
-
-_RULES: dict[str, Callable[[float], Aggregator]] = {
-    "mean": lambda _: Mean(),
-    "and-mask": AndMask,
-    "geometric-mean": GeometricMean,
-    "xor-mask": XorMask,
-    "sand-mask": SandMask,
-    "t-mask": lambda _: TMask(),
-}
-RULES: tuple[str, ...] = (*AGGREGATORS, *COMPARING)
-# The SAND-mask is not among them: how much it keeps depends on magnitudes as well.
-SIGN_MASKS: tuple[str, ...] = tuple(
-    name for name, rule in _RULES.items() if isinstance(rule, type) and issubclass(rule, SignMask)
-)
-WITH_CHANCE: tuple[str, ...] = (*SIGN_MASKS, "t-mask")
+# Options of every run; a rule's field of such a name takes its value.
+_SHARED = ("threshold", "significance", "seed")
 
 # The published experiments have 0.8. With their 32 environments chance reaches it with probability 2.6e-6. With 20 it
 # does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and so does too little of what all
 # of them share (``concord compare synthetic environments``). Below 0.5 fewer than three quarters of the signs have
 # to agree: a shortcut of most environments would pass.
 _USUAL, _LEAST = 0.8, 0.5
-_BY_CHANCE: tuple[str, ...] = ("and-mask", "geometric-mean")
 
 
-def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
-    """The rule called ``name`` with agreement threshold τ (which ``mean`` and ``t-mask`` do not use).
+def rule_type(name: str) -> type[Any]:
+    """The class of the rule called ``name``.
 
     Raises:
-        ArgumentError: no rule has this name, or τ is outside [0, 1].
+        ArgumentError: no rule has this name.
     """
-    if name not in _RULES:
+    if name not in RULES:
+        raise ArgumentError("aggregator", name, f"must be one of {', '.join(RULES)}")
+    return RULES[name]
+
+
+def fields_of(kind: type[Any]) -> Mapping[str, Hyperparameter]:
+    """The fields of a rule that options set, by name."""
+    constants = getattr(kind, "constants", ())
+    return {name: each for name, each in hyperparameters_of(kind).items() if name not in constants}
+
+
+def own_options(kind: type[Any]) -> Mapping[str, Hyperparameter]:
+    """The options of a rule alone, by name."""
+    return {name: each for name, each in fields_of(kind).items() if name not in _SHARED}
+
+
+def rule_options() -> Mapping[str, Hyperparameter]:
+    """The options of all built-in rules, by name; several rules may share one."""
+    return {name: each for kind in RULES.values() for name, each in own_options(kind).items()}
+
+
+def compares(kind: type[Any]) -> bool:
+    """Whether a rule compares whole gradients or columns, for which sums are not enough; it drops no components."""
+    return not hasattr(kind, "finish")
+
+
+def masks(kind: type[Any]) -> bool:
+    """Whether a rule drops components."""
+    return not compares(kind) and kind is not Mean
+
+
+def searched(kind: type[Any]) -> Entries:
+    """The space of a rule's options in a comparison of methods: the declared one, or that of its threshold."""
+    if isinstance(space := getattr(kind, "space", None), Mapping):
+        return space
+    return {"threshold": Uniform(0.0, 1.0)} if "threshold" in fields_of(kind) else {}
+
+
+def aggregator(name: str, threshold: float = 1.0) -> Aggregator:
+    """The rule of sums called ``name`` with agreement threshold τ (which ``mean`` and ``t-mask`` do not use).
+
+    Raises:
+        ArgumentError: no such rule has this name, or τ is outside [0, 1].
+    """
+    kind = RULES.get(name)
+    if kind is None or compares(kind):
         raise ArgumentError("aggregator", name, f"must be one of {', '.join(AGGREGATORS)}")
-    return _RULES[name](threshold)
+    rule: Aggregator = kind(threshold=threshold) if "threshold" in fields_of(kind) else kind()
+    return rule
 
 
 def default_threshold(name: str, environments: int) -> float:
@@ -77,23 +124,30 @@ def default_threshold(name: str, environments: int) -> float:
 
     With 17 environments or fewer even full agreement is more probable by chance, and the default is 0.8.
     """
-    by_chance = name in _BY_CHANCE and 2.0 ** (1 - environments) <= DEFAULT_SIGNIFICANCE
-    return max(_LEAST, threshold_at_chance(DEFAULT_SIGNIFICANCE, environments)) if by_chance else _USUAL
+    by_chance = getattr(RULES.get(name), "threshold_by_chance", False)
+    if not by_chance or 2.0 ** (1 - environments) > DEFAULT_SIGNIFICANCE:
+        return _USUAL
+    return max(_LEAST, threshold_at_chance(DEFAULT_SIGNIFICANCE, environments))
 
 
-def aggregator_at_chance(name: AggregatorName, significance: float, environments: int) -> Aggregator:
+def aggregator_at_chance(name: str, significance: float, environments: int) -> Aggregator:
     """The rule called ``name`` that keeps a component of d environments by chance with at most this probability.
 
     Raises:
         ArgumentError: the rule decides by neither signs nor a test of the mean, or d signs cannot be as strict.
     """
-    if name == "t-mask":
-        return TMask(significance)
-    if name not in SIGN_MASKS:
+    if not has_chance(RULES.get(name)):
         raise ArgumentError("significance", significance, without_chance(name))
-    return aggregator(name, threshold_at_chance(significance, environments))
+    rule: Aggregator = RULES[name].at_chance(significance, environments)
+    return rule
+
+
+def has_chance(kind: type[Any] | None) -> bool:
+    """Whether a rule can have a significance."""
+    return hasattr(kind, "at_chance")
 
 
 def without_chance(name: str) -> str:
     """The reason why a rule cannot have a significance."""
-    return f"{name} does not keep components by their signs alone; it is for {', '.join(WITH_CHANCE)}"
+    known = ", ".join(each for each, kind in RULES.items() if has_chance(kind))
+    return f"{name} does not keep components by their signs alone; it is for {known}"

@@ -9,6 +9,7 @@ from concord.aggregation.agreement import check_threshold
 from concord.aggregation.rule import Update
 from concord.aggregation.statistic import GRADIENT, SIGN, SQUARE, Statistic, Statistics
 from concord.errors import ArgumentError
+from concord.space import Entries, Uniform
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class SandMask:
     steepness: float = 10.0
     """k, above 0."""
 
+    display_name: ClassVar[str] = "SAND-mask"
+    constants: ClassVar[tuple[str, ...]] = ("steepness",)
+    space: ClassVar[Entries] = {"threshold": Uniform(0.0, 0.95)}  # at 1 no component ever passes
     # σ² is a small difference of Σg² and (Σg)² / d: in float32 nothing would be left of it where σ is 1e-3 of the mean.
     statistics: ClassVar[tuple[Statistic, ...]] = (
         replace(GRADIENT, dtype=torch.float64),

@@ -1,7 +1,7 @@
 """The common part of rules that keep a component by the agreement of its signs alone."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from concord.aggregation.agreement import check_threshold
 from concord.aggregation.chance import chance_of, threshold_at_chance
@@ -13,6 +13,8 @@ class SignMask:
 
     threshold: float = 1.0
     """Agreement threshold τ, in [0, 1]; 1 asks all environments to agree."""
+    threshold_by_chance: ClassVar[bool] = True
+    """Whether the default threshold is the least that chance seldom reaches."""
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold)

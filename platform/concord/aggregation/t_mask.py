@@ -6,13 +6,14 @@ The test is Student's (The probable error of a mean, Biometrika, 1908).
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
 from concord.aggregation.rule import Update
 from concord.aggregation.statistic import GRADIENT, SQUARE, Statistic, Statistics
 from concord.errors import ArgumentError
+from concord.space import Entries, LogUniform
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class TMask:
     significance: float = 1e-4
     """p, the part of the components that chance keeps, above 0 and below 1."""
 
+    # Good values on the spirals with 7 to 32 environments are 1e-5 to 1e-3 (docs/results.md).
+    space: ClassVar[Entries] = {"significance": LogUniform(1e-6, 1e-1)}
+
     counts_environments: ClassVar[bool] = True
     """Its test depends on the number of environments, which an average over steps does not have."""
 
@@ -45,6 +49,11 @@ class TMask:
     def __post_init__(self) -> None:
         if not 0 < self.significance < 1:
             raise ArgumentError("significance", self.significance, "must lie between 0 and 1 for the t-mask")
+
+    @classmethod
+    def at_chance(cls, significance: float, environments: int) -> Self:
+        """The rule with this significance, which holds for any number of environments."""
+        return cls(significance)
 
     def quantile(self, environments: int) -> float:
         """q, the least |t| that is kept, for 2 environments or more."""

@@ -2,20 +2,23 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from concord.aggregation.column_rule import ordered
 from concord.errors import ArgumentError
+from concord.space import Entries, Uniform
 
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """The mean of each component without its βd smallest and its βd largest values, rounded up."""
+    """The mean of each component without its βd smallest and its βd largest values, rounded up; β is the fraction."""
 
     trimmed_fraction: float = 0.1
-    """β, the part of the environments that is left out at each end, from 0 to below 0.5."""
+    """Fraction of the environments that trimmed-mean leaves out at each end, in [0, 0.5)."""
+    space: ClassVar[Entries] = {"trimmed_fraction": Uniform(0.0, 0.45)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.trimmed_fraction < 0.5:

@@ -1,6 +1,7 @@
 """UPGrad (Quinton, Rey: Jacobian descent for multi-objective optimization, 2024, arXiv 2406.16232)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ class UPGrad:
     The projection of g_i is Σ_e v_e g_e with the v ≥ e_i that minimizes vᵀGv (proposition 1, equation 5).
     """
 
+    constants: ClassVar[tuple[str, ...]] = ("ridge",)
     ridge: float = 1e-4
     """Part of ‖J‖² that is added to G's diagonal, above 0, so that v is unique."""
 

@@ -16,6 +16,8 @@ class XorMask(SignMask):
     A diagnostic: it leaves out the consistent components, and so shows what they contribute. τ = 0 keeps nothing.
     """
 
+    display_name: ClassVar[str] = "XOR-mask"
+    threshold_by_chance: ClassVar[bool] = False
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN)
 
     def finish(self, sums: Statistics, environments: int) -> Update:

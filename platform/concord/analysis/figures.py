@@ -7,32 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart with every kind of colour vision.
+from concord.aggregation import RULES
+from concord.objectives import OBJECTIVES
+
+# Okabe and Ito's palette, whose colours differ for every kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 
-# The published names of methods, by the option's value or the study's method.
+# The published names of other options and studies; rules and objectives know their own.
 _METHODS = {
-    "mean": "average",
     "plain": "average",
-    "and-mask": "AND-mask",
-    "geometric-mean": "geometric mean",
-    "xor-mask": "XOR-mask",
-    "sand-mask": "SAND-mask",
-    "t-mask": "t-mask",
-    "erm": "ERM",
-    "irm": "IRMv1",
-    "vrex": "V-REx",
-    "mm-rex": "MM-REx",
-    "group-dro": "GroupDRO",
-    "eqrm": "EQRM",
-    "fishr": "Fishr",
-    "iga": "IGA",
-    "coral": "CORAL",
-    "mmd": "MMD",
-    "dann": "DANN",
-    "mixup": "mixup",
-    "sd": "spectral decoupling",
-    "meta-irm": "meta-IRM",
     "l1": "L1",
     "l2": "L2",
     "batch-norm": "batch norm",
@@ -45,7 +28,12 @@ _METHODS = {
 
 def method_name(method: str) -> str:
     """The published names of methods with commas between: ``vrex`` is V-REx. A user's own names are unchanged."""
-    return ", ".join(_METHODS.get(part, part) for part in method.split(", "))
+    return ", ".join(map(_published, method.split(", ")))
+
+
+def _published(name: str) -> str:
+    declared = getattr(RULES.get(name) or OBJECTIVES.get(name), "display_name", None)
+    return declared or _METHODS.get(name, name)
 
 
 def one_panel(

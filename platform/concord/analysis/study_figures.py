@@ -1,4 +1,4 @@
-"""Figures of hyperparameter studies: history, importances, and the methods side by side."""
+"""Figures of hyperparameter studies: history, options, importances, and searches side by side."""
 
 import contextlib
 import math
@@ -170,32 +170,6 @@ def parallel_figure(
     for place in range(len(names)):
         plot.axvline(place, color="0.8", linewidth=0.8, zorder=0)
     plot.spines[:].set_visible(False)
-    return figure
-
-
-def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str) -> Figure:
-    """Fig. 6 of the AND-mask paper: ``train`` and ``ood`` of every method, one number for each seed."""
-    figure, axes = one_panel(1.5 + 1.1 * len(runs), 3.4)
-    for offset, (split, label) in enumerate((("train", "training"), ("ood", "o.o.d. test"))):
-        places = [index + 0.36 * (offset - 0.5) for index in range(len(runs))]
-        boxes = axes.boxplot(
-            [list(values[split]) for values in runs.values()],
-            positions=places,
-            widths=0.3,
-            patch_artist=True,
-            manage_ticks=False,
-            medianprops={"color": "black"},
-            flierprops={"markersize": 3},
-        )
-        for box in boxes["boxes"]:
-            box.set(facecolor=(BLUE, ORANGE)[offset], alpha=0.75)
-        boxes["boxes"][0].set_label(label)
-    counts = [len(values["ood"]) for values in runs.values()]
-    axes.set_xticks(
-        range(len(runs)), [f"{method_name(name)}\n({n} seeds)" for name, n in zip(runs, counts, strict=True)]
-    )
-    axes.set(ylabel=measure)
-    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
     return figure
 
 

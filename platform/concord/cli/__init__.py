@@ -18,9 +18,9 @@ from typing import Any
 
 import concord
 from concord import logs as structured_logs
-from concord.cli.last_words import last_words
 from concord.cli.output import info, output_closed
 from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli
+from concord.exit_watchdog import reported_death
 from concord.redaction import redact
 
 Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
@@ -122,7 +122,7 @@ def entry() -> None:
     runs_jobs = sys.argv[1:2] and sys.argv[1] in ("train", "tune", "compare", "demo", "data", "analyze")
     for category in (FutureWarning, DeprecationWarning):
         warnings.simplefilter("ignore", category)
-    with last_words() if runs_jobs else contextlib.nullcontext():
+    with reported_death() if runs_jobs else contextlib.nullcontext():
         try:
             try:
                 raise SystemExit(main())

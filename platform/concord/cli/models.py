@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import tyro
 
-from concord.cli import process_group
 from concord.cli.output import info, table
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
+from concord.exit_watchdog import run_group
 from concord.redaction import redact
 from concord.storage import display_path
 
@@ -153,7 +153,7 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     # MLflow's job queues are for language models.
     environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     with contextlib.suppress(KeyboardInterrupt):
-        status = process_group.run(server, environment)
+        status = run_group(server, environment)
         if status != 0:
             raise RunFailedError(f"the MLflow UI stopped with status {status}; is port {options.port} taken?")
     return {"mlflow": address, "ray": dashboard}

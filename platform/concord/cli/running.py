@@ -189,7 +189,7 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     for option in ("output", "data_dir"):
         check_local_folder(flag_of(option), getattr(options, option, None))
     result: Mapping[str, Any] = making.make(options, info)
-    if not as_json and not making.tells:
+    if not as_json and not making.prints_result:
         Table.nested("data", result).print()
     return {"job": job.name, **result}
 

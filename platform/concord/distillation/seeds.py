@@ -115,10 +115,10 @@ class StackedStudent(Student):
         """
         self.model.form.train(self.model.training)
 
-        def of_one(own: dict[str, Tensor], part: Batch, told: Any) -> tuple[Tensor, Tensor]:
-            return self._one.loss(part, told, step, own)
+        def one_loss(own: dict[str, Tensor], part: Batch, target: Any) -> tuple[Tensor, Tensor]:
+            return self._one.loss(part, target, step, own)
 
-        losses: tuple[Tensor, Tensor] = vmap(of_one, (0, 1, 1), randomness="different")(
+        losses: tuple[Tensor, Tensor] = vmap(one_loss, (0, 1, 1), randomness="different")(
             self.model.by_name(weights), batch, targets
         )
         return losses
@@ -126,10 +126,10 @@ class StackedStudent(Student):
     def label_loss(self, batch: Batch, step: int = 0, weights: Weights | None = None) -> Tensor:
         """The label loss alone of each student ``(seeds,)``, in evaluation mode."""
 
-        def of_one(own: dict[str, Tensor], part: Batch) -> Tensor:
+        def one_loss(own: dict[str, Tensor], part: Batch) -> Tensor:
             return self._one.label_loss(part, step, own)
 
-        losses: Tensor = vmap(of_one, (0, 1))(self.model.by_name(weights), batch)
+        losses: Tensor = vmap(one_loss, (0, 1))(self.model.by_name(weights), batch)
         return losses
 
 

@@ -23,8 +23,8 @@ def squared_error(activations: Tensor, targets: Tensor) -> Tensor:
 def divergence(activations: Tensor, targets: Tensor) -> Tensor:
     """KL(teacher ‖ student) of two tensors of logits ``(examples, ..., classes)``, the mean over examples."""
     _require_alike(activations, targets)
-    told, taught = (each.flatten(0, -2).log_softmax(1) for each in (activations, targets))
-    return (taught.exp() * (taught - told)).sum() / len(taught)  # kl_div has no rule for vmap
+    found, taught = (each.flatten(0, -2).log_softmax(1) for each in (activations, targets))
+    return (taught.exp() * (taught - found)).sum() / len(taught)  # kl_div has no rule for vmap
 
 
 @dataclass(frozen=True)

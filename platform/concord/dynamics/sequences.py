@@ -84,8 +84,8 @@ def parts_of(batch: Mapping[str, Tensor], loss: FrameLoss | None = None) -> tupl
         raise InputError(f"batch: has no {', '.join(missing)}; make the examples with concord.dynamics.sequences")
     frames, lengths = batch["frames"], batch["length"]
     if frames.is_floating_point():
-        there = torch.arange(frames.shape[1], device=frames.device) < lengths.to(frames.device)[:, None]
-        if wrong := _wrong(frames[there], bounded=loss is None or isinstance(loss, CrossEntropy)):
+        valid = torch.arange(frames.shape[1], device=frames.device) < lengths.to(frames.device)[:, None]
+        if wrong := _wrong(frames[valid], bounded=loss is None or isinstance(loss, CrossEntropy)):
             raise InputError(f"batch: frames hold values {wrong}")
     return frames, lengths, batch["key"]
 

@@ -11,7 +11,8 @@ from concord.environments.collection import Environment, Environments, HeldOut, 
 from concord.environments.datasets import from_dataset
 from concord.environments.folder_environments import from_folder
 from concord.environments.image_folder import from_image_folder
-from concord.environments.images import ImageDataset, LabelledImages, image_dataset, shuffle_labels
+from concord.environments.images import ImageDataset, LabelledImages, image_dataset
+from concord.environments.label_noise import shuffle_labels
 from concord.environments.source import ExampleSource, InMemory, Switching
 
 __all__ = [

@@ -207,8 +207,8 @@ def from_dataset(
 
     def load(name: str) -> DatasetSource:
         own = torch.tensor(places[name])
-        of_own = None if known is None else known[own]
-        return DatasetSource(name, dataset, own, of_own, transform, train_transform or transform)
+        own_targets = None if known is None else known[own]
+        return DatasetSource(name, dataset, own, own_targets, transform, train_transform or transform)
 
     return Environments(load, train, validation, test, version=_version(dataset, places, known))
 

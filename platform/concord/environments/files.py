@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concord.errors import ArgumentError, InputError, first_line
-from concord.storage import local
-from concord.storage.checksum import file_checksum
+from concord.storage import file_checksum, local
 
 
 @dataclass(frozen=True)

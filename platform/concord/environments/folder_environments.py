@@ -13,8 +13,7 @@ import pyarrow as pa
 from concord.environments.collection import Array, Environments, require_names
 from concord.environments.parquet import read_table
 from concord.errors import ArgumentError, InputError, first_line
-from concord.storage import display_path, is_remote, listing, local
-from concord.storage.checksum import file_checksum
+from concord.storage import display_path, file_checksum, is_remote, listing, local
 
 
 def from_folder(

@@ -156,25 +156,25 @@ def _readable(shown: str, folder: Path, names: Sequence[str], skip: bool) -> tup
         if not skip:
             raise ArgumentError("data", shown, f"{problem}; remove them, or give skip_unreadable")
         warnings.warn(f"{shown}: {problem}; left out", stacklevel=3)
-    kept = [(name, size) for name, size in checked if size is not None]
-    return [name for name, _ in kept], hashlib.sha256(repr(kept).encode()).hexdigest()[:16]
+    readable = [(name, size) for name, size in checked if size is not None]
+    return [name for name, _ in readable], hashlib.sha256(repr(readable).encode()).hexdigest()[:16]
 
 
 def _size_if_readable(path: Path) -> int | None:
     """The size of the file; None if Pillow cannot read the image. Complete PNG and JPEG files are not decoded."""
     try:
         with Image.open(path) as image:
-            whole = False
+            complete = False
             if image.mode.startswith(("I", "F")):  # more than 8 bits a channel
                 return None
             if image.format == "PNG":
                 image.verify()  # checksums
-                whole = True
+                complete = True
             elif image.format == "JPEG":
                 with path.open("rb") as file:
                     file.seek(-min(_TAIL, path.stat().st_size), os.SEEK_END)
-                    whole = _END_OF_JPEG in file.read()
-            if not whole:
+                    complete = _END_OF_JPEG in file.read()
+            if not complete:
                 image.load()
         return path.stat().st_size
     except _UNREADABLE:

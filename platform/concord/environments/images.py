@@ -1,5 +1,6 @@
-"""Labelled images: MNIST, CIFAR-10, or a folder of the user's."""
+"""Labelled images: MNIST, CIFAR-10, or a folder of the user's, and the options that choose them."""
 
+import functools
 import gzip
 import io
 import tarfile
@@ -15,10 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from concord.environments.collection import generator_for
 from concord.environments.files import RemoteFile, check_sha256, data_folders, download, find
 from concord.errors import ArgumentError, InputError, first_line
-from concord.storage import check_address, display_path, is_remote, local
+from concord.options import OptionGroup
+from concord.storage import check_address, display_path, is_remote, local, resolve
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -113,27 +114,37 @@ def image_dataset(data: str, data_dir: Path | None) -> ImageDataset:
     return _image_folder(_own_folder(Path(data)))
 
 
-def shuffle_labels(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Shuffle the labels of a random part of the examples among themselves.
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(OptionGroup):
+    """The images of a job."""
 
-    Args:
-        labels: ``(examples,)``.
-        fraction: the part, in [0, 1].
-        seed: of the part and of the order.
+    # fmt: off
+    data: str = "cifar10"
+    """cifar10, mnist, or a folder of your own with train/CLASS/IMAGE and test/CLASS/IMAGE."""
+    train_images: int = 0
+    """Number of training images, from the first; 0 takes all."""
+    test_images: int = 0
+    """Number of test images, from the first; 0 takes all."""
+    # fmt: on
 
-    Returns:
-        The new labels, and a mask of those that are wrong (``(examples,)`` bool), since some keep their label.
+    def __post_init__(self) -> None:
+        if self.data not in DATASETS:  # here, since a worker has another working directory
+            object.__setattr__(self, "data", str(resolve(Path(self.data))))
 
-    Raises:
-        InputError: the fraction is not in [0, 1].
-    """
-    if not 0 <= fraction <= 1:
-        raise ArgumentError("label_noise", fraction, "the fraction of shuffled labels must lie in [0, 1]")
-    generator = generator_for(seed, "shuffled labels")
-    chosen = torch.randperm(len(labels), generator=generator)[: round(fraction * len(labels))]
-    shuffled = labels.clone()
-    shuffled[chosen] = labels[chosen[torch.randperm(len(chosen), generator=generator)]]
-    return shuffled, shuffled != labels
+    def check(self) -> None:
+        """Validate options."""
+        check_address("data", Path(self.data))
+        self.require_at_least(0, "train_images", "test_images")
+
+    def images(self, data_dir: Path | None) -> ImageDataset:
+        """The images of these options; cached, so that a process reads them once."""
+        return _images(self.data, data_dir, self.train_images, self.test_images)
+
+
+@functools.lru_cache(maxsize=1)
+def _images(data: str, data_dir: Path | None, train: int, test: int) -> ImageDataset:
+    whole = image_dataset(data, data_dir)
+    return ImageDataset(whole.train.first(train), whole.test.first(test), whole.classes)
 
 
 def _mnist(folders: Sequence[Path]) -> ImageDataset:

@@ -6,7 +6,6 @@ in the footer, where an extension type is a plain one with a name beside it.
 """
 
 import base64
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,15 @@ import pyarrow.parquet as pq
 from concord.errors import InputError
 
 _MAGIC = b"PAR1"
-_SCHEMA = b"ARROW:schema"
-_EXTENSION = b"ARROW:extension:name"
+_SCHEMA, _EXTENSION = b"ARROW:schema", b"ARROW:extension:name"
 # Of the same length, and unknown to Arrow, which then reads the plain types.
-_DISARMED = b"ARROW_extension_name"
-# The schema's value follows its key in the footer: Thrift's marker of a text (field 2 after 1), its length, base64.
-_VALUE = re.compile(rb"\x18([\x80-\xff]*[\x00-\x7f])", re.DOTALL)
-_END = b"\x00"  # Thrift's end of the pair
+_DISARMED_SCHEMA, _DISARMED = b"ARROW_schema", b"ARROW_extension_name"
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
     """Open a Parquet file of plain columns."""
     file = pa.OSFile(str(path))
-    for schema in _schemas(_footer(file)):
+    if schema := _arrow_schema(_footer(file)):
         _refuse(path, _declared(schema))
     file.seek(0)
     opened = pq.ParquetFile(file)
@@ -54,32 +49,29 @@ def _refuse(path: Path, extensions: Iterable[tuple[str, str]]) -> None:
 def _footer(file: Any) -> bytes:
     """The footer, which describes the file; empty if it is damaged, which the reader reports."""
     size = file.size()
-    if size < 8:
-        return b""
-    file.seek(size - 8)
-    length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
-    if magic != _MAGIC or length > size - 8:
+    file.seek(max(0, size - 8))
+    end = file.read(8)
+    length = int.from_bytes(end[:4], "little")
+    if end[4:] != _MAGIC or length > size - 8:
         return b""
     file.seek(size - 8 - length)
     return bytes(file.read(length))
 
 
-def _schemas(footer: bytes) -> Iterator[bytes]:
-    """The serialized Arrow schema, once for each place where a reader could find it."""
-    at = footer.find(_SCHEMA)
-    while at >= 0:
-        found = _VALUE.match(footer, at + len(_SCHEMA))
-        if found is None:
-            raise pa.ArrowInvalid("its Arrow schema is not where it should be")
-        length = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[1]))
-        end = found.end() + length
-        if footer[end : end + 1] != _END:  # a reader would take a second value
-            raise pa.ArrowInvalid("its Arrow schema does not end where it should")
-        try:
-            yield base64.b64decode(footer[found.end() : end], validate=True)
-        except ValueError as error:
-            raise pa.ArrowInvalid("its Arrow schema is not base64") from error
-        at = footer.find(_SCHEMA, at + 1)
+def _arrow_schema(footer: bytes) -> bytes:
+    """The serialized Arrow schema that the reader will find; empty without one."""
+    if _SCHEMA not in footer:
+        return b""
+    if footer.count(_SCHEMA) > 1 or _DISARMED_SCHEMA in footer:
+        raise pa.ArrowInvalid("it names more than one Arrow schema")
+    # A file of this footer alone: the reader finds the same in it, but no schema whose types it would make.
+    disarmed = footer.replace(_SCHEMA, _DISARMED_SCHEMA)
+    alone = _MAGIC + disarmed + len(footer).to_bytes(4, "little") + _MAGIC
+    found = pq.read_metadata(pa.BufferReader(alone)).metadata or {}
+    try:
+        return base64.b64decode(found.get(_DISARMED_SCHEMA, b""), validate=True)
+    except ValueError as error:
+        raise pa.ArrowInvalid("its Arrow schema is not base64") from error
 
 
 def _declared(schema: bytes) -> Iterator[tuple[str, str]]:

@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 
 from concord.environments.parquet import open_parquet
 from concord.errors import InputError, first_line
-from concord.storage import display_path, listing, local
-from concord.storage.checksum import file_checksum
+from concord.storage import display_path, file_checksum, listing, local
 
 FORMAT = 2
 MANIFEST = "manifest.json"

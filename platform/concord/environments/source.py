@@ -110,9 +110,9 @@ class Switching(ExampleSource):
                 raise ArgumentError(name, type(source).__name__, "must be an ExampleSource, such as InMemory(examples)")
         if len(before) != len(after):
             raise InputError(f"{len(before)} examples before and {len(after)} after; the numbers must be equal")
-        ours, theirs = (described(source.take(slice(0, 1))) for source in (before, after))
-        if (found := difference("before", ours, "after", theirs)) is not None:
-            raise InputError(found)
+        first, second = (described(source.take(slice(0, 1))) for source in (before, after))
+        if (problem := difference("before", first, "after", second)) is not None:
+            raise InputError(problem)
         self.before, self.after, self.epochs = before, after, epochs
 
     def __len__(self) -> int:

@@ -56,7 +56,7 @@ class DataSummary:
 def summarize(environment: Environment, purpose: str) -> DataSummary:
     """Summarize an environment's data; without a copy of all."""
     digest = hashlib.sha256()
-    data = _looked_at(environment)
+    data = _hashed_examples(environment)
     leaves = named_leaves(data)
     for name, values in leaves.items():
         named = "" if is_pair(data) else f"{name} "
@@ -71,7 +71,7 @@ def summarize(environment: Environment, purpose: str) -> DataSummary:
     )
 
 
-def _looked_at(environment: Environment) -> Tree:
+def _hashed_examples(environment: Environment) -> Tree:
     """The examples to hash; evenly spaced ones of a source that is not in memory."""
     if isinstance(environment.source, InMemory):
         return environment.data

@@ -200,11 +200,11 @@ def from_table(
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
-    there = frame[target].notna()
-    kept = frame[there].reset_index(drop=True)
-    if len(kept) < len(frame):
-        warnings.warn(f"{len(frame) - len(kept)} of {len(frame)} rows have no {target} and are left out", stacklevel=2)
-    names = _environment_names(kept[environment], environment, environment_bins)
+    labelled = frame[target].notna()
+    rows = frame[labelled].reset_index(drop=True)
+    if len(rows) < len(frame):
+        warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=2)
+    names = _environment_names(rows[environment], environment, environment_bins)
     known = list(dict.fromkeys(sorted(names)))
     validation, test = tuple(map(str, validation)), tuple(map(str, test))
     require_names(validation, known, "validation")
@@ -217,16 +217,16 @@ def from_table(
             f"two environments are needed for training; those that are not for validation or test are "
             f"{', '.join(train) or 'none'}",
         )
-    training = kept[names.isin(train)]
-    kept = kept.drop(columns=environment)
+    training = rows[names.isin(train)]
+    rows = rows.drop(columns=environment)
     inferred = inferred_kinds(training.drop(columns=[environment, target]))
     chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
-    classes = _classes(kept, training, target, task)
+    classes = _classes(rows, training, target, task)
     purposes = {"train": train, "validation": tuple(validation), "test": tuple(test)}
-    return TableEnvironments(Table(kept, names, target, used, classes, purposes, int((~there).sum())))
+    return TableEnvironments(Table(rows, names, target, used, classes, purposes, int((~labelled).sum())))
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
@@ -236,18 +236,18 @@ def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
 
 
 def _kind(column: pd.Series) -> Kind:
-    there = column.dropna()
-    if there.empty:
+    known = column.dropna()
+    if known.empty:
         return "ignore"
     if isinstance(column.dtype, pd.CategoricalDtype):
         return "category"
-    if pd.api.types.is_bool_dtype(there):
+    if pd.api.types.is_bool_dtype(known):
         return "boolean"
-    if pd.api.types.is_datetime64_any_dtype(there):
+    if pd.api.types.is_datetime64_any_dtype(known):
         return "date"
-    if pd.api.types.is_numeric_dtype(there):
+    if pd.api.types.is_numeric_dtype(known):
         return "numeric"
-    texts = there.astype("string")
+    texts = known.astype("string")
     if texts.str.lower().isin(["true", "false"]).all():
         return "boolean"
     if not _has_codes(texts) and pd.to_numeric(texts, errors="coerce").notna().all():

@@ -72,14 +72,14 @@ class TableEncoder:
             for part in _DATE_PARTS if kind == "date" else ("",):
                 values = _numbers(frame[name], kind, part)
                 missing = np.isnan(values)
-                there = values[~missing]
-                median = float(np.median(there)) if len(there) else 0.0
+                known = values[~missing]
+                median = float(np.median(known)) if len(known) else 0.0
                 filled = np.where(missing, median, values)
                 scale = float(filled.std()) if len(filled) else 0.0
                 mean = float(filled.mean()) if len(filled) else 0.0
                 if scale <= _ROUNDING * abs(mean):
                     scale = 0.0
-                gaps = 0 < len(there) < len(values)
+                gaps = 0 < len(known) < len(values)
                 numeric.append(NumericColumn(name, kind, part, median, mean, scale, gaps))
         return TableEncoder(tuple(numeric), tuple(categories))
 
@@ -142,8 +142,8 @@ def plain(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_decimal(column: pd.Series) -> bool:
-    of_objects = pd.api.types.is_object_dtype(column) and pd.api.types.infer_dtype(column, skipna=True) == "decimal"
-    return of_objects or str(column.dtype).startswith("decimal")  # the second is Arrow's
+    objects = pd.api.types.is_object_dtype(column) and pd.api.types.infer_dtype(column, skipna=True) == "decimal"
+    return objects or str(column.dtype).startswith("decimal")  # the second is Arrow's
 
 
 def _texts(column: pd.Series) -> pd.Series:

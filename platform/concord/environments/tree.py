@@ -43,14 +43,15 @@ def described(tree: Tree) -> dict[str, str]:
     }
 
 
-def difference(name: str, ours: dict[str, str], other: str, theirs: dict[str, str]) -> str | None:
+def difference(name: str, form: dict[str, str], other: str, expected: dict[str, str]) -> str | None:
     """The difference in form between two environments' examples, both :func:`described`, in one line."""
-    if ours.keys() != theirs.keys():
-        found, expected = ", ".join(ours), ", ".join(theirs)
-        return f"environment {name}: its examples are of {found}, but of {expected} in environment {other}"
-    for part, form in ours.items():
-        if form != theirs[part]:
-            return f"environment {name}: one example of its {part} is {form}, but {theirs[part]} in environment {other}"
+    if form.keys() != expected.keys():
+        parts = f"{', '.join(form)}, but of {', '.join(expected)}"
+        return f"environment {name}: its examples are of {parts} in environment {other}"
+    for part, found in form.items():
+        if found != expected[part]:
+            wrong = f"{found}, but {expected[part]}"
+            return f"environment {name}: one example of its {part} is {wrong} in environment {other}"
     return None
 
 

@@ -26,7 +26,7 @@ from concord.objectives.mixup import Mixup
 from concord.objectives.mm_rex import MMREx
 from concord.objectives.mmd import MMD
 from concord.objectives.objective import Objective, Penalized, Rescaled
-from concord.objectives.objectives_by_name import OBJECTIVES, ObjectiveName, objective, objective_type
+from concord.objectives.objectives_by_name import OBJECTIVES, objective, objective_type
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.spectral_decoupling import SpectralDecoupling
 from concord.objectives.vrex import VREx
@@ -50,7 +50,6 @@ __all__ = [
     "Mixup",
     "Objective",
     "ObjectiveGradients",
-    "ObjectiveName",
     "Penalized",
     "PenaltyWeight",
     "Rescaled",

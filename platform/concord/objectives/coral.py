@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.representation import Represented
+from concord.space import Entries, LogUniform
 
 
 class CORAL(Represented, EnvironmentVectors):
@@ -21,6 +22,8 @@ class CORAL(Represented, EnvironmentVectors):
 
     name: ClassVar[str] = "coral"
     default_weight: ClassVar[float | None] = 1.0
+    display_name: ClassVar[str | None] = "CORAL"
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(0.1, 10.0)}
 
     def vectors(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Means and covariances, each over the root of its number of components."""

@@ -1,6 +1,6 @@
 """Domain-adversarial training: a representation that does not reveal the environment."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from concord.gradients.risk import Batch, Loss, Risk, autocast_to
 from concord.objectives.objective import require_all
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.representation import Represented, head
+from concord.space import Entries, LogUniform
 
 
 class _Reversal(torch.autograd.Function):
@@ -66,14 +67,17 @@ class DANN(Represented):
         loss: the loss or the risk of one environment.
         weight: λ; 0 during its warm-up.
         autocast: the dtype in which layers compute.
-        hidden_units, layer: of the :class:`DomainClassifier`, which :meth:`begin` makes.
+        hidden_units: Width of the two hidden layers of dann's domain classifier.
 
     Attributes:
-        module: the domain classifier.
+        module: the domain classifier, which :meth:`begin` makes.
     """
 
     every: ClassVar[bool] = True
     default_weight: ClassVar[float | None] = 1.0
+    display_name: ClassVar[str | None] = "DANN"
+    option_names: ClassVar[Mapping[str, str]] = {"hidden_units": "domain_units"}
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(0.01, 10.0)}
 
     def __init__(
         self,

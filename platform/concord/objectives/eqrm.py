@@ -1,13 +1,15 @@
 """Empirical quantile risk minimization."""
 
 from statistics import NormalDist
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from concord.errors import ArgumentError
 from concord.gradients.risk import Loss, Risk
-from concord.objectives.objective import Objective, require_several
+from concord.objectives.objective import WARMUPS, Objective, require_several
+from concord.space import Entries, Uniform
 
 _BISECTIONS = 60  # as many as halve an interval to the last bit
 
@@ -22,13 +24,16 @@ class EQRM(Objective):
 
     Args:
         loss: the loss or the risk of one environment.
-        quantile: α.
+        quantile: Quantile α of the risks that eqrm minimizes, in (0, 1).
         warmup: first steps, which minimize the mean risk.
         autocast: the dtype in which layers compute.
 
     Raises:
         InputError: α is not in (0, 1).
     """
+
+    display_name: ClassVar[str | None] = "EQRM"
+    space: ClassVar[Entries] = {"quantile": Uniform(0.5, 0.99), "penalty_warmup": WARMUPS}
 
     def __init__(
         self, loss: Loss | Risk, quantile: float = 0.75, warmup: int = 0, autocast: torch.dtype | None = None

@@ -8,5 +8,6 @@ from concord.objectives.objective import Objective
 class ERM(Objective):
     """The mean of the environments' risks: (1/d) Σ R_e(f)."""
 
+    display_name: ClassVar[str | None] = "ERM"
     coupled: ClassVar[bool] = False
     compares: ClassVar[bool] = False

@@ -1,5 +1,6 @@
 """Fishr: environments with the same variance of the head's gradients."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -9,10 +10,11 @@ from concord.errors import ArgumentError
 from concord.gradients.risk import Batch, Loss, Risk
 from concord.objectives.environment_state import EnvironmentState
 from concord.objectives.environment_vectors import EnvironmentVectors
-from concord.objectives.objective import require_all
+from concord.objectives.objective import WARMUPS, require_all
 from concord.objectives.own_graph import with_own_graph
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.representation import Represented, head
+from concord.space import Choice, Entries, LogUniform
 
 
 class Fishr(Represented, EnvironmentVectors):
@@ -27,8 +29,8 @@ class Fishr(Represented, EnvironmentVectors):
         loss: the loss or the risk of one environment, a mean of the examples' losses.
         weight: λ.
         autocast: the dtype in which layers compute.
-        layer: the head, the linear layer whose gradients are compared; None takes the last one.
-        momentum: γ; 0 uses each step's own variances.
+        momentum: Decay γ of the moving average of fishr's variances over steps, in [0, 1); 0 takes each step's own
+            variances.
 
     Attributes:
         module: the averages, which :meth:`begin` makes.
@@ -41,6 +43,13 @@ class Fishr(Represented, EnvironmentVectors):
     every: ClassVar[bool] = True
     changes_head: ClassVar[bool] = True
     default_weight: ClassVar[float | None] = 1e3
+    display_name: ClassVar[str | None] = "Fishr"
+    option_names: ClassVar[Mapping[str, str]] = {"momentum": "variance_momentum"}
+    space: ClassVar[Entries] = {
+        "penalty_weight": LogUniform(1.0, 1e5),
+        "penalty_warmup": WARMUPS,
+        "variance_momentum": Choice(0.0, 0.95),
+    }
 
     def __init__(
         self,

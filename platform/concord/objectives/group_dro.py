@@ -1,6 +1,7 @@
 """Distributionally robust optimization over groups: the environments with large risks weigh more."""
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from concord.errors import ArgumentError
 from concord.gradients.risk import Loss, Risk
 from concord.objectives.environment_state import EnvironmentState
 from concord.objectives.objective import Objective, require_all, require_several
+from concord.space import Entries, LogUniform
 
 
 class GroupDRO(Objective):
@@ -20,7 +22,7 @@ class GroupDRO(Objective):
 
     Args:
         loss: the loss or the risk of one environment.
-        rate: η.
+        rate: Step size η of the environments' weights (group-dro).
         autocast: the dtype in which layers compute.
 
     Attributes:
@@ -31,6 +33,9 @@ class GroupDRO(Objective):
     """
 
     every: ClassVar[bool] = True
+    display_name: ClassVar[str | None] = "GroupDRO"
+    option_names: ClassVar[Mapping[str, str]] = {"rate": "group_rate"}
+    space: ClassVar[Entries] = {"group_rate": LogUniform(1e-3, 1e-1)}
 
     def __init__(self, loss: Loss | Risk, rate: float = 0.01, autocast: torch.dtype | None = None) -> None:
         super().__init__(loss, autocast)

@@ -10,6 +10,7 @@ from concord.gradients.layout import trainable
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.own_graph import with_own_graph
+from concord.space import Entries, LogUniform
 
 _COPIES = 4  # copies of all environments' gradients: themselves, joined, their differences, the differences' gradient
 _LIMIT = 2 * 2**30
@@ -25,6 +26,8 @@ class IGA(EnvironmentVectors):
 
     name: ClassVar[str] = "iga"
     default_weight: ClassVar[float | None] = 1e3
+    display_name: ClassVar[str | None] = "IGA"
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(10.0, 1e5)}
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Refuse a model that is too large (InputError)."""

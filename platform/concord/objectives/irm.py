@@ -13,12 +13,15 @@ from torch.utils import _pytree as pytree
 from concord.aggregation.rule import accumulation_dtype
 from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, pair, take
-from concord.objectives.objective import PenalizedRisk, Rescaled
+from concord.objectives.objective import WARMUPS, PenalizedRisk, Rescaled
 from concord.objectives.penalty_weight import PenaltyWeight
+from concord.space import Entries, LogUniform
 
 Estimator = Literal["squared", "halves"]
-"""``squared``: the squared gradient of the whole batch, which sampling noise makes too large on average.
-``halves``: the product of two half batches' gradients, right on average, and below zero at times."""
+"""``squared``: the squared gradient of the whole batch, as in the published experiments; sampling noise makes it too
+large on average.
+``halves``: the product of the gradients of every other example, as in the paper's appendix D: right on average, and
+below zero at times."""
 
 
 class IRMv1(Rescaled):
@@ -34,8 +37,8 @@ class IRMv1(Rescaled):
     Args:
         loss: the loss or the risk of one environment.
         weight: λ.
-        estimator: the penalty's estimator: ``squared``, as in the published experiments, or ``halves``, as in the
-            paper's appendix D, with every other example in each half.
+        estimator: Estimate of irm's penalty: the squared gradient of a batch, or the product of the gradients of its
+            halves.
         autocast: the dtype in which layers compute.
 
     Attributes:
@@ -44,6 +47,9 @@ class IRMv1(Rescaled):
 
     coupled: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = 1e4
+    display_name: ClassVar[str | None] = "IRMv1"
+    option_names: ClassVar[Mapping[str, str]] = {"estimator": "penalty_estimator"}
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": WARMUPS}
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Meta-learned invariant risk minimization: adapt to one environment, judge by the others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from concord.gradients.risk import Batch, Loss, Risk, take
 from concord.objectives.objective import Penalized, require_several
 from concord.objectives.own_graph import with_own_graph
 from concord.objectives.penalty_weight import PenaltyWeight
+from concord.space import Entries, LogUniform
 
 
 class MetaIRM(Penalized):
@@ -23,19 +24,22 @@ class MetaIRM(Penalized):
     θ'_i through θ (Bae et al., Meta-Learned Invariant Risk Minimization, 2021, eq. 3 to 6 and algorithm 1, which has
     the sum of the N meta-losses in place of the mean: its λ is ours times N).
 
+    Gaussian DropGrad (Tseng et al., Regularizing Meta-Learning via Gradient Dropout, 2020) of rate p multiplies each
+    component of an inner gradient by a draw from N(1, p / (1 - p)). A first-order step treats θ'_i - θ as a constant.
+
     The second derivatives pass through the model. PyTorch's fused attention has none on a CPU: give a transformer
     plain attention (``attn_implementation="eager"``), or take ``first_order``.
 
     Args:
         loss: the loss or the risk of one environment.
-        inner_lr: α.
-        inner_steps: the number of inner steps.
+        inner_lr: Learning rate α of the inner steps of meta-irm.
+        inner_steps: Number of inner steps of meta-irm.
         weight: λ; 0 during its warm-up.
-        drop_grad: rate p of Gaussian DropGrad (Tseng et al., Regularizing Meta-Learning via Gradient Dropout, 2020):
-            each component of an inner gradient is multiplied by a draw from N(1, p / (1 - p)).
-        outer: the number of other environments that judge each θ'_i, drawn at each step; 0 takes all.
-        first_order: treat θ'_i - θ as a constant (an ablation of the paper).
-        same_environment: judge θ'_i by environment i itself (an ablation of the paper).
+        drop_grad: Rate of Gaussian DropGrad in the inner steps of meta-irm, in [0, 1).
+        outer: Number of other environments, drawn at each step, that judge the adapted weights of meta-irm; 0 takes
+            all.
+        first_order: Omit the second derivatives of meta-irm (an ablation of the paper).
+        same_environment: Judge the adapted weights of meta-irm on their own environment (an ablation of the paper).
         autocast: the dtype in which layers compute.
 
     Raises:
@@ -44,6 +48,9 @@ class MetaIRM(Penalized):
 
     others: ClassVar[bool] = True
     default_weight: ClassVar[float | None] = 0.0
+    display_name: ClassVar[str | None] = "meta-IRM"
+    option_names: ClassVar[Mapping[str, str]] = {"outer": "outer_environments"}
+    space: ClassVar[Entries] = {"inner_lr": LogUniform(1e-3, 1.0)}
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Mixup between environments: weighted means of examples from two environments."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from concord.errors import ArgumentError
 from concord.gradients.risk import Batch, Loss, Risk, Supervised, pair
 from concord.objectives.objective import Objective, require_several
+from concord.space import Entries, LogUniform
 
 
 class Mixup(Objective):
@@ -24,7 +25,7 @@ class Mixup(Objective):
 
     Args:
         loss: the loss of outputs and classes.
-        alpha: α.
+        alpha: α of mixup: the shares of two mixed examples are drawn from Beta(α, α).
         autocast: the dtype in which layers compute.
 
     Raises:
@@ -32,6 +33,8 @@ class Mixup(Objective):
     """
 
     others: ClassVar[bool] = True
+    option_names: ClassVar[Mapping[str, str]] = {"alpha": "mixup_alpha"}
+    space: ClassVar[Entries] = {"mixup_alpha": LogUniform(0.1, 10.0)}
 
     def __init__(self, loss: Loss | Risk, alpha: float = 0.2, autocast: torch.dtype | None = None) -> None:
         super().__init__(loss, autocast)

@@ -5,6 +5,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from concord.objectives.objective import Rescaled, require_several
+from concord.space import Entries, LogUniform
 
 
 class MMREx(Rescaled):
@@ -16,6 +17,9 @@ class MMREx(Rescaled):
     """
 
     default_weight: ClassVar[float | None] = 1.0
+    warms_up_at_one: ClassVar[bool] = False
+    display_name: ClassVar[str | None] = "MM-REx"
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(0.1, 10.0)}
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """The largest combination."""

@@ -9,6 +9,7 @@ from concord.errors import InputError
 from concord.gradients.risk import Batch
 from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.representation import Represented
+from concord.space import Entries, LogUniform
 
 _GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 _ROWS = 256  # of the kernel at a time, so that they stay in the processor's cache
@@ -26,6 +27,8 @@ class MMD(Represented, EnvironmentVectors):
     name: ClassVar[str] = "mmd"
     by_example: ClassVar[bool] = True
     default_weight: ClassVar[float | None] = 1.0
+    display_name: ClassVar[str | None] = "MMD"
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(0.1, 10.0)}
 
     def vectors(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """The representations of all examples."""

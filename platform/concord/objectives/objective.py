@@ -25,6 +25,10 @@ from concord.gradients.risk import (
     take,
 )
 from concord.objectives.penalty_weight import PenaltyWeight
+from concord.space import Choice, Entries
+
+WARMUPS = Choice(0.0, 0.1, 0.3)
+"""The warm-ups that ``compare methods`` searches."""
 
 
 class Objective:
@@ -61,6 +65,9 @@ class Objective:
         takes_aggregator: whether the objective applies the run's aggregator itself, to its own gradients; it may then
             be coupled with an --aggregator other than the mean.
         default_weight: the default weight of the penalty; None if the objective has no penalty.
+        display_name: the published name, for figures and tables; None for the name of the option.
+        option_names: the options of arguments that are called otherwise.
+        space: the domains in which ``compare methods`` searches the objective's options.
     """
 
     coupled: ClassVar[bool] = True
@@ -70,6 +77,9 @@ class Objective:
     compares: ClassVar[bool] = True
     alternates: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = None
+    display_name: ClassVar[str | None] = None
+    option_names: ClassVar[Mapping[str, str]] = {"weight": "penalty_weight", "warmup": "penalty_warmup"}
+    space: ClassVar[Entries] = {}
     takes_aggregator: bool = False
     module: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
@@ -231,7 +241,13 @@ class Penalized(Objective):
 
 
 class Rescaled(Penalized):
-    """An objective with a penalty, divided by max(1, λ), so that a large weight does not make large gradients."""
+    """An objective with a penalty, divided by max(1, λ), so that a large weight does not make large gradients.
+
+    Attributes:
+        warms_up_at_one: whether the weight of the warm-up is min(1, λ); otherwise it is 0.
+    """
+
+    warms_up_at_one: ClassVar[bool] = True
 
     def scale(self, step: int) -> float:
         """1 / max(1, λ) at this step."""

@@ -1,12 +1,17 @@
-"""The objectives by the names that the command line and configurations use."""
+"""The objectives by the names that the command line and configurations use.
 
-import inspect
-from typing import Any, Literal, get_args
+A new objective is its file and a line in :data:`OBJECTIVES`. Its arguments become options, and their documentation
+(``Args``) the help. Its class says how they are called, how it is shown, and what ``compare methods`` searches.
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from concord.errors import ArgumentError
 from concord.gradients.risk import Loss, Risk
+from concord.hyperparameters import Hyperparameter, hyperparameters_of
 from concord.objectives.coral import CORAL
 from concord.objectives.dann import DANN
 from concord.objectives.eqrm import EQRM
@@ -24,57 +29,24 @@ from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.spectral_decoupling import SpectralDecoupling
 from concord.objectives.vrex import VREx
 
-ObjectiveName = Literal[
-    "erm",
-    "irm",
-    "vrex",
-    "mm-rex",
-    "group-dro",
-    "eqrm",
-    "fishr",
-    "iga",
-    "coral",
-    "mmd",
-    "dann",
-    "mixup",
-    "sd",
-    "meta-irm",
-]
-OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-_TYPES: dict[str, type[Objective]] = {
+OBJECTIVES: dict[str, type[Objective]] = {
     "erm": ERM,
     "irm": IRMv1,
     "vrex": VREx,
     "mm-rex": MMREx,
+    "coral": CORAL,
+    "mmd": MMD,
+    "dann": DANN,
     "group-dro": GroupDRO,
     "eqrm": EQRM,
     "fishr": Fishr,
     "iga": IGA,
-    "coral": CORAL,
-    "mmd": MMD,
-    "dann": DANN,
     "mixup": Mixup,
     "sd": SpectralDecoupling,
     "meta-irm": MetaIRM,
 }
-# The options, and the arguments that they set. The weight has the warm-up of its penalty.
-_ARGUMENTS = {
-    "penalty_weight": "weight",
-    "penalty_warmup": "warmup",
-    "penalty_estimator": "estimator",
-    "representation": "layer",
-    "domain_units": "hidden_units",
-    "group_rate": "rate",
-    "quantile": "quantile",
-    "variance_momentum": "momentum",
-    "mixup_alpha": "alpha",
-    "inner_lr": "inner_lr",
-    "inner_steps": "inner_steps",
-    "drop_grad": "drop_grad",
-    "outer_environments": "outer",
-    "first_order": "first_order",
-    "same_environment": "same_environment",
-}
+# Options of several objectives: a weight has the warm-up of its penalty.
+_SHARED = frozenset({"penalty_weight", "penalty_warmup"})
 
 
 def objective_type(name: str) -> type[Objective]:
@@ -83,16 +55,30 @@ def objective_type(name: str) -> type[Objective]:
     Raises:
         ArgumentError: no objective has this name.
     """
-    if name not in _TYPES:
+    if name not in OBJECTIVES:
         raise ArgumentError("objective", name, f"must be one of {', '.join(OBJECTIVES)}")
-    return _TYPES[name]
+    return OBJECTIVES[name]
 
 
-def options_of(name: str) -> dict[str, str]:
-    """The options that the objective called ``name`` uses, each with the argument of the class that takes it."""
-    taken = inspect.signature(objective_type(name)).parameters.keys() - {"loss", "autocast"}
-    taken |= {"warmup"} if "weight" in taken else set()
-    return {option: argument for option, argument in _ARGUMENTS.items() if argument in taken}
+def arguments_of(kind: type[Objective]) -> Mapping[str, Hyperparameter]:
+    """The arguments of an objective that options set, by the options' names."""
+    names: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        names |= vars(each).get("option_names", {})
+    arguments = hyperparameters_of(kind)
+    return {names.get(name, name): each for name, each in arguments.items() if name not in ("loss", "autocast")}
+
+
+def options_of(name: str) -> set[str]:
+    """The options that the objective called ``name`` uses."""
+    used = {*arguments_of(objective_type(name))}
+    return used | ({"penalty_warmup"} if "penalty_weight" in used else set())
+
+
+def objective_options() -> dict[str, Hyperparameter]:
+    """The options of all objectives without those of the penalty, by name."""
+    found = {name: each for kind in OBJECTIVES.values() for name, each in arguments_of(kind).items()}
+    return {name: each for name, each in found.items() if name not in _SHARED}
 
 
 def objective(
@@ -119,13 +105,14 @@ def objective(
         InputError: no objective has this name, or an option is out of its range.
         TypeError: no objective has an option of this name.
     """
-    if unknown := options.keys() - _ARGUMENTS.keys():
+    kind = objective_type(name)
+    if unknown := options.keys() - objective_options().keys():
         raise TypeError(f"objective() got an unexpected keyword argument {min(unknown)!r}")
-    kind, used = objective_type(name), options_of(name)
-    arguments = {used[option]: value for option, value in options.items() if option in used}
-    if "penalty_weight" in used:
+    arguments = arguments_of(kind)
+    given = {arguments[option].name: value for option, value in options.items() if option in arguments}
+    if "penalty_weight" in arguments:
         default = kind.default_weight or 0.0
-        arguments["weight"] = PenaltyWeight(default if penalty_weight is None else penalty_weight, warmup_steps)
-    elif "penalty_warmup" in used:
-        arguments["warmup"] = warmup_steps
-    return kind(loss, autocast=autocast, **arguments)
+        given["weight"] = PenaltyWeight(default if penalty_weight is None else penalty_weight, warmup_steps)
+    elif "penalty_warmup" in arguments:
+        given["warmup"] = warmup_steps
+    return kind(loss, autocast=autocast, **given)

@@ -1,6 +1,7 @@
 """The representation of a model: the input of one of its linear layers, the head."""
 
 import warnings
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -26,7 +27,14 @@ def head(model: nn.Module, layer: str | None = None) -> tuple[str, nn.Linear]:
 
 
 class Represented(Penalized):
-    """An objective of the representation, the input of ``layer``: a linear layer's name; None takes the last one.
+    """An objective of the representation.
+
+    Args:
+        loss: the loss or the risk of one environment.
+        weight: the weight of the penalty.
+        autocast: the dtype in which layers compute.
+        layer: Name of the linear layer whose input is the representation (coral, mmd, dann), or whose gradients are
+            compared (fishr); by default the last linear layer.
 
     Attributes:
         changes_head: whether the penalty changes the head, too. A penalty that does not has no effect if no parameter
@@ -34,6 +42,7 @@ class Represented(Penalized):
     """
 
     changes_head: ClassVar[bool] = False
+    option_names: ClassVar[Mapping[str, str]] = {"layer": "representation"}
 
     def __init__(
         self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None, *, layer: str | None = None

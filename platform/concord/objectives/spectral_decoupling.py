@@ -11,6 +11,7 @@ from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk
 from concord.objectives.objective import Penalized, PenalizedRisk
 from concord.objectives.penalty_weight import PenaltyWeight
+from concord.space import Entries, LogUniform
 
 
 class SpectralDecoupling(Penalized):
@@ -32,6 +33,8 @@ class SpectralDecoupling(Penalized):
     coupled: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = 0.1
+    display_name: ClassVar[str | None] = "spectral decoupling"
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1e-5, 1e-1)}
 
     def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
         super().__init__(loss, weight, autocast)

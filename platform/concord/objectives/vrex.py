@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from concord.objectives.objective import Rescaled, require_several
+from concord.objectives.objective import WARMUPS, Rescaled, require_several
+from concord.space import Entries, LogUniform
 
 
 class VREx(Rescaled):
@@ -16,6 +17,8 @@ class VREx(Rescaled):
     """
 
     default_weight: ClassVar[float | None] = 1e4
+    display_name: ClassVar[str | None] = "V-REx"
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": WARMUPS}
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """Mean and variance."""

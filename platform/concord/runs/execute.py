@@ -26,12 +26,11 @@ from concord.runs.failures import is_outage
 from concord.source_file import own_traceback, reason
 from concord.storage import Folder, FullDiskError, full_disk_in_one_line, storage_credentials
 from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_checksums
-from concord.training.context import ProcessContext
+from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.job import Job, JobFile, job_from_source
 from concord.training.loop import training
 from concord.training.options import RunConfig, TrainConfig, parallel_of
 from concord.training.rule_file import RuleFile
-from concord.training.steps_so_far import StepsSoFar
 from concord.training.worker_data import WorkerData, prepare
 
 _logger = logging.getLogger("concord.runs")

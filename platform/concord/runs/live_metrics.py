@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from concord.gradients.step_clock import PARTS, Part
-from concord.training.steps_so_far import StepsSoFar
+from concord.training.context import StepsSoFar
 
 _EVERY_SECONDS = 1.0
 # Rates are means over Ray's interval between two reports, so that no time is left out.

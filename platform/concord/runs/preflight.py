@@ -1,7 +1,7 @@
 """Checks before anything of a run is written or started: invalid input is found here, within about a second."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from concord.gradients.layout import trainable
 from concord.objectives import Objective
 from concord.runs.champion import required
 from concord.runs.resources import check_gpus
-from concord.source_file import reason
+from concord.source_file import refusing
 from concord.tracking.model_call import ModelCall, first_call
 from concord.training.evaluation import (
     Measure,
@@ -233,12 +233,6 @@ def _require_one_each(job: JobFile, measure: str, shape: tuple[int, ...], exampl
         raise InputError(f"job {job.name}: measure {measure} gave shape {shape}, expected {(examples,)}")
 
 
-@contextlib.contextmanager
-def as_input_error(job: JobFile, what: str) -> Iterator[None]:
+def as_input_error(job: JobFile, what: str) -> contextlib.AbstractContextManager[None]:
     """Turn any exception of the job's own functions into a one-line InputError."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"job {job.name}: {what} ({reason(error, job.path)})") from error
+    return refusing(what, job.path, lambda problem: InputError(f"job {job.name}: {problem}"))

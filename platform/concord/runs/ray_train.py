@@ -22,10 +22,9 @@ from concord.runs.failures import is_outage
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
 from concord.runs.termination import end_at_sigterm
 from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
-from concord.training.context import ProcessContext
+from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.options import RunConfig
 from concord.training.process import own_cores, tune_process
-from concord.training.steps_so_far import StepsSoFar
 
 # How often Ray Train checks for room for more workers (--min-workers). Growth loses the work since the last checkpoint.
 _RESIZE_SECONDS = 30.0

@@ -14,8 +14,7 @@ from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError, TrainingFailedError
 from concord.options import flag_of, option_values
 from concord.record import OpenRun, Run
-from concord.runs.champion import required, scored_on, shortfall
-from concord.runs.cluster_address import check_cluster
+from concord.runs.champion import scored_on, shortfall
 from concord.runs.dashboard import described
 from concord.runs.execute import (
     CHECKPOINTS,
@@ -27,26 +26,23 @@ from concord.runs.execute import (
     remove_checkpoints,
     remove_older,
 )
-from concord.runs.lifecycle import Info, Open, Reserved, RunSpec, open_run, reserved_run, resolved_paths
-from concord.runs.opening import comparison, mask_lines, mask_parameters, method_line, opening_lines, purposes
+from concord.runs.lifecycle import Info, Reserved, RunSpec, open_run, reserved_run, resolved_paths
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.resources import require_resources
-from concord.runs.session import ray_session
+from concord.runs.run_summary import mask_parameters, run_summary
+from concord.runs.session import check_cluster, ray_session
 from concord.runs.tags import JOB, run_tags
 from concord.runs.tracked_data import tracked_data
 from concord.source_file import reason
 from concord.storage import full_disk_in_one_line, require_space
 from concord.tracking import ExportError, Mirror, Store, log_model, register
+from concord.training.advice import advice
 from concord.training.checkpoint import MODEL, read_weights
-from concord.training.empty_masks import empty_masks
 from concord.training.job import JobFile
-from concord.training.large_losses import large_losses
 from concord.training.loop import build_model
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.process import tune_process
-from concord.training.shortcuts import shortcuts
-from concord.training.underfitting import underfitting
 
 # How long a resumed finished run retries to send events to MLflow.
 _UNSENT_SECONDS = 30.0
@@ -54,8 +50,6 @@ _UNSENT_SECONDS = 30.0
 _WEIGHTS = "weights"
 _NOT_CALLED = "the job's risk does not call it as a function of tensors"
 FIGURES, _METRICS = "figures", "metrics.json"
-# An exponential average of fewer steps, in multiples of 1 / (1 - decay), has over 5 % of the first step's weights.
-_REACHES = 3
 
 
 def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()) -> Run:
@@ -89,7 +83,7 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
             full_disk_in_one_line(reserved.folder.path),
             open_run(reserved, spec.record(reserved.store), info) as begun,
         ):
-            for line in _opening(job, config, begun, checked, given):
+            for line in run_summary(job, config, begun, checked, given):
                 info(line)
             if idle := sorted(map(flag_of, config.unused() & {*given})):
                 info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option uses it")
@@ -100,8 +94,8 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
             report, tracked = finish(job, config, begun.run, begun.store, checked, info)
-            for advice in _advice(job, config, begun.run, checked):
-                info(advice)
+            for line in advice(job.job, config, begun.run.history, checked.environments, checked.measures):
+                info(line)
             # Without ``report`` --resume keeps it in MLflow later.
             found = {**report, "seconds": round(time.perf_counter() - started, 3)}
             begun.report = {"report" if tracked else "untracked": found}
@@ -121,21 +115,6 @@ def _spec(job: JobFile, config: RunConfig, checked: Checked) -> RunSpec:
         tags=run_tags(job.name, job.path, len(environments.train) or None, environments.version),
         artifacts={"environments.json": environments.by_purpose()} if environments.train else {},
     )
-
-
-def _opening(job: JobFile, config: RunConfig, begun: Open, checked: Checked, given: Collection[str]) -> list[str]:
-    """The first lines of a run."""
-    registers = config.run.register and checked.example is not None
-    criterion = checked.criterion if registers else None
-    if not isinstance(config, TrainConfig):
-        opening = job.job.loop.opening if job.job.loop is not None else None
-        what, *more = opening(config) if opening is not None else [config.method or job.name]
-        return opening_lines(begun, what, more, criterion)
-    environments = checked.environments
-    mask = mask_lines(config, len(environments.train), comparison(job, config, given))
-    lines = [f"data: {purposes(environments, config.data.held_out)}", *mask]
-    what = method_line(config, needs_ray_train(config), checked.objective)
-    return opening_lines(begun, what, lines, criterion, required(job.job, config))
 
 
 def _train(job: JobFile, config: RunConfig, run: OpenRun, progress: RunProgress, info: Info) -> None:
@@ -165,35 +144,6 @@ def _train(job: JobFile, config: RunConfig, run: OpenRun, progress: RunProgress,
             raise
     if not run.evaluations:
         raise TrainingFailedError(f"the loop of job {job.name} gave no evaluation")
-
-
-def _advice(job: JobFile, config: RunConfig, run: Run, checked: Checked) -> Iterator[str]:
-    """Advice from the evaluations of a run."""
-    if not isinstance(config, TrainConfig):
-        return
-    end = run.metrics
-    if end.get("spread_reached") == 0:
-        yield (
-            f"--stop-spread {config.schedule.stop_spread}: never reached; the model of epoch "
-            f"{end['kept_epoch']:.0f} is kept, with the least spread, {end['held_out_spread']:.4g}"
-        )
-    if (average := config.schedule.averaging) is not None and average[0] == "ema":
-        steps, reach = run.history[-1].step, 1 / (1 - average[1])
-        if steps < _REACHES * reach:
-            yield (
-                f"warning: --average {config.schedule.average}: averages about {reach:.0f} steps, and the run has "
-                f"{steps}: it still holds first weights; give a smaller decay, or more epochs"
-            )
-    if config.schedule.keep == "best":
-        yield f"--keep best: the model of epoch {end['kept_epoch']:.0f} is kept"
-    for line in (
-        large_losses(run.history),
-        empty_masks(run.history, config, len(checked.environments.train)),
-        underfitting(run.history, config),
-        shortcuts(run.history, job.job, config, checked.environments, checked.measures),
-    ):
-        if line:
-            yield line
 
 
 def _already_finished(reserved: Reserved, info: Info) -> Run:

@@ -25,8 +25,7 @@ from concord.errors import InputError, RunFailedError, last_line
 from concord.options import OptionGroup, Place, Unkept, flag_of, science_values
 from concord.runs.key import Key, plain
 from concord.runs.session import ray_session
-from concord.storage import Folder
-from concord.storage.checksum import file_checksum
+from concord.storage import Folder, file_checksum
 from concord.training.options import RunConfig
 from concord.training.process import tune_process
 

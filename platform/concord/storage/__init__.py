@@ -7,10 +7,18 @@ time. For a path on the disk every function here returns that path and does noth
 """
 
 from concord.storage.address import check_address, check_local_folder, display_path, is_remote, resolve
-from concord.storage.cache import listing, local, one_at_a_time
-from concord.storage.filesystem import StorageError, apply_credentials, require_reachable, storage_credentials
+from concord.storage.cache import file_checksum, listing, local, one_at_a_time
+from concord.storage.filesystem import (
+    FullDiskError,
+    StorageError,
+    apply_credentials,
+    full_disk,
+    full_disk_in_one_line,
+    require_reachable,
+    require_space,
+    storage_credentials,
+)
 from concord.storage.folder import LOCK, Folder
-from concord.storage.full_disk import FullDiskError, full_disk, full_disk_in_one_line, require_space
 from concord.storage.json_lines import JsonLines, append_line, json_line, read_lines
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "check_address",
     "check_local_folder",
     "display_path",
+    "file_checksum",
     "full_disk",
     "full_disk_in_one_line",
     "is_remote",

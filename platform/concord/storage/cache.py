@@ -52,6 +52,12 @@ def local(path: Path) -> Path:
     return target
 
 
+def file_checksum(path: Path) -> str:
+    """SHA-256 in hexadecimal digits; a small part of the file is in memory at a time."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def listing(path: Path, recursive: bool = False) -> list[str] | None:
     """The names of the files in a folder, on the disk or at an address, in order; None if there is no such folder."""
     if is_remote(path):

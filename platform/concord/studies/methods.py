@@ -11,11 +11,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from concord.aggregation import AGGREGATORS, COMPARING, RULES
+from typing_extensions import Doc
+
+from concord.aggregation import RULES
+from concord.aggregation.rules_by_name import has_chance, masks, searched
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
-from concord.objectives import OBJECTIVES
+from concord.objectives import OBJECTIVES, objective_type
 from concord.options import OptionGroup, Role, as_words, did_you_mean, group, names_of, option_values, options_of
 from concord.record import Run, read_run
 from concord.redaction import is_secret, redact_words
@@ -25,7 +28,7 @@ from concord.runs.preflight import preflight
 from concord.runs.progress import duration
 from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
-from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
+from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
 from concord.studies.comparison_plan import METHODS, comparison_name, kept_command, without_place
 from concord.studies.plan import StudyPlan, place_words, plan_study
@@ -33,7 +36,7 @@ from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
 from concord.studies.result_lines import write_lines
 from concord.studies.results import StudyResult
-from concord.studies.spaces import SIGNIFICANCES, config_at
+from concord.studies.spaces import config_at
 from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.studies.trial_resources import trial_resources
 from concord.training import JobFile, Study, TrainConfig
@@ -47,32 +50,12 @@ _OBJECTIVES = tuple(name for name in OBJECTIVES if name != "erm")
 KNOWN: tuple[str, ...] = (*RULES, *_OBJECTIVES)
 # Any other method must be better than the average.
 USUAL: tuple[str, ...] = ("mean", "and-mask", "t-mask", "vrex", "irm")
-# The options of each objective to try, around the published ones.
-_WARMUPS = Choice(0.0, 0.1, 0.3)
-_OPTIONS: Mapping[str, Mapping[str, Entry]] = {
-    "irm": {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": _WARMUPS},
-    "vrex": {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": _WARMUPS},
-    "mm-rex": {"penalty_weight": LogUniform(0.1, 10.0)},
-    "group-dro": {"group_rate": LogUniform(1e-3, 1e-1)},
-    "eqrm": {"quantile": Uniform(0.5, 0.99), "penalty_warmup": _WARMUPS},
-    "fishr": {
-        "penalty_weight": LogUniform(1.0, 1e5),
-        "penalty_warmup": _WARMUPS,
-        "variance_momentum": Choice(0.0, 0.95),
-    },
-    "iga": {"penalty_weight": LogUniform(10.0, 1e5)},
-    "coral": {"penalty_weight": LogUniform(0.1, 10.0)},
-    "mmd": {"penalty_weight": LogUniform(0.1, 10.0)},
-    "dann": {"penalty_weight": LogUniform(0.01, 10.0)},
-    "mixup": {"mixup_alpha": LogUniform(0.1, 10.0)},
-    "sd": {"penalty_weight": LogUniform(1e-5, 1e-1)},
-    "meta-irm": {"inner_lr": LogUniform(1e-3, 1.0)},
-}
-_OF_COMPARING: Mapping[str, Mapping[str, Entry]] = {
-    "cagrad": {"conflict_radius": Uniform(0.0, 1.0)},
-    "clip": {"clip_norm": LogUniform(1e-2, 1e2)},
-    "trimmed-mean": {"trimmed_fraction": Uniform(0.0, 0.45)},
-}
+_RULES = ", ".join("mean or erm" if name == "mean" else name for name in RULES)
+_METHODS_HELP = (
+    f"Rules ({_RULES}) and objectives ({', '.join(_OBJECTIVES)}), or rules of your own, FILE.py:RULE; by default "
+    f"{', '.join(USUAL[:-1])} and {USUAL[-1]}, without those that the job cannot use. All methods are compared with "
+    "the first one."
+)
 # With fewer environments, nothing is left to compare if one is left out.
 _LEAST_TO_LEAVE_OUT = 3
 
@@ -98,11 +81,7 @@ class MethodsOptions(OptionGroup):
     --name continues the comparison. Options of the job on the command line apply to every method."""
 
     # fmt: off
-    methods: tuple[str, ...] = ()
-    """Rules (mean or erm, and-mask, geometric-mean, xor-mask, sand-mask, t-mask, pcgrad, mgda, cagrad, upgrad, krum,
-    clip, median, trimmed-mean) and objectives (irm, vrex, mm-rex, group-dro, eqrm, fishr, iga, coral, mmd, dann, mixup,
-    sd, meta-irm), or rules of your own, FILE.py:RULE; by default mean, and-mask, t-mask, vrex and irm, without those
-    that the job cannot use. All methods are compared with the first one."""
+    methods: Annotated[tuple[str, ...], Doc(_METHODS_HELP)] = ()
     trials: int = 12
     """Number of trials of each method."""
     seeds: int = 5
@@ -249,7 +228,7 @@ def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
         changes |= {"aggregator": "mean", "objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
     elif base.objective.objective != "erm":
         changes["objective"] = "erm"
-    if own or method in _OBJECTIVES or method in ("mean", "sand-mask", *COMPARING):
+    if not has_chance(RULES.get(method)):
         changes["significance"] = None
     return changes
 
@@ -262,17 +241,9 @@ def _space(config: TrainConfig, method: str) -> Space:
         "l2": Choice(*sorted({0.0, 1e-4, 1e-2, decay})),
     }
     if method in _OBJECTIVES:
-        entries |= _OPTIONS[method]
-    elif method == "t-mask":
-        entries["significance"] = SIGNIFICANCES
-    elif method in _OF_COMPARING:
-        entries |= _OF_COMPARING[method]
-    elif config.aggregation.own_rule is not None:
-        entries |= {"threshold": Uniform(0.0, 1.0)} if "threshold" in config.aggregation.own_rule.options else {}
-    elif method in AGGREGATORS and method != "mean":
-        highest = 0.95 if method == "sand-mask" else 1.0  # at 1 no component ever passes
-        entries["threshold"] = Uniform(0.0, highest)
-    if method in AGGREGATORS and method != "mean" and (votes := _votes(config)):
+        return Space({**entries, **objective_type(method).space})
+    entries |= searched(config.aggregation.rule_type)
+    if method in RULES and masks(RULES[method]) and (votes := _votes(config)):
         entries["votes"] = OneOf(votes)
     return Space(entries)
 

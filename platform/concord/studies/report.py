@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.analysis.best_runs_figures import best_runs_figure, mean_curves_figure
+from concord.analysis.comparison_figures import best_runs_figure, mean_curves_figure, methods_figure
 from concord.analysis.figures import save
 from concord.analysis.spread import finite, median_and_range
-from concord.analysis.study_figures import methods_figure, searches_figure
+from concord.analysis.study_figures import searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.record import RECORD, folder_of, read_record

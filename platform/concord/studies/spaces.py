@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from concord.aggregation.rules_by_name import searched
 from concord.errors import InputError, format_for_cli
 from concord.options import (
     ALTERNATIVES,
@@ -65,10 +66,6 @@ def wide(config: TrainConfig) -> Space:  # noqa: ARG001
     )
 
 
-# Significance of the t-test: good values on the spirals with 7 to 32 environments are 1e-5 to 1e-3 (docs/results.md).
-SIGNIFICANCES = LogUniform(1e-6, 1e-1)
-
-
 def derived(config: TrainConfig) -> Space:
     """A space around a configuration: learning rate, batch size, penalty, and the mask's options if it has a mask."""
     entries: dict[str, Entry] = {
@@ -84,9 +81,8 @@ def derived(config: TrainConfig) -> Space:
             }
         ),
     }
-    strictness: dict[str, Entry] = {"threshold": Uniform(0.0, 1.0)}
-    if config.rule_name == "t-mask":
-        strictness = {"significance": SIGNIFICANCES}
+    by_test = searched(config.resolve().aggregation.rule_type)
+    strictness = by_test if "significance" in by_test else {"threshold": Uniform(0.0, 1.0)}
     of_the_mask: dict[str, Entry] = {**strictness, "rescale": Choice(True, False)}
     unused = config.unused()
     return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})

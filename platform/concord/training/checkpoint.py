@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from concord.errors import CheckpointError, InputError, first_line
-from concord.storage.checksum import file_checksum
-from concord.storage.full_disk import full_disk_in_one_line
+from concord.storage import file_checksum, full_disk_in_one_line
 from concord.training.optimization import Optimization
 
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"

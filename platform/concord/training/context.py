@@ -1,12 +1,14 @@
-"""The interface between a training loop and the recorder of its run."""
+"""The surroundings of a training loop: its process, the recorder of its run, and readers of its progress."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from concord.gradients import EnvironmentStep, StepClock
 
 Item = TypeVar("Item")
 
@@ -18,6 +20,12 @@ class ProcessContext:
     rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes, in place; called in every process."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
 
     def all_gather(self, value: Item) -> list[Item]:
         """The values of all processes, by rank; called in every process."""
@@ -71,3 +79,32 @@ class Silent:
 
     def keep(self, path: str, write: Callable[[Path], None]) -> None:
         """Nothing."""
+
+
+@dataclass
+class StepsSoFar:
+    """The progress of a training loop, for readers in other threads.
+
+    Attributes:
+        steps: done by this process.
+        epoch: epochs done, with the fraction of the current one.
+        sizes: ``(parameters,)`` float32, the components of each.
+        losses: of the latest evaluation, by split.
+    """
+
+    clock: StepClock = field(default_factory=StepClock)
+    steps: int = 0
+    epoch: float = 0.0
+    epochs: int = 0
+    latest: EnvironmentStep | None = None
+    sizes: torch.Tensor | None = None
+    losses: dict[str, float] = field(default_factory=dict)
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Take the losses of the splits from an evaluation's metrics."""
+        ends = "_loss"
+        self.losses = {
+            name.removesuffix(ends): value
+            for name, value in metrics.items()
+            if name.endswith(ends) and "/" not in name and not name.startswith(("worst_", "step"))
+        }

@@ -1,4 +1,4 @@
-"""Loss and further measures on every environment by name, over all workers."""
+"""The evaluations of a run: loss and further measures on every environment by name, over all workers."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -18,7 +17,8 @@ from concord.environments.source import InMemory
 from concord.environments.tree import Tree
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
-from concord.training.metric_names import environment_metric, split_metric
+from concord.training.context import ProcessContext
+from concord.training.metric_names import environment_metric, names_by_split, split_metric
 
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of a monitored environment."""
@@ -173,8 +173,7 @@ def reported_metrics(
     environments: Environments, measures: Mapping[str, Mode | None], held_out: bool
 ) -> dict[str, Mode | None]:
     """The metrics of evaluations over environments, with their modes, from the measures'."""
-    there = {"held_out": held_out, "validation": environments.validation or held_out, "ood": environments.test}
-    splits = ["train", *(split for split, has in there.items() if has), *environments.monitored]
+    splits = [split for split, names in names_by_split(environments, held_out).items() if names]
     reported = {split_metric(split, measure): mode for split in splits for measure, mode in measures.items()}
     ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
     worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}
@@ -240,8 +239,7 @@ def evaluate(
     loss: Loss | Risk,
     measures: Mapping[str, Measure | PerExample],
     parts: Sequence[EvaluatedPart],
-    device: torch.device,
-    distributed: bool,
+    process: ProcessContext,
     examples_at_once: int = 4096,
     step: int = 0,
     evaluation: EnvironmentEvaluation | None = None,
@@ -266,7 +264,7 @@ def evaluate(
     own = {at: part.data for at, part in enumerate(parts) if part.data is not None}
     pieces = [(at, start) for at, data in own.items() for start in range(0, len(data), examples_at_once)]
     readers = 0 if all(isinstance(data.source, InMemory) for data in own.values()) else readers
-    batches = read_ahead(functools.partial(_piece, own, examples_at_once), pieces, readers, device)
+    batches = read_ahead(functools.partial(_piece, own, examples_at_once), pieces, readers, process.device)
     for (at, _), batch in zip(pieces, batches, strict=True):
         row, weight = sums[at], weights[at]
         evaluated = evaluate_batch(model, risk, known, batch, step)
@@ -282,10 +280,8 @@ def evaluate(
         for index, value in enumerate(given.values(), start=1 + len(known)):
             weight[index] = len(part.data or ())
             row[index] = value * weight[index]
-    if distributed:
-        both = torch.stack([sums, weights]).to(device)
-        dist.all_reduce(both)
-        sums, weights = both.cpu().unbind()
+    if process.world_size > 1:
+        sums, weights = process.all_reduce(torch.stack([sums, weights]).to(process.device)).cpu().unbind()
     metrics: dict[str, float] = {}
     for index, measure_name in enumerate(names):
         for split in dict.fromkeys(part.split for part in parts):

@@ -212,12 +212,12 @@ class Data:
         options: a dataclass whose fields become the options.
         make: gets the options and a function that prints a line of progress; makes the missing data,
             and returns a mapping, the JSON result.
-        tells: whether its lines are the result for readers; else the mapping is shown as a table.
+        prints_result: whether its lines are the result for readers; else the mapping is shown as a table.
     """
 
     options: type[Any]
     make: Callable[[Any, Callable[[str], None]], Mapping[str, Any]]
-    tells: bool = False
+    prints_result: bool = False
 
 
 @dataclass(frozen=True)

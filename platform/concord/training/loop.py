@@ -38,8 +38,7 @@ from concord.training.checkpoint import (
     read_weights,
     write_checkpoint,
 )
-from concord.training.context import ProcessContext, RunContext
-from concord.training.early_stopping import BestWeights
+from concord.training.context import ProcessContext, RunContext, StepsSoFar
 from concord.training.evaluation import (
     EvaluatedPart,
     Measure,
@@ -54,11 +53,10 @@ from concord.training.evaluation import (
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
-from concord.training.kept_weights import WeightAverage, best_by
-from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
+from concord.training.kept_weights import BestWeights, WeightAverage, best_by
+from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, names_by_split, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.steps_so_far import StepsSoFar
 from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
@@ -304,8 +302,9 @@ class _Run:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, process.device), process)
         self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
         lengths = set[float]().union(*process.all_gather({len(each) / config.data.batch_size for each in training}))
-        whole = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
-        self.objective.attach(self.batches.batch, self.optimization.optimizer, self.steps_per_epoch if whole else None)
+        same_every_epoch = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
+        period = self.steps_per_epoch if same_every_epoch else None
+        self.objective.attach(self.batches.batch, self.optimization.optimizer, period)
         names = [environment.name for environment in training]
         if together is not None:  # which differ at every step
             names = [f"{index + 1} of process {process.rank}'s at this step" for index in range(together)]
@@ -429,8 +428,8 @@ class _Run:
         fractions = kept.stacked().float().cpu()
         if fractions.numel() > 0:  # of a rule that drops components
             overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
-            for of_step, fraction in zip(each, overall, strict=True):
-                of_step["step/kept_fraction"] = fraction
+            for step_metrics, fraction in zip(each, overall, strict=True):
+                step_metrics["step/kept_fraction"] = fraction
             metrics["kept_fraction"] = sum(overall) / len(overall)
             for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
                 metrics[layer_metric("kept_fraction", name)] = fraction
@@ -452,10 +451,7 @@ class _Run:
 
     def _weight(self, weights: Tensor) -> float:
         """The total weight of the batches of these steps, over all processes."""
-        weight = weights.double().sum()
-        if self.process.world_size > 1:
-            dist.all_reduce(weight)
-        return float(weight)
+        return float(self.process.all_reduce(weights.double().sum()))
 
     def _losses(self, losses: Tensor, weights: Tensor) -> tuple[list[float], list[float]]:
         """The mean loss over environments at each step, unweighted, and the worst loss."""
@@ -466,14 +462,12 @@ class _Run:
             losses = (losses.view_as(weights) * weights).sum(2) / weights.sum(2)
         if self.config.aggregation.per_example and self.process.world_size > 1:
             # Every process has a part of each environment's batch, and its weight.
-            both = torch.stack([losses * weights, weights])
-            dist.all_reduce(both)
-            losses = both[0] / both[1]
+            sums, weights = self.process.all_reduce(torch.stack([losses * weights, weights]))
+            losses = sums / weights
             return losses.mean(1).tolist(), losses.amax(1).tolist()
-        sums, worst = losses.sum(1), losses.amax(1)
+        sums, worst = self.process.all_reduce(losses.sum(1)), losses.amax(1)
         counts = losses.shape[1]
         if self.process.world_size > 1:
-            dist.all_reduce(sums)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
             counts = self.config.data.environments_per_step or len(self.environments.train)
         return (sums / counts).tolist(), worst.tolist()
@@ -492,8 +486,7 @@ class _Run:
             self.risk,
             self.measures,
             self.parts,
-            self.process.device,
-            self.process.world_size > 1,
+            self.process,
             # As many examples as a training step, so that evaluation needs no more memory.
             examples_at_once=self.config.data.batch_size
             * max(self.config.data.environments_per_step // self.process.world_size or len(self._own_names()), 1),
@@ -521,14 +514,8 @@ class _Run:
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
         batches = {each.name: some_examples(each, EXAMPLES, self.config.run.seed, "consistency") for each in own}
         count = len(self.environments.train)
-        found = consistency_metrics(self.evaluated, self.risk, batches, count, self._summed)
+        found = consistency_metrics(self.evaluated, self.risk, batches, count, self.process.all_reduce)
         return found | {"consistency/seconds": time.perf_counter() - started}
-
-    def _summed(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
-        if self.process.world_size > 1:
-            dist.all_reduce(values)
-        return values
 
     def write(
         self, folder: Path, progress: Progress, stopping: BestWeights | None, momentum: Mapping[str, Tensor]
@@ -543,17 +530,16 @@ class _Run:
     def _parts(self, prepared: WorkerData) -> list[EvaluatedPart]:
         """One row for every part of the data, the same list in every process."""
         own = {pair.training.name: pair for pair in prepared.training if pair.training.name in self._own_names()}
+        data = {("train", name): pair.training for name, pair in own.items()}
+        data |= {("held_out", name): pair.held_out for name, pair in own.items() if pair.held_out is not None}
         others = dict(prepared.eval_only)
-        rows = []
-        for name in self.environments.train:
-            rows.append(EvaluatedPart("train", name, own[name].training if name in own else None))
-        if self.config.data.held_out > 0:
-            for name in self.environments.train:
-                rows.append(EvaluatedPart("held_out", name, own[name].held_out if name in own else None))
-        rows += [EvaluatedPart("validation", name, others.get(name)) for name in self.environments.validation]
-        rows += [EvaluatedPart("ood", name, others.get(name)) for name in self.environments.test]
-        rows += [EvaluatedPart(name, name, others.get(name)) for name in self.environments.monitored]
-        return rows
+        by_split = names_by_split(self.environments, self.config.data.held_out > 0)
+        by_split["validation"] = self.environments.validation  # else a copy of the held-out numbers, see evaluate
+        return [
+            EvaluatedPart(split, name, data.get((split, name), others.get(name)))
+            for split, names in by_split.items()
+            for name in names
+        ]
 
     def average_buffers(self) -> None:
         """Average batch norm's running statistics over all environments, in which they are linear.
@@ -570,8 +556,7 @@ class _Run:
                 lowest, highest, mean = buffer.clone(), buffer.clone(), buffer * weight
                 dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
                 dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-                dist.all_reduce(mean)
-                buffer.copy_(torch.where(lowest == highest, buffer, mean))
+                buffer.copy_(torch.where(lowest == highest, buffer, self.process.all_reduce(mean)))
 
     def _own_names(self) -> list[str]:
         return share(self.environments.train, self.process)
@@ -612,8 +597,8 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
 
 
 def _check_all_targets(model: nn.Module, prepared: WorkerData, device: torch.device) -> None:
-    of_training = [part for pair in prepared.training for part in pair if part is not None]
-    for part in [*of_training, *(environment for _, environment in prepared.eval_only)]:
+    training = [part for pair in prepared.training for part in pair if part is not None]
+    for part in [*training, *(environment for _, environment in prepared.eval_only)]:
         check_targets(part, _outputs(model, part, device))
 
 

@@ -17,7 +17,7 @@ MODEL_EVALUATIONS = "model_evaluations"
 """The number in training, over all workers, of a risk that counts them, see :mod:`concord.gradients.risk`."""
 
 # The metrics of every training run.
-_OF_TRAINING = (
+_TRAINING_METRICS = (
     *("step/loss", "step/worst_loss", "step/kept_fraction", "step/lr"),
     *("epoch", "steps_per_second", "kept_fraction", "skipped_environments", "workers"),
     MODEL_EVALUATIONS,
@@ -52,9 +52,10 @@ def layer_metric(measure: str, layer: str) -> str:
 
 def environments_of(metric: str, environments: Environments) -> tuple[str, ...]:
     """The names of the environments that a metric is a mean over, or the worst of; none for other metrics."""
-    of_split = metric.removeprefix("worst_")
-    found = [split for split in _names_by_split(environments) if of_split.startswith(f"{split}_")]
-    return _names_by_split(environments)[max(found, key=len)] if found else ()
+    plain = metric.removeprefix("worst_")
+    by_split = names_by_split(environments)
+    found = [split for split in by_split if plain.startswith(f"{split}_")]
+    return by_split[max(found, key=len)] if found else ()
 
 
 def check_metric_names(environments: Environments, measures: Collection[str], layers: Iterable[str]) -> None:
@@ -68,30 +69,31 @@ def check_metric_names(environments: Environments, measures: Collection[str], la
         if spelled not in found:
             found[spelled] = source
             continue
-        ours, theirs = _differing(found[spelled], source)
-        raise InputError(f"{ours} and {theirs}: both would be reported as the metric {spelled}; rename one")
+        one, other = _differing(found[spelled], source)
+        raise InputError(f"{one} and {other}: both would be reported as the metric {spelled}; rename one")
 
 
 def without_clashes(further: Mapping[str, float], reported: Iterable[str]) -> tuple[dict[str, float], list[str]]:
     """The further metrics with unused names, and the names that clash."""
-    taken = {metric_name(name) for name in (*_OF_TRAINING, *reported)}
-    kept: dict[str, float] = {}
-    left_out = []
+    taken = {metric_name(name) for name in (*_TRAINING_METRICS, *reported)}
+    unique: dict[str, float] = {}
     for name, value in further.items():
-        if metric_name(name) in taken:
-            left_out.append(name)
-        else:
-            kept[name] = value
+        if metric_name(name) not in taken:
+            unique[name] = value
             taken.add(metric_name(name))
-    return kept, left_out
+    return unique, [name for name in further if name not in unique]
 
 
-def _names_by_split(environments: Environments) -> dict[str, tuple[str, ...]]:
-    """The names of the environments of each split; a monitored environment is a split of its own."""
+def names_by_split(environments: Environments, held_out: bool = True) -> dict[str, tuple[str, ...]]:
+    """The names of the environments of each split; a monitored environment is a split of its own.
+
+    Without validation environments the held-out examples, if there are any, are also the validation.
+    """
+    inner = environments.train if held_out else ()
     return {
         "train": environments.train,
-        "held_out": environments.train,
-        "validation": environments.validation or environments.train,
+        "held_out": inner,
+        "validation": environments.validation or inner,
         "ood": environments.test,
         **{name: (name,) for name in environments.monitored},
     }
@@ -101,25 +103,25 @@ def _metrics(
     environments: Environments, measures: Collection[str], layers: Iterable[str]
 ) -> Iterator[tuple[str, Source]]:
     """The names of all metrics that a run on these environments, or with one of them left out, can have."""
-    for name in _OF_TRAINING:
+    for name in _TRAINING_METRICS:
         yield name, (f"the metric {name}",)
     for layer in layers:
         yield layer_metric("kept_fraction", layer), ("the fraction kept", f"parameter {layer!r}")
-    of_measures = [("loss", "the loss"), *((name, f"measure {name!r}") for name in measures)]
-    for split, names in _names_by_split(environments).items():
-        of_split = SPLITS.get(split, f"monitored environment {split!r}")
-        for measure, of_measure in of_measures:
-            yield split_metric(split, measure), (of_split, of_measure)
-            yield split_metric(split, measure, worst=True), (f"the worst of {of_split}", of_measure)
+    described = [("loss", "the loss"), *((name, f"measure {name!r}") for name in measures)]
+    for split, names in names_by_split(environments).items():
+        where = SPLITS.get(split, f"monitored environment {split!r}")
+        for measure, what in described:
+            yield split_metric(split, measure), (where, what)
+            yield split_metric(split, measure, worst=True), (f"the worst of {where}", what)
             for name in names:
-                yield environment_metric(measure, split, name), (of_split, of_measure, f"environment {name!r}")
+                yield environment_metric(measure, split, name), (where, what, f"environment {name!r}")
     for name in environments.train:
         yield layer_metric("weight", name), ("the weight", f"environment {name!r}")
 
 
 def _differing(one: Source, other: Source) -> tuple[str, str]:
     """The differing part of two metrics, or their descriptions if they are of different kinds."""
-    pairs = [(ours, theirs) for ours, theirs in zip(one, other, strict=False) if ours != theirs]
+    pairs = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]]
     if len(one) == len(other) and len(pairs) == 1:
         return pairs[0]
     return ", ".join(one), ", ".join(other)

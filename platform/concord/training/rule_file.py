@@ -4,15 +4,13 @@ The text of the file travels to other processes and is kept with a run. So a rul
 file, and a resumed run has the text that it began with, even if the file has changed.
 """
 
-import ast
 import dataclasses
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
@@ -21,7 +19,8 @@ from concord.aggregation.families import Rule, as_rule
 from concord.aggregation.rule import aggregate
 from concord.aggregation.weighting import Weighting, weights_of
 from concord.errors import ArgumentError, InputError
-from concord.source_file import read_source, reason, run_source
+from concord.hyperparameters import Hyperparameter, hyperparameters_of
+from concord.source_file import read_source, refusing, run_source
 
 
 @dataclass(frozen=True)
@@ -77,63 +76,38 @@ class RuleFile:
                 "is no dataclass; a rule is a frozen dataclass with statistics and finish(sums, environments), with "
                 "weights(gram), or with combine(columns)"
             )
-        try:
-            hints = get_type_hints(kind)
-        except Exception as error:  # annotations are the user's: anything can be in them
-            raise refusal(f"its fields have no types ({reason(error, self.path)})") from error
-        return OwnRule(self, kind, {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init})
+        with refusing("its fields have no types", self.path, refusal):
+            return OwnRule(self, kind, hyperparameters_of(kind))
 
 
 @dataclass(frozen=True)
 class OwnRule:
-    """A rule of the user's own: its file, its class, and the types of its fields by name."""
+    """A rule of the user's own: its file, its class, and its fields by name."""
 
     file: RuleFile
     kind: type[Any]
-    options: Mapping[str, Any]
-
-    def documentation(self) -> dict[str, str]:
-        """The documentation of the class's fields, one line each: the string after a field."""
-        classes = [node for node in ast.parse(self.file.source).body if isinstance(node, ast.ClassDef)]
-        body = next((node.body for node in classes if node.name == self.file.name), [])
-        found: dict[str, str] = {}
-        for statement, after in itertools.pairwise(body):
-            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-                continue
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                found[statement.target.id] = " ".join(str(after.value.value).split())
-        return found
-
-    @property
-    def masks(self) -> bool:
-        """Whether the rule masks single components."""
-        return hasattr(self.kind, "finish")
+    options: Mapping[str, Hyperparameter]
 
     def build(self, values: Mapping[str, Any]) -> Rule:
         """Make the rule with these values of its fields; other values are ignored."""
-        try:
+        with refusing("cannot be made", self.file.path, self._refused):
             rule: Rule = self.kind(**{name: values[name] for name in self.options})
-        except InputError:
-            raise
-        except Exception as error:  # the class is the user's: anything can be raised
-            raise self._refused(f"cannot be made ({reason(error, self.file.path)})") from error
         return rule
 
     def check(self, rule: Rule) -> None:
         """Refuse a rule that fails on a few numbers (ArgumentError)."""
         gradients = torch.linspace(-1, 1, 12).reshape(3, 4)
         try:
-            known = as_rule(rule)
-            if isinstance(known, Weighting):
-                weights_of(known, gradients @ gradients.T)
-            elif isinstance(known, ColumnRule):
-                combined(known, gradients)
-            else:
-                aggregate(known, gradients)
+            with refusing("cannot be used", self.file.path, InputError):
+                known = as_rule(rule)
+                if isinstance(known, Weighting):
+                    weights_of(known, gradients @ gradients.T)
+                elif isinstance(known, ColumnRule):
+                    combined(known, gradients)
+                else:
+                    aggregate(known, gradients)
         except InputError as error:
             raise self._refused(str(error)) from error
-        except Exception as error:  # its functions are the user's: anything can be raised
-            raise self._refused(f"cannot be used ({reason(error, self.file.path)})") from error
 
     def _refused(self, problem: str) -> ArgumentError:
         return ArgumentError("aggregator", self.file.reference, problem)

@@ -2,11 +2,10 @@
 
 import dataclasses
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
-
-from typing_extensions import Doc
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from concord.errors import ArgumentError
+from concord.hyperparameters import with_fields
 from concord.options import defaults_of, flag_of, options_of
 from concord.training.options import TrainConfig
 from concord.training.rule_file import OwnRule
@@ -24,49 +23,27 @@ def config_with_rule(config: Config, rule: OwnRule) -> Config:
     """
     reference, given = rule.file.reference, config.aggregation
     fields: list[tuple[str, Any, Any]] = [("aggregator", Literal[reference], dataclasses.field(default=reference))]
-    documentation = rule.documentation()
-    for each in dataclasses.fields(rule.kind):
-        if not each.init:
-            continue
-        hint, option = rule.options[each.name], flag_of(each.name)
-        if each.name in _SHARED:
-            if hint is not _SHARED[each.name]:
-                expected = f"its field {each.name} must be of type {_SHARED[each.name].__name__}, as {option} is"
+    for name, each in rule.options.items():
+        if name in _SHARED:
+            if each.hint is not _SHARED[name]:
+                expected = f"its field {name} must be of type {_SHARED[name].__name__}, as {flag_of(name)} is"
                 raise ArgumentError("aggregator", reference, expected)
             continue
-        if hasattr(config, each.name) or hasattr(given, each.name) or each.name in options_of(type(config)):
-            problem = f"its field {each.name} is another option of the job; rename it"
+        if hasattr(config, name) or hasattr(given, name) or name in options_of(type(config)):
+            problem = f"its field {name} is another option of the job; rename it"
             raise ArgumentError("aggregator", reference, problem)
-        if not _can_be_given(hint):
-            problem = (
-                f"its field {each.name} is of type {hint}; make it a number, text, true or false, or a tuple of these"
-            )
+        if not _can_be_given(each.hint):
+            kinds = "a number, text, true or false, or a tuple of these"
+            problem = f"its field {name} is of type {each.hint}; make it {kinds}"
             raise ArgumentError("aggregator", reference, problem)
-        if each.default_factory is not dataclasses.MISSING:
-            default = dataclasses.field(default_factory=each.default_factory)
-        else:
-            default = dataclasses.field(default=each.default)
-        fields.append((each.name, Annotated[hint, Doc(documentation.get(each.name, f"Of {rule.file.name}."))], default))
-    aggregation = dataclasses.make_dataclass(
-        f"{type(given).__name__}With{rule.file.name}",
-        fields,
-        bases=(type(given),),
-        namespace={"__doc__": given.__doc__, "own_rule": rule},
-        frozen=True,
-        kw_only=True,
-    )
-    kind = dataclasses.make_dataclass(
-        f"{type(config).__name__}With{rule.file.name}",
-        [("aggregation", aggregation)],
-        bases=(type(config),),
-        namespace={"__doc__": config.__doc__},
-        frozen=True,
-        kw_only=True,
-    )
+        fields.append(each.as_field(name))
+    suffix = f"With{rule.file.name}"
+    aggregation = with_fields(type(given), f"{type(given).__name__}{suffix}", fields, own_rule=rule)
+    group = ("aggregation", aggregation, dataclasses.field())
+    kind = with_fields(type(config), f"{type(config).__name__}{suffix}", [group])
     groups = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}
     chosen = dataclasses.replace(defaults_of(aggregation), **vars(given) | {"aggregator": reference})
-    made: Config = kind(**groups | {"aggregation": chosen})
-    return made
+    return kind(**groups | {"aggregation": chosen})
 
 
 def _can_be_given(hint: Any) -> bool:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from concord.aggregation import Krum
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.summary import DataSummary, summarize
 from concord.errors import InputError
@@ -74,10 +73,9 @@ def check_environments(config: TrainConfig, environments: Environments) -> None:
     given = config.num_gradients(len(environments.train))
     alone = config.aggregation.compares and given == 1
     config.require("aggregator", not alone, "compares environments, and a step has only one")
-    if config.aggregation.aggregator == "krum":
-        least = Krum(config.aggregation.byzantine).least
-        config.require("byzantine", given >= least, f"needs {least} environments at each step, and there are {given}")
-        config.require("selected", given >= config.aggregation.selected, f"there are {given} environments at a step")
+    if hasattr(config.aggregation.rule_type, "check_environments"):
+        rule: Any = config.rule(len(environments.train))
+        rule.check_environments(given)
     compares = objective_type(objective).compares
     if compares or spread > 0:
         option = f"--objective {objective}" if compares else f"--stop-spread {spread}"

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from concord.runs.run_folder import restored_config
+
 from concord.benchmark import Row
 from concord.record import read_history, require_record
-from concord.runs.run_folder import restored_config
 from concord.space import Space
 from concord.storage import Folder
 from concord.studies.plan import group_folder

@@ -92,16 +92,17 @@ def _ritz(
     """The two vectors with the largest ratios in the span of points and directions; and their parts of directions."""
     parts = [torch.stack(each) for each in zip(*points, *directions, strict=True)]
     lengths = parts[0].norm(dim=1, keepdim=True)
-    vectors, of_other, of_own = (each / lengths for each in parts)
-    a, b = ((vectors @ products.T).cpu().numpy() for products in (of_other, of_own))
+    scaled = [each / lengths for each in parts]
+    vectors, *products = scaled
+    a, b = ((vectors @ each.T).cpu().numpy() for each in products)
     sizes, axes = scipy.linalg.eigh((b + b.T) / 2)
-    kept = sizes > _SPAN * sizes[-1]
-    axes = axes[:, kept] / sizes[kept] ** 0.5
+    independent = sizes > _SPAN * sizes[-1]
+    axes = axes[:, independent] / sizes[independent] ** 0.5
     weights = axes @ scipy.linalg.eigh(axes.T @ ((a + a.T) / 2) @ axes)[1][:, :-3:-1]
     by = torch.as_tensor(weights.T.copy(), device=vectors.device)
     n = len(points)
-    best = [tuple(w @ each for each in (vectors, of_other, of_own)) for w in by]
-    moved = [tuple(w[n:] @ each[n:] for each in (vectors, of_other, of_own)) for w in by] if directions else []
+    best = [tuple(w @ each for each in scaled) for w in by]
+    moved = [tuple(w[n:] @ each[n:] for each in scaled) for w in by] if directions else []
     return best, moved
 
 

@@ -124,24 +124,26 @@ _RUN_PANELS = {
 
 def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> Figure | None:
     """Runs side by side: numbers at the largest ε against the accuracy, a panel for each number."""
-    of_runs = [(method, {each.name: each for each in found if each.whole}) for method, found in runs]  # the largest ε
-    names = [name for name in _RUN_PANELS if any(name in found for _, found in of_runs)]
+    whole_networks = [
+        (method, {each.name: each for each in found if each.whole}) for method, found in runs
+    ]  # the largest ε
+    names = [name for name in _RUN_PANELS if any(name in found for _, found in whole_networks)]
     if not names:
         return None
-    accuracy = next((name for name in ACCURACIES if all(name in found for _, found in of_runs)), None)
+    accuracy = next((name for name in ACCURACIES if all(name in found for _, found in whole_networks)), None)
     methods = list(dict.fromkeys(method for method, _ in runs))
     figure = Figure(figsize=(3.4 * len(names) + 0.6, 3.6), layout="constrained")
     grid = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axes, name in zip(grid, names, strict=True):
         for place, method in enumerate(methods):
-            found = [each for of, each in of_runs if of == method]
+            found = [each for own, each in whole_networks if own == method]
             heights = [place if accuracy is None else each[accuracy].value for each in found]
             colour, label = _COLOURS[place % len(_COLOURS)], method_name(method)
             axes.scatter([each[name].value for each in found], heights, color=colour, s=26, label=label)
             null = [each[name].null for each in found]
             axes.scatter(null, heights, facecolors="none", edgecolors=colour, s=26, label=f"{label}, null")
-        _draw_axis(axes, [number for _, found in of_runs for number in (found[name].value, found[name].null)])
-        axes.set_xlabel(_RUN_PANELS[name].format(of_runs[0][1][name].epsilon), fontsize=9)
+        _draw_axis(axes, [number for _, found in whole_networks for number in (found[name].value, found[name].null)])
+        axes.set_xlabel(_RUN_PANELS[name].format(whole_networks[0][1][name].epsilon), fontsize=9)
         if accuracy is None:
             axes.set_yticks(range(len(methods)), [method_name(method) for method in methods])
     grid[0].set_ylabel((accuracy or "").replace("_", " ").replace("ood", "o.o.d."))

@@ -188,9 +188,9 @@ def method_as_json(found: Sequence[Measurement]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for each in found:
         if each.epsilon is not None:
-            of_epsilon = ilc.setdefault(each.epsilon, {"epsilon": each.epsilon})
+            consistency = ilc.setdefault(each.epsilon, {"epsilon": each.epsilon})
             if each.name in ("bound", "quadratic_low"):
-                of_epsilon[each.name.removesuffix("_low")] = {"mean": -each.value, "std": each.spread}
+                consistency[each.name.removesuffix("_low")] = {"mean": -each.value, "std": each.spread}
         row[each.metric] = {"mean": each.value, "std": each.spread}
         if each.null is not None:
             row[f"null_{each.metric}"] = {"mean": each.null, "std": each.null_spread}
@@ -208,16 +208,16 @@ def _inconsistency(found: Consistency, of: str) -> dict[str, Any]:
 def _pairs(measured: Sequence[Measurement]) -> list[dict[str, Any]]:
     pairs = []
     for own, other in dict.fromkeys(each.environments for each in measured if len(each.environments) == 2):
-        of_pair = [each for each in measured if each.environments == (own, other)]
-        ratios = [each for each in of_pair if each.name == "ratio"]
-        bounds = [each.value for each in of_pair if each.name == "bound"]
+        found = [each for each in measured if each.environments == (own, other)]
+        ratios = [each for each in found if each.name == "ratio"]
+        bounds = [each.value for each in found if each.name == "bound"]
         pairs.append(
             {
                 "from": own,
                 "to": other,
                 "value": bounds or [each.value for each in ratios],
                 "quadratic": [(each.epsilon or 0.0) * each.value for each in ratios],
-                "converged": all(each.value for each in of_pair if each.name == "converged"),
+                "converged": all(each.value for each in found if each.name == "converged"),
             }
         )
     return pairs

@@ -31,5 +31,5 @@ def consistency_metrics(
             found += log_ratios(losses, diagonals(losses, _PROBES, 0), add, environments)
     finally:
         model.train(training)
-    kept = [each for each in found if each.name != "norm" and (each.whole or each.name in _BY_LAYER)]
-    return {f"consistency/{each.metric}": each.value for each in kept}
+    reported = [each for each in found if each.name != "norm" and (each.whole or each.name in _BY_LAYER)]
+    return {f"consistency/{each.metric}": each.value for each in reported}

@@ -1,28 +1,27 @@
 """Options of gradient aggregation."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from concord.aggregation import COMPARING, RULES
+from concord.aggregation import RULES, AndMask
+from concord.aggregation.rules_by_name import compares, fields_of, has_chance, masks, rule_options
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
+from concord.hyperparameters import with_fields
 from concord.options import OptionGroup, Role
 from concord.training.rule_file import OwnRule
 
-# fmt: off
-AggregatorOption = Literal[
-    "auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask", "t-mask",
-    "pcgrad", "mgda", "cagrad", "upgrad", "krum", "clip", "median", "trimmed-mean",
-]
-# fmt: on
 VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
+if TYPE_CHECKING:
+    AggregatorOption = str
+else:
+    AggregatorOption = Literal[("auto", *RULES)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AggregatorOptions(OptionGroup):
-    """The aggregation of the environments' gradients."""
+class _SharedOptions(OptionGroup):
+    """The options of several rules."""
 
     role = Role.LEARNING
 
@@ -39,16 +38,22 @@ class AggregatorOptions(OptionGroup):
     least τ from 0.5 that chance reaches with at most 1e-5, with 18 environments or more; otherwise 0.8."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
-    conflict_radius: float = 0.4
-    """c of cagrad: largest distance of the update from the mean gradient, as a fraction of the mean's norm."""
-    byzantine: int = 1
-    """Number f of environments that may be arbitrarily wrong (krum); f + 3 environments are needed."""
-    selected: int = 1
-    """Number m of gradients that krum averages; above 1 the rule is multi-Krum."""
-    clip_norm: float = 1.0
-    """Largest norm of an environment's gradient (clip)."""
-    trimmed_fraction: float = 0.1
-    """Fraction of the environments that trimmed-mean leaves out at each end, in [0, 0.5)."""
+    # fmt: on
+
+
+if TYPE_CHECKING:
+    _RuleOptions = _SharedOptions
+else:
+    _RuleOptions = with_fields(
+        _SharedOptions, "_RuleOptions", [each.as_field(name) for name, each in rule_options().items()]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatorOptions(_RuleOptions):
+    """The aggregation of the environments' gradients."""
+
+    # fmt: off
     environment_momentum: float = 0.0
     """Decay β of a moving average of each environment's gradients, which replaces the gradients, in [0, 1); 0: none. A
     worker needs additional memory of its environments times the parameters."""
@@ -72,25 +77,27 @@ class AggregatorOptions(OptionGroup):
         return None
 
     @property
+    def rule_type(self) -> type[Any]:
+        """The class of the rule; of auto, that of and-mask."""
+        return RULES.get(self.aggregator, AndMask) if self.own_rule is None else self.own_rule.kind
+
+    @property
     def compares(self) -> bool:
         """Whether the rule compares environments, and drops no components."""
-        return self.aggregator in COMPARING if self.own_rule is None else not self.own_rule.masks
+        return compares(self.rule_type)
 
     def unused(self) -> frozenset[str]:
         """The options of other aggregators and of disabled features."""
-        rule = self.own_rule
-        masks, by_chance = self.aggregator != "mean" and not self.compares, self.significance is not None
-        by_test = self.aggregator == "t-mask"
-        looked_at = {
-            "threshold": masks and not by_chance and not by_test if rule is None else "threshold" in rule.options,
-            "significance": masks and (by_chance or by_test) and rule is None,
-            "rescale": masks,
+        fields, built_in = fields_of(self.rule_type), self.own_rule is None
+        by_chance = built_in and (self.significance is not None or "significance" in fields)
+        used = {
+            "threshold": "threshold" in fields and not by_chance,
+            "significance": by_chance and has_chance(self.rule_type),
+            "rescale": masks(self.rule_type),
             "example_gradient": self.per_example,
         }
-        fields = {name: {each.name for each in dataclasses.fields(kind)} for name, kind in COMPARING.items()}
-        for option in ("conflict_radius", "byzantine", "selected", "clip_norm", "trimmed_fraction"):
-            looked_at[option] = option in fields.get(self.aggregator, ())
-        return frozenset(name for name, looked in looked_at.items() if not looked)
+        used |= {option: built_in and option in fields for option in rule_options()}
+        return frozenset(name for name, each in used.items() if not each)
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """A given threshold replaces the significance."""
@@ -98,7 +105,7 @@ class AggregatorOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options; a rule checks its own."""
-        if self.own_rule is None and self.aggregator not in get_args(AggregatorOption):
+        if self.own_rule is None and self.aggregator not in ("auto", *RULES):
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(RULES)}")
         right = self.threshold is None or 0 <= self.threshold <= 1
         self.require("threshold", right, "the agreement threshold must lie in [0, 1]")

@@ -53,13 +53,13 @@ class OptimizerOptions(OptionGroup):
 
     def unused(self) -> frozenset[str]:
         """The options of other optimizers and of disabled features."""
-        looked_at = {
+        used = {
             "momentum": self.optimizer == "sgd",
             **dict.fromkeys(("beta1", "beta2"), self.optimizer != "sgd"),
             **dict.fromkeys(("beta3", "temporal_threshold", "bias_correction"), self.optimizer == "temporal-and-mask"),
             "regularization": self.l1 > 0 or self.l2 > 0,
         }
-        return frozenset(name for name, looked in looked_at.items() if not looked)
+        return frozenset(name for name, is_used in used.items() if not is_used)
 
     def check(self) -> None:
         """Validate options."""

@@ -49,12 +49,12 @@ class ScheduleOptions(OptionGroup):
     def unused(self) -> frozenset[str]:
         """The options of disabled features."""
         stepwise = self.schedule == "milestones"
-        looked_at = {
+        used = {
             "stop_from": self.stop_spread > 0,
             "milestones": stepwise,
             "decay": stepwise and len(self.milestones) > 0,
         }
-        return frozenset(name for name, looked in looked_at.items() if not looked)
+        return frozenset(name for name, is_used in used.items() if not is_used)
 
     @property
     def averaging(self) -> tuple[str, float] | None:
@@ -76,7 +76,7 @@ class ScheduleOptions(OptionGroup):
         return kind, value
 
     @property
-    def lowered(self) -> float:
+    def lr_decay_start(self) -> float:
         """The fraction of the run after which the learning rate falls; 1 if it never does."""
         if self.schedule == "cosine":
             return self.warmup

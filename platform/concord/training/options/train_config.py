@@ -1,19 +1,10 @@
 """All options of a training run."""
 
-from dataclasses import dataclass, fields
-from typing import Any, Self, cast
+from dataclasses import dataclass
+from typing import Any, Self
 
-from concord.aggregation import (
-    COMPARING,
-    WITH_CHANCE,
-    AggregatorName,
-    Rule,
-    TMask,
-    aggregator,
-    aggregator_at_chance,
-    default_threshold,
-)
-from concord.aggregation.rules_by_name import without_chance
+from concord.aggregation import Rule, aggregator_at_chance, default_threshold
+from concord.aggregation.rules_by_name import fields_of, has_chance, own_options, without_chance
 from concord.objectives import objective_type
 from concord.options import OptionGroup, group, option_values
 from concord.training.options.aggregator_options import AggregatorOptions
@@ -49,17 +40,16 @@ class TrainConfig(RunConfig):
         if beta1 is None:
             beta1 = 0.0 if averaged else self.optimizer.betas[0]
         chosen: dict[str, Any] = {"penalty_weight": weight, "beta1": beta1}
-        given, name = self.aggregation, self.aggregation.aggregator
-        if name == "auto":
-            chosen["aggregator"] = name = "and-mask" if self.objective.objective == "erm" else "mean"
-        if num_environments is not None and name == "t-mask" and given.significance is None:
-            chosen["significance"] = TMask().significance
-        elif (
-            num_environments is not None
-            and given.threshold is None
-            and (given.own_rule is not None or given.significance is None)
-        ):
-            chosen["threshold"] = default_threshold(name, self.num_gradients(num_environments))
+        given = self.aggregation
+        if given.aggregator == "auto":
+            chosen["aggregator"] = "and-mask" if self.objective.objective == "erm" else "mean"
+            given = given.with_options(aggregator=chosen["aggregator"])
+        fields, built_in = fields_of(given.rule_type), given.own_rule is None
+        if num_environments is not None and not (built_in and given.significance is not None):
+            if built_in and "significance" in fields:
+                chosen["significance"] = fields["significance"].default
+            elif given.threshold is None:
+                chosen["threshold"] = default_threshold(given.aggregator, self.num_gradients(num_environments))
         return super().resolve(num_environments).with_options(**chosen)
 
     def unused(self) -> frozenset[str]:
@@ -99,14 +89,11 @@ class TrainConfig(RunConfig):
         options, own = resolved.aggregation, self.aggregation.own_rule
         if own is not None:
             return own.build(option_values(resolved))
-        if options.aggregator in COMPARING:
-            kind, values = COMPARING[options.aggregator], option_values(resolved)
-            rule: Rule = kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
-            return rule
-        name = cast(AggregatorName, options.aggregator)
         if options.significance is not None:
-            return aggregator_at_chance(name, options.significance, self.num_gradients(environments))
-        return aggregator(name, cast(float, options.threshold))
+            return aggregator_at_chance(options.aggregator, options.significance, self.num_gradients(environments))
+        values = option_values(resolved)
+        rule: Rule = options.rule_type(**{name: values[name] for name in fields_of(options.rule_type)})
+        return rule
 
     def gpu_request(self) -> tuple[float, str]:
         """One for each worker, with --use-gpu."""
@@ -127,7 +114,8 @@ class TrainConfig(RunConfig):
         """Validate options and their combinations; a job may add checks (InputError)."""
         super().check()
         data, name, per_example = self.data, self.objective.objective, self.aggregation.per_example
-        rule = self.rule_name
+        resolved = self.resolve().aggregation
+        rule = resolved.aggregator
         whole = data.environments_per_step == 0
         fixed = self.parallel.min_workers is None or whole
         expected = "batches depend on the number of workers; give --environments-per-step 0"
@@ -158,13 +146,15 @@ class TrainConfig(RunConfig):
             "environments_per_step", whole or not kind.every, f"--objective {name} keeps all environments; give 0"
         )
         if self.aggregation.significance is not None:
-            self.require("significance", rule in WITH_CHANCE, without_chance(rule))
+            right = resolved.own_rule is None and has_chance(resolved.rule_type)
+            self.require("significance", right, without_chance(rule))
             expected = "steps of --optimizer temporal-and-mask are not environments; give --temporal-threshold"
             self.require("significance", self.optimizer.optimizer != "temporal-and-mask", expected)
         if self.aggregation.own_rule is not None:
             self.aggregation.own_rule.check(self.rule())
-        elif self.aggregation.compares:
-            self.rule()  # which checks its own options
+        else:  # the rule checks its own options
+            values = option_values(resolved)
+            resolved.rule_type(**{name: values[name] for name in own_options(resolved.rule_type)})
 
 
 def parallel_of(config: RunConfig) -> ParallelOptions:

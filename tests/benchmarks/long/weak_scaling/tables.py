@@ -9,12 +9,11 @@ import torch
 from weak_scaling.figure import ScalingCurve, scaling_figure
 from weak_scaling.wire_model import StepCost, Traffic, all_reduce_traffic, buckets, ring_bytes, step_traffic
 
-from concord.aggregation import AggregatorName
 from concord.aggregation.rules_by_name import aggregator
 from concord.analysis.figures import save
 from concord.models import MLP, FastResNet, ResNet18
 
-RULE: AggregatorName = "and-mask"
+RULE = "and-mask"
 WORKERS = tuple(2**power for power in range(11))
 ENVIRONMENTS = (1, 4, 32)
 # Seconds of a call, a message, a byte and a number, fitted by `concord bench --only scaling`.

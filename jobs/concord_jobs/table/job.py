@@ -11,13 +11,13 @@ import tyro
 from torch import Tensor, nn
 
 from concord.environments.table import Kind, TableEnvironments, from_table
-from concord.environments.table_summary import lines, table_summary
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
 from concord.options import OptionGroup, group
 from concord.storage import check_address
 from concord.training import Job, TrainConfig
 from concord.training.job import Data
+from concord_jobs.table.summary import lines, table_summary
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -135,6 +135,6 @@ job = Job(
     model,
     loss,
     config=TableConfig().with_options(batch_size=64, epochs=100),
-    data=Data(TableCheck, check, tells=True),
+    data=Data(TableCheck, check, prints_result=True),
     reproduces="no paper's result: for data of your own",
 )

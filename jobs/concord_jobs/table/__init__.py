@@ -1,0 +1,1 @@
+"""The job table and its own modules."""

@@ -1,0 +1,121 @@
+"""What is done when a process ends, whatever ended it: a line, the end of a server, the end of Ray's agents."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forked import Command
+from process_table import linux, lives
+from waiting import wait_for
+
+from concord import exit_watchdog
+
+PATIENCE = 120.0
+
+JOB = """
+import ctypes, os, signal, torch
+from concord.environments import Environments
+from concord.training import Job
+
+def loss(outputs, targets):
+    {end}
+
+def environments(config):
+    return Environments.from_arrays({{name: (torch.zeros(20, 3), torch.arange(20) % 2) for name in "abc"}})
+
+job = Job(environments, lambda config: torch.nn.Linear(3, 2), loss)
+"""
+LINE = (
+    "concord: the command's process ended without an error message: it was killed, crashed, or its job called os._exit"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("os._exit(0)", 0),
+        ("ctypes.string_at(0)", -signal.SIGSEGV),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_a_command_that_ends_without_a_word_leaves_a_line(tmp_path: Path, end: str, status: int) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(JOB.format(end=end))
+    began = time.monotonic()
+    with Command("train", file, "--output", tmp_path / "runs", "--json") as done:
+        assert done.communicate(120)[0] == ""
+        assert done.returncode == status
+        wait_for(lambda: any(line.startswith(LINE) for line in done.communicate()[1].splitlines()), 60)
+    assert time.monotonic() - began < 100
+
+
+def test_a_command_that_ends_by_itself_leaves_its_own_line_alone(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "concord", "train", "synthetic", "--lr", "-1", "--output", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("concord: --lr -1")
+
+
+# A server as MLflow's is: a process that starts others.
+SERVER = """
+import pathlib, subprocess, sys
+others = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+pathlib.Path(sys.argv[1] + ".new").write_text("".join(f"{other.pid} " for other in others))
+pathlib.Path(sys.argv[1] + ".new").rename(sys.argv[1])
+others[0].wait()
+"""
+STARTER = "import os, sys; from concord.exit_watchdog import run_group; sys.exit(run_group(sys.argv[1:], os.environ))"
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_servers_processes_end_with_the_process_that_started_it(number: int, tmp_path: Path) -> None:
+    said = tmp_path / "pids"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, sys.executable, "-c", SERVER, str(said)], stderr=subprocess.DEVNULL
+    )
+    wait_for(said.exists)
+    pids = list(map(int, said.read_text().split()))
+    assert all(map(lives, pids))
+    starter.send_signal(number)
+    starter.wait(PATIENCE)
+    wait_for(lambda: not any(map(lives, pids)))
+
+
+@linux
+def test_a_server_that_ends_leaves_no_process_and_tells_its_status(tmp_path: Path) -> None:
+    said = tmp_path / "pids"
+    ending = SERVER.replace("others[0].wait()", "sys.exit(7)")
+    done = subprocess.run([sys.executable, "-c", STARTER, sys.executable, "-c", ending, str(said)], timeout=PATIENCE)
+    assert done.returncode == 7
+    wait_for(lambda: not any(map(lives, map(int, said.read_text().split()))))
+
+
+@linux
+def test_ray_s_agents_end_with_their_driver_and_other_processes_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, sleep = ["ray::DashboardA", "ray::RuntimeEnv", "other"], str(shutil.which("sleep"))
+    for name in names:
+        shutil.copy(sleep, tmp_path / name)
+    raylet = tmp_path / "raylet"
+    children = "".join(f"{tmp_path / name} 60 >&2 & echo $!; " for name in names)
+    raylet.write_text(f"#!/bin/sh\n{children} exec >&-; wait\n")
+    raylet.chmod(0o755)
+    # The pipe closes as soon as all agents are known.
+    monkeypatch.setattr("select.select", lambda *given: ([0] if given[3] is None else [], [], []))
+    with subprocess.Popen([raylet], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        *agents, other = map(int, started.stdout.read().split())
+        try:
+            exit_watchdog._end_ray_agents(str(os.getpid()))
+            wait_for(lambda: not any(map(lives, agents)))
+            assert lives(other)
+        finally:
+            os.kill(other, signal.SIGKILL)
