@@ -174,9 +174,8 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
             of_method = dataclasses.replace(job_of_method, job=searched)
             called = f"{name}-{comparison_name(method, None)}"
             command_of = TuneOptions(study=asked, config=changed.with_options(name=called))
-            studies[method] = plan_study(
-                of_method, command_of, {*given} & options_of(type(base)).keys() | {"selection"}
-            )
+            fixed = {*given} & options_of(type(base)).keys()
+            studies[method] = plan_study(of_method, command_of, fixed | {"selection"})
         except InputError as error:
             if method in chosen or method == USUAL[0]:
                 raise InputError(f"{method}: {format_for_cli(error)}") from error

@@ -28,7 +28,7 @@ from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
 from concord.training.checkpoint import RESUMED_SECONDS
 from concord.training.job import JobFile
-from concord.training.options import parallel_of
+from concord.training.options import TrainConfig, parallel_of
 from concord.training.process import tune_process
 from concord.training.worker_data import WorkerData
 
@@ -116,8 +116,7 @@ class TrialProcess(Trainable):
                 task, on_ray_train=True, scratch=base.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
             )
         shared = self._pool.shared
-        left_out = config.data.leave_out if shared is not None else None
-        load = functools.partial(self._shared, left_out) if shared is not None and shared.fits(config) else None
+        load = functools.partial(self._shared, config) if shared is not None and shared.fits(config) else None
         epochs, last = self._job.epochs(config), None
         for percent, score in asked["earlier"]:  # a scheduler judges a continued run by all its evaluations
             yield {PROGRESS: percent, SCORE: score, "done": False}
@@ -146,12 +145,13 @@ class TrialProcess(Trainable):
         # The loop ended before its last epoch, or the run had trained to its end.
         yield {**(last or {SCORE: 0.0}), PROGRESS: 100.0, "done": True}
 
-    def _shared(self, left_out: str | None) -> WorkerData:
-        shared = self._pool.shared
+    def _shared(self, config: TrainConfig) -> WorkerData:
+        shared, left_out = self._pool.shared, config.data.leave_out
         assert shared is not None
         if self._prepared is None:
             self._prepared = shared.prepared()
-        return self._prepared if left_out is None else without(self._prepared, left_out)
+        same = left_out == shared.left_out
+        return self._prepared if same or left_out is None else without(self._prepared, left_out)
 
 
 def _failed(why: str) -> dict[str, Any]:
