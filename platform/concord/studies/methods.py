@@ -43,8 +43,7 @@ from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
 from concord.training.job import with_rule
 from concord.training.loop import estimated_seconds
-from concord.training.rule_file import RuleFile
-from concord.training.rule_options import config_with_rule
+from concord.training.rule_file import RuleFile, config_with_rule
 
 _OBJECTIVES = tuple(name for name in OBJECTIVES if name != "erm")
 KNOWN: tuple[str, ...] = (*RULES, *_OBJECTIVES)
