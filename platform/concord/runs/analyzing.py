@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from concord.errors import ArgumentError, InputError, RunFailedError, last_line, picklable
+from concord.errors import ArgumentError, InputError, RunFailedError, picklable
 from concord.logs import Context, context, inherit_context
 from concord.options import RESULT, Role, flag_of, names_of, option_values
 from concord.redaction import redact
@@ -13,7 +13,7 @@ from concord.runs.analyzed_model import AnalyzeOptions, analyze_model, kept_repo
 from concord.runs.lifecycle import Info, resolved_paths
 from concord.runs.progress import Display, on_terminal
 from concord.runs.resources import check_gpus, check_local_gpus, require_resources
-from concord.runs.session import ray_session
+from concord.runs.session import ray_session, task_failure, task_results
 from concord.runs.trained_model import TrainedModel
 from concord.tracking import Store
 from concord.training.job import JobFile, job_from_source
@@ -111,18 +111,13 @@ def _by_ray(
         _require_shared_store(where)
         require_resources(where, info)
         task: Any = ray.remote(num_cpus=1, num_gpus=where.gpu_request()[0], max_retries=2)(_task)
-        running = {task.remote(job.path, job.source, options, name, context()): name for name in names}
-        while running:
-            (ready,), _ = ray.wait(list(running), num_returns=1)
-            name = running.pop(ready)
-            try:
-                report = ray.get(ready)
-            except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", None) or error
-                failure = RunFailedError(f"{name}: could not be analyzed: {last_line(cause)}")
-                continue
+        given = (job.path, job.source, options)
+        for name, report in task_results(task, names, lambda name: (*given, name, context())):
             if isinstance(report, InputError):
                 raise report
+            if isinstance(report, Exception):
+                failure = RunFailedError(f"{name}: could not be analyzed: {task_failure(report)}")
+                continue
             found[name] = report
             advance(len(found), len(names))
             info(f"{name}: {len(found)} of {len(names)} analyzed, {report['seconds']:.0f} s")

@@ -8,17 +8,19 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from concord import logs
-from concord.errors import InputError, first_line
+from concord.errors import InputError, first_line, last_line
 from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs.termination import signal_handler
 from concord.training.options import RunConfig
+
+Item = TypeVar("Item")
 
 LOCAL = "local"
 _CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 10.0
@@ -147,3 +149,34 @@ def _resolved(address: str) -> tuple[str, int]:
 def _host_and_port(address: str) -> tuple[str, int | None]:
     parts = urlsplit(f"//{address}")
     return parts.hostname or "", parts.port
+
+
+def task_results(
+    task: Any, items: Iterable[Item], arguments: Callable[[Item], Sequence[Any]], most: int | None = None
+) -> Iterator[tuple[Item, Any]]:
+    """Run a Ray task on each item, at most this number at a time; yield each result, or the RayError, as it comes."""
+    import ray
+
+    waiting = list(items)
+    most = len(waiting) if most is None else most
+    running: dict[Any, Item] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                item = waiting.pop(0)
+                running[task.remote(*arguments(item))] = item
+            (ready,), _ = ray.wait(list(running), num_returns=1)
+            item = running.pop(ready)
+            try:
+                result = ray.get(ready)
+            except ray.exceptions.RayError as error:
+                result = error
+            yield item, result
+    finally:
+        for each in running:
+            ray.cancel(each, force=True)
+
+
+def task_failure(error: Exception) -> str:
+    """Why a Ray task failed, in one line."""
+    return last_line(getattr(error, "cause", None) or error)
