@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -153,7 +153,7 @@ def _host_and_port(address: str) -> tuple[str, int | None]:
 
 def task_results(
     task: Any, items: Iterable[Item], arguments: Callable[[Item], Sequence[Any]], most: int | None = None
-) -> Iterator[tuple[Item, Any]]:
+) -> Generator[tuple[Item, Any], None, None]:
     """Run a Ray task on each item, at most this number at a time; yield each result, or the RayError, as it comes."""
     import ray
 
