@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from children import children_named
+from test_run import children_named
 from forked import Command
 from recorded import comparable
 from tracked import points_of, tracked_runs
