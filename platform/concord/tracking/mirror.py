@@ -21,7 +21,7 @@ from typing import Any
 
 from concord.errors import RunFailedError
 from concord.metric_name import metric_name
-from concord.record import EVENTS, Event, OpenRun, Run, read_events
+from concord.record import EVENTS, Event, OpenRun, Run, read_events, write_record
 from concord.redaction import redact
 from concord.storage import StorageError, append_line, read_lines
 from concord.tracking.client import import_mlflow, is_final, one_line, pages, post
@@ -66,9 +66,21 @@ def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
 
 def retrack(store: Store, run: OpenRun) -> str:
     """Create a new MLflow run for a record whose run the store has lost; it takes all events."""
-    (run.folder.path / CURSOR).write_text("0\n")
-    run.folder.keep(CURSOR)
+    forget(run)
     return track(store, run)
+
+
+def forget(run: Run) -> None:
+    """Forget the MLflow run of a record, so that a new one takes all events."""
+    described = {name: value for name, value in run.record.items() if name != "run_id"}
+    run.record = write_record(run.folder, described["kind"], described)
+    run.folder.write(CURSOR, "0\n", durable=False)
+
+
+def is_sent(run: Run) -> bool:
+    """Whether the store has all events of a record, by the files of this machine."""
+    events, cursor = run.folder.path / EVENTS, run.folder.path / CURSOR
+    return run.run_id is not None and cursor.exists() and [*read_lines(cursor)][-1:] == [events.stat().st_size]
 
 
 @dataclass
@@ -166,15 +178,14 @@ class Mirror:
             if (mirrored := self._records.get(str(run.folder.place))) is not None:
                 mirrored.closed = True
 
-    def wait_for(self, run: OpenRun, seconds: float) -> str:
-        """The id of a run's MLflow run, once it is made (RunFailedError if it is not in time)."""
+    def wait_for(self, run: Run, seconds: float) -> None:
+        """Wait until a run that is being sent has its MLflow run (RunFailedError if it is not made in time)."""
         until = time.monotonic() + seconds
         self._wake.set()
-        while run.run_id is None:
+        while run.run_id is None and str(run.folder.place) in self._records:
             if time.monotonic() > until:
                 raise RunFailedError(f"tracking at {self._shown} did not take run {run.name} in time")
             time.sleep(0.02)
-        return run.run_id
 
     def close(self, seconds: float) -> int:
         """Send the remaining events within this number of seconds; return the number of unsent events."""
