@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
-from concord.runs.run_folder import recorded_config, restored_config
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -121,7 +121,7 @@ def test_a_loop_that_gives_no_evaluation_fails_each_trial(ray_cluster: None, out
     path.write_text(source)
     words = ["tune", str(path), "--vary", "lr=0.1,0.2", "--search", "grid", "--output", str(output)]
     assert main([*words, "--concurrent", "1", "--name", "s"]) == 1
-    failed = GroupRuns(require_run(folder_of(output, "s", "study"))).ended("trial")
+    failed = GroupRuns(require_run(folder_of(output, "s", "study"), "study")).ended("trial")
     assert [each.failure for each in failed] == ["the loop of job empty gave no evaluation"] * 2
 
 
@@ -143,7 +143,7 @@ def test_a_run_whose_process_died_goes_on_from_its_checkpoint_if_that_loads(
     path.write_text(source if loads else source.replace(read, f"raise InputError('of another time'); {read}"))
     words = ["tune", str(path), "--vary", "lr=0.1,0.2", "--search", "grid", "--output", str(output), "--name", "s"]
     assert main([*words, "--concurrent", "1", "--reruns", "0", "--no-register"]) == 0
-    ends = GroupRuns(require_run(folder_of(output, "s", "study"))).finished("trial")
+    ends = GroupRuns(require_run(folder_of(output, "s", "study"), "study")).finished("trial")
     assert len(ends) == 2
     for ended in ends:
         assert list(ended.history) == evaluations(JOB.config.with_options(lr=ended.point["lr"]))

@@ -12,6 +12,7 @@ import random
 import re
 import shlex
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from children import children_named
+from test_run import children_named
 from forked import Command
 from recorded import comparable
 from tracked import points_of, tracked_runs
@@ -882,6 +883,17 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
     parent, children = mlflow(read_study(folder))
     assert parent.info.status == "FAILED"
     assert statuses(children) == ["FAILED"] * 3
+
+
+def test_a_study_whose_store_was_lost_tracks_all_its_trials_again(ray_cluster: None, output: Path) -> None:
+    study(output, trials=2)
+    with contextlib.closing(sqlite3.connect(output / "mlflow.db")) as database, database:
+        for table in ("params", "tags", "metrics", "latest_metrics", "runs"):
+            database.execute(f"DELETE FROM {table}")
+    lines: list[str] = []
+    study(output, lines.append, trials=3)
+    assert any("has lost run" in line and "a new run takes the whole record" in line for line in lines)
+    whole(output, 3)
 
 
 # --- what a study refuses

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from concord.runs.run_folder import recorded_config
 from recorded import Kept, without_time
 from torch import nn
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Concord
-from concord.runs.run_folder import recorded_config
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_comparison import planned

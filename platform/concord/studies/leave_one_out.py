@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.analysis.left_out_figure import Spread, left_out_figure
+from concord.analysis.comparison_figures import Spread, left_out_figure
 from concord.errors import InputError, format_for_cli
 from concord.runs.lifecycle import restored_config
 from concord.runs.preflight import preflight

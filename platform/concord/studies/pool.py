@@ -41,7 +41,7 @@ from concord.studies.stopping import SCHEDULER, scheduler
 from concord.studies.trial import PoolSpec, TrialProcess
 from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
 from concord.tracking import Store
-from concord.tracking.mirror import CURSOR
+from concord.tracking.mirror import forget, is_sent
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
@@ -82,7 +82,8 @@ def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], in
                 info(f"Ray dashboard {described(dashboard)}")
             pool = Pool(plan, group, resources)
             if group.resumed:
-                pool.send_unsent()
+                assert reserved.run is not None
+                pool.send_unsent(lost=reserved.run.run_id != group.run.run_id)
             yield pool
 
 
@@ -132,17 +133,19 @@ class Pool:
         runs.known = self.known
         return runs
 
-    def send_unsent(self) -> None:
-        """Let MLflow have what an earlier process could not send of runs that ended."""
+    def send_unsent(self, lost: bool) -> None:
+        """Let MLflow have what an earlier process could not send of runs that ended; all, if it has lost the group."""
         for name in self.group.run.asked:
             run = self.runs().run(name)
-            if run.status is not None and run.record.get("group") == self.group.run.name:
-                cursor = run.folder.path / CURSOR
-                if run.run_id is None or not cursor.exists():
-                    opened = OpenRun(run.folder, run.record)
-                    self.group.mirror.add(opened, self.group.run)
-                    self.group.mirror.finish(opened)
-                    opened.close()
+            if run.record.get("group") != self.group.run.name:
+                continue
+            if lost:
+                forget(run)
+            if run.status is not None and not is_sent(run):
+                self.known[name] = opened = OpenRun(run.folder, run.record)
+                self.group.mirror.add(opened, self.group.run)
+                self.group.mirror.finish(opened)
+                opened.close()
 
     def run(
         self,

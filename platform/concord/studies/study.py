@@ -241,10 +241,13 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         if run.failure is not None:
             raise RunFailedError(f"the best trial, trained once more, failed: {run.failure}")
     info(f"the best trial, {winner.number}, is registered: {format_point(winner.point | winner.resolved)}")
-    with run.folder.locked("run"), contextlib.closing(OpenRun(run.folder, run.record)) as opened:
-        pool.group.mirror.add(opened, pool.group.run)
+    mirror = pool.group.mirror
+    with run.folder.locked("run"), contextlib.ExitStack() as until_sent:
         try:
-            pool.group.mirror.wait_for(opened, _TRACKING_SECONDS)
+            mirror.wait_for(run, _TRACKING_SECONDS)  # if it was trained just now, so that no second MLflow run is made
+            opened = until_sent.enter_context(contextlib.closing(OpenRun(run.folder, run.record)))
+            mirror.add(opened, pool.group.run)
+            mirror.wait_for(opened, _TRACKING_SECONDS)
         except RunFailedError as error:
             info(f"the model could not be kept in MLflow: {error}; the same --name tries again")
             return {}
@@ -253,5 +256,5 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         end: dict[str, Any] = {"report" if tracked else "untracked": report}
         opened.append("ended", status="FINISHED", **end)
         opened.sync()
-        pool.group.mirror.finish(opened)
+        mirror.finish(opened)
     return {**{name: report[name] for name in ("model", "champion", "registration")}, "winner_of": winner.run.name}
