@@ -21,7 +21,7 @@ from concord.job_files import built_in_jobs
 from concord.options import OptionGroup, Role, names_of, option_values, options_of
 from concord.record import write_record
 from concord.runs.key import recorded_config
-from concord.runs.lifecycle import restored_config
+from concord.runs.spec import restored_config
 from concord.storage import Folder
 from concord.training import TrainConfig, load_job
 from concord.training.job import Job

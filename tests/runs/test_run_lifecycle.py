@@ -32,8 +32,9 @@ from web_server import serving
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD
 from concord.runs import lifecycle
-from concord.runs.lifecycle import Open, RunSpec, open_run, reserved_run
+from concord.runs.lifecycle import Open, open_run, reserved_run
 from concord.runs.session import check_cluster, require_cluster
+from concord.runs.spec import RunSpec
 from concord.runs.termination import end_at_sigterm, sigterm_as_interrupt
 from concord.storage import LOCK
 from concord.tracking import Store

@@ -34,8 +34,9 @@ from concord.errors import InputError, RunFailedError
 from concord.options import option_values
 from concord.record import EVENTS, RECORD, OpenRun, folder_of, require_run
 from concord.runs.execute import RunTask, execute, last_checkpoint
-from concord.runs.lifecycle import Member, Open, RunSpec
+from concord.runs.lifecycle import Member, Open
 from concord.runs.run import run
+from concord.runs.spec import RunSpec
 from concord.storage import (
     Folder,
     StorageError,

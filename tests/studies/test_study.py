@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 import ray
 import torch
-from test_run import children_named
 from forked import Command
 from recorded import comparable
+from test_run import children_named
 from tracked import points_of, tracked_runs
 from waiting import wait_for
 

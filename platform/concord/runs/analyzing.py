@@ -29,11 +29,11 @@ from concord.record import folder_of
 from concord.redaction import redact
 from concord.runs.execute import only_process
 from concord.runs.key import Key
-from concord.runs.lifecycle import Info, resolved_paths
+from concord.runs.lifecycle import Info
 from concord.runs.progress import Display, on_terminal
 from concord.runs.resources import check_gpus, check_local_gpus, require_resources
 from concord.runs.session import ray_session, task_failure, task_results
-from concord.runs.tags import run_origin
+from concord.runs.spec import resolved_paths, run_origin
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder, check_local_folder
 from concord.tracking import Store

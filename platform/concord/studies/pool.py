@@ -28,9 +28,10 @@ from concord.record import EVENTS, OpenRun, Run
 from concord.runs.dashboard import described
 from concord.runs.execute import RunTask, checkpoint_step, last_checkpoint, remove_checkpoints, remove_older
 from concord.runs.key import finished_run, index_run
-from concord.runs.lifecycle import Info, Member, Open, RunSpec, open_run, reserved_group
+from concord.runs.lifecycle import Info, Member, Open, open_run, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.session import ray_session
+from concord.runs.spec import RunSpec
 from concord.runs.termination import signal_handler
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress

@@ -11,9 +11,10 @@ from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import OpenRun, Run
 from concord.runs.execute import kept_checkpoint, remove_checkpoints
 from concord.runs.key import recorded_config
-from concord.runs.lifecycle import Info, RunSpec
+from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
 from concord.runs.run import finish
+from concord.runs.spec import RunSpec
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, Judge
 from concord.studies.group_progress import GroupProgress
