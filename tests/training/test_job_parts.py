@@ -13,10 +13,10 @@ from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
 from concord.objectives import GroupDRO, Objective
 from concord.record import write_record
-from concord.runs.key import recorded_config
 from concord.runs.preflight import preflight
 from concord.studies.plan import plan_study
 from concord.studies.study_options import options_for
+from concord.tracking import Store
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train
 from concord.training.checkpoint import MODEL, OPTIMIZER
 from concord.training.context import Silent
@@ -168,8 +168,8 @@ def test_a_study_is_judged_by_the_criterion_with_what_it_requires(tmp_path: Path
     # A study that began without the job's criterion goes on as it began.
     options = options.with_options(output=tmp_path)
     begun = plan_study(dataclasses.replace(file, job=dataclasses.replace(job, criterion=None)), options, {"name"})
-    begun.kept.path.mkdir(parents=True)
-    write_record(begun.kept, "study", {"job": file.name, "config": recorded_config(begun.base), **begun.record()})
+    begun.folder.make()
+    write_record(begun.folder, "study", begun.record(Store("sqlite:///", None)))
     again = plan_study(file, options, {"name"})
     assert (again.criterion, again.measure) == (begun.criterion, begun.measure)
     assert begun.criterion.metric != criterion.metric

@@ -27,7 +27,6 @@ from concord.aggregation import (
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import write_record
-from concord.runs.key import recorded_config
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
 from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space
@@ -181,12 +180,13 @@ def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:
 def test_a_study_of_a_version_without_the_option_goes_on(output: Path) -> None:
     options = options_for(JOB.config).with_options(name="old", output=output)
     plan = plan_study(load_job(JOB_FILE), options, {"name", "output"})
-    record = {"job": plan.job.name, "config": recorded_config(plan.base), **plan.record()}
-    del record["identity"]["config"]["significance"]
-    plan.kept.path.mkdir(parents=True)
-    write_record(plan.kept, "study", record)
-    assert plan_study(load_job(JOB_FILE), options, {"name", "output"}).identity() == plan.identity()
-    with pytest.raises(InputError, match="another space: there threshold is varied from"):
+    record = plan.record(Store.open(output))
+    for recorded in (record["config"], record["deciding"]):
+        recorded.pop("significance", None)
+    plan.folder.make()
+    write_record(plan.folder, "study", record)
+    assert plan_study(load_job(JOB_FILE), options, {"name", "output"}).spec().key == plan.spec().key
+    with pytest.raises(InputError, match=r"^--significance 0\.1: the study old was started with None; give another"):
         plan_study(load_job(JOB_FILE), options.with_options(significance=0.1), {"name", "output"})
 
 
@@ -212,7 +212,7 @@ def test_a_run_follows_the_advice_of_the_one_that_learned_shortcuts(concord_: Co
     assert (said.status, "run masked is finished" in said.err) == (0, True)
     said = concord_(*words, "--name", "masked", "--resume", "--threshold", "0.5")
     assert said.err == (
-        "concord: --significance None: the run masked was started with 0.01; a resumed run keeps its options\n"
+        "concord: --threshold 0.5: the run masked was started with None; a resumed run keeps its options\n"
     )
     record = output / "runs" / "masked" / "record.json"
     for more, significance in ([], 0.01), (["--threshold", "0.5"], None):

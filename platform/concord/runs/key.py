@@ -63,7 +63,8 @@ class Key:
     def without_data(self) -> str:
         """The hash of the other parts: equal for the same run on other data."""
         options = {name: value for name, value in self.options.items() if name not in self.usual}
-        return _hash([self.job, options, self.sources])
+        numbers_as_floats = json.loads(json.dumps(options), parse_int=float)  # 1 is 1.0
+        return _hash([self.job, numbers_as_floats, self.sources])
 
     @property
     def value(self) -> str:
@@ -204,8 +205,8 @@ def _reached(tree: ast.Module) -> list[ast.stmt]:
     call: ast.Call | None = None
     for statement in tree.body:
         names = _defined(statement)
-        if names == ["job"] and isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
-            call = statement.value
+        if names == ["job"] and isinstance(value := getattr(statement, "value", None), ast.Call):
+            call = value
         elif names is None:
             always.append(statement)
         for name in names or ():
@@ -231,7 +232,8 @@ def _defined(statement: ast.stmt) -> list[str] | None:
     if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
         return [statement.name]
     if isinstance(statement, ast.Import | ast.ImportFrom):
-        return [(each.asname or each.name).split(".")[0] for each in statement.names]
+        names = [(each.asname or each.name).split(".")[0] for each in statement.names]
+        return None if "*" in names else names
     if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         return [statement.target.id]
     if isinstance(statement, ast.Assign) and all(isinstance(each, ast.Name) for each in statement.targets):
