@@ -14,7 +14,6 @@ from concord import logs
 from concord.errors import RunFailedError, StoppedError
 from concord.options import option_values
 from concord.record import Run, read_run
-from concord.runs.key import finished_run
 from concord.runs.spec import RunSpec
 from concord.studies.comparison_plan import ComparisonPlan, kept_command
 from concord.studies.criterion import Judge
@@ -118,21 +117,13 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:
-    runs = pool.runs()
     wanted: dict[str, RunSpec] = {}
     for spec in itertools.chain.from_iterable(plan.runs.values()):
         wanted.setdefault(spec.key.value, spec)  # a run of several tables is named after the first
-    progress = GroupProgress("runs", len(wanted), info)
-    left = []
-    for key, spec in wanted.items():
-        run = runs.by_key(key, "") or finished_run(plan.base.run.output, spec.key)
-        if run is None or run.status != "FINISHED":
-            left.append(spec)
-            continue
-        progress.earlier(run)
-        if run.name not in pool.group.run.asked:  # another group has trained it
-            pool.group.run.append("asked", run=run.name, key=key, **spec.place)
-    done = len(wanted) - len(left)
+    left = pool.ask(wanted.values(), plan.keep)
+    runs, progress, done = pool.runs(), GroupProgress("runs", len(wanted), info), len(wanted) - len(left)
+    for key in wanted.keys() - {spec.key.value for spec in left}:
+        progress.earlier(runs.by_key(key, ""))
     info(
         f"comparison {plan.name}: {', '.join(plan.tables)}; {len(wanted)} runs"
         + (f", of which {done} are there" if done else "")

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,14 @@ from concord.errors import RunFailedError
 from concord.options import option_values
 from concord.record import EVENTS, OpenRun, Run
 from concord.runs.dashboard import described
-from concord.runs.execute import RunTask, checkpoint_step, last_checkpoint, remove_checkpoints, remove_older
+from concord.runs.execute import (
+    RunTask,
+    checkpoint_step,
+    kept_checkpoint,
+    last_checkpoint,
+    remove_checkpoints,
+    remove_older,
+)
 from concord.runs.key import finished_run, index_run
 from concord.runs.lifecycle import Info, Member, Open, open_run, reserved_group
 from concord.runs.live_metrics import Published
@@ -133,6 +140,25 @@ class Pool:
         runs = GroupRuns(self.group.run, judge)
         runs.known = self.known
         return runs
+
+    def ask(self, specs: Iterable[RunSpec], keep: bool = False) -> list[RunSpec]:
+        """Add runs to the group's list, and return those to train: the others are there by their keys.
+
+        With ``keep`` a run is there only with its last checkpoint.
+        """
+        group, left = self.group.run, []
+        for spec in specs:
+            run = finished_run(group.folder.place.parent.parent, spec.key)
+            if run is None or (keep and kept_checkpoint(run) is None):
+                run = None
+                left.append(spec)
+            else:
+                self.known[run.name] = run
+            name = str(spec.name) if run is None else run.name
+            if group.asked.get(name, {}).get("key") != spec.key.value:
+                group.append("asked", run=name, key=spec.key.value, **spec.place)
+        group.folder.keep(EVENTS)  # at an address, for another machine that goes on
+        return left
 
     def send_unsent(self, lost: bool) -> None:
         """Let MLflow have what an earlier process could not send of runs that ended; all, if it has lost the group."""
@@ -291,30 +317,18 @@ class _Runs(Searcher):
             while not self._waiting:
                 if not (specs := self._proposer.next()):
                     return None
-                self._ask(specs)
+                self._waiting = self._pool.ask(specs, self._proposer.keep)
+                for spec in specs:
+                    if spec not in self._waiting:
+                        run = self._pool.runs().by_key(spec.key.value, "")
+                        assert run is not None
+                        self._tell(spec, run)
             member = Member(self._waiting.pop(0), self._group)
             self._pool.known[member.run.name] = member.run
         self._progress.evaluated(member.run.name, 0.0)
         if member.run.seconds_before > 0:
             self._progress.continues(member.run.name, member.run.seconds_before)
         return member
-
-    def _ask(self, specs: Sequence[RunSpec]) -> None:
-        """Add runs to the group's list. Those that are there by their keys are not trained again."""
-        output = self._group.run.folder.place.parent.parent
-        reused = []
-        for spec in specs:
-            run = finished_run(output, spec.key)
-            name = spec.name if run is None else run.name
-            self._group.run.append("asked", run=name, key=spec.key.value, **spec.place)
-            self._group.run.folder.keep(EVENTS)  # at an address, for another machine that goes on
-            if run is None:
-                self._waiting.append(spec)
-            else:
-                self._pool.known[run.name] = run
-                reused.append((spec, run))
-        for spec, run in reused:
-            self._tell(spec, run)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         member = self._running.get(trial_id)
@@ -355,9 +369,9 @@ class _Runs(Searcher):
             why = {} if stopped is None else {"stopped": stopped}
         with self._capture_error():
             run = member.run
+            if why.get("stopped") != SCHEDULER and "failure" not in why:
+                index_run(run.folder.place.parent.parent, run)  # first, so that a kill loses no end
             member.end("FAILED" if "failure" in why else "FINISHED", **why)
-            if run.failure is None and run.stopped != SCHEDULER:
-                index_run(run.folder.place.parent.parent, run)
             keep = 1 if run.failure is None and self._proposer.keep_above(member.spec) < float("inf") else 0
             remove_checkpoints(run.folder, run.checkpoints, keep)
             self._tell(member.spec, run)

@@ -95,7 +95,13 @@ class Trial:
 
 
 class Proposer(Protocol):
-    """Decides the runs of a pool, and is told how they ended. Called from one thread."""
+    """Decides the runs of a pool, and is told how they ended. Called from one thread.
+
+    Attributes:
+        keep: whether a run that is there by its key is trained again if its last checkpoint is gone.
+    """
+
+    keep: bool
 
     def next(self) -> Sequence[RunSpec]:
         """The next runs, which belong together; none when there are no more now."""
@@ -113,7 +119,7 @@ class ProposalList:
     def __init__(
         self, runs: Sequence[RunSpec], tell: Callable[[RunSpec, Run], None] = lambda *_: None, keep: bool = False
     ) -> None:
-        self._left, self.ended, self._keep = list(runs), tell, keep
+        self._left, self.ended, self.keep = list(runs), tell, keep
 
     def next(self) -> Sequence[RunSpec]:
         """The next run."""
@@ -121,7 +127,7 @@ class ProposalList:
 
     def keep_above(self, spec: RunSpec) -> float:  # noqa: ARG002
         """The same for all."""
-        return float("-inf" if self._keep else "inf")
+        return float("-inf" if self.keep else "inf")
 
 
 class GroupRuns:

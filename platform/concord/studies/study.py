@@ -20,7 +20,7 @@ from concord.studies.criterion import SCORED_ON, Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan
 from concord.studies.pool import Interruption, Pool, open_group
-from concord.studies.proposals import GroupRuns, ProposalList, Trial
+from concord.studies.proposals import ProposalList, Trial
 from concord.studies.results import StudyResult, judged, write_results
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
@@ -52,6 +52,8 @@ def run_study(plan: StudyPlan, info: Info) -> StudyResult:
 
 class _Search:
     """Proposes first the unfinished trials of an earlier process, then the search's suggestions."""
+
+    keep = False
 
     def __init__(self, plan: StudyPlan, pool: Pool, progress: GroupProgress) -> None:
         self._plan, self._progress = plan, progress
@@ -153,7 +155,8 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
         *(spec for seed in plan.new_seeds for spec in plan.parts("seed", best.number, best.point, seed, plan.folds)),
     ]
     repeat = dataclasses.replace(judge, stop_rule=StopRule())
-    _train(pool, wanted, "trainings of the best trials", repeat, info)
+    if left := pool.ask(wanted):
+        pool.run(ProposalList(left), GroupProgress("trainings of the best trials", len(left), info), repeat)
     if plan.base.run.register:
         pool.group.run.describe(**_register(plan, best, pool, repeat, info))
     return write_results(judged(pool.group.run, runs), info, pool.group)
@@ -195,23 +198,6 @@ def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
     info(progress.line())
     if interruption.out_of_time:
         info(f"--max-minutes {plan.options.max_minutes:g}: the time has run out; the same --name continues the search")
-
-
-def _train(pool: Pool, wanted: Sequence[RunSpec], what: str, judge: Judge, info: Info, keep: bool = False) -> None:
-    """Train the unfinished runs, including those that failed before."""
-    runs = GroupRuns(pool.group.run)
-    runs.known = pool.known
-    asked = pool.group.run.asked
-    left = [spec for spec in wanted if spec.name not in asked or runs.run(str(spec.name)).status != "FINISHED" or keep]
-    left = [spec for spec in left if not _reused(pool, spec)] if not keep else left
-    if left:
-        pool.run(ProposalList(left, keep=keep), GroupProgress(what, len(left), info), judge)
-
-
-def _reused(pool: Pool, spec: RunSpec) -> bool:
-    """Whether a run that another group trained answers the request already."""
-    found = pool.runs().by_key(spec.key.value, "")
-    return found is not None and found.status == "FINISHED"
 
 
 def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: Info) -> Mapping[str, object]:
