@@ -167,6 +167,7 @@ def test_a_trial_of_a_dead_study_is_interrupted(concord_: Concord, tmp_path: Pat
 
 
 def test_a_condition_compares_numbers_as_numbers_and_words_as_words() -> None:
-    assert Condition.of("lr = 1e-2") == Condition("lr", "=", "1e-2")
-    assert Condition.of("ood-accuracy>=0.5") == Condition("ood_accuracy", ">=", "0.5")
-    assert Condition.of("accuracy/ood/far-west coast > 0.5") == Condition("accuracy/ood/far-west coast", ">", "0.5")
+    assert Condition.of("--where", "lr = 1e-2", "") == Condition("lr", "=", "1e-2")
+    assert Condition.of("--where", "ood-accuracy>=0.5", "") == Condition("ood_accuracy", ">=", "0.5")
+    environment = Condition("accuracy/ood/far-west coast", ">", "0.5")
+    assert Condition.of("--where", "accuracy/ood/far-west coast > 0.5", "") == environment
