@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from command_line import Concord
 
-from concord.record import write_record
-from concord.storage import Folder
+from concord.record import folder_of, write_record
 from concord.tracking import Store
 from concord.tracking.run_search import Condition
 
@@ -21,7 +20,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = Store.open(output)
 
     def track(job: str, name: str, options: dict[str, Any], metrics: dict[str, float], **tags: str) -> str:
-        known = {"concord.job": job, "torch": "2.13.0"} if job else {}
+        known = {"concord.version": "1", **({"concord.job": job, "torch": "2.13.0"} if job else {})}
         run_id = store.start_run(job or "study", name, options, {**known, **tags})
         store.log_metrics(run_id, metrics)
         return run_id
@@ -68,6 +67,7 @@ def names(concord_: Concord, tracked: Path) -> Callable[..., list[str]]:
         ("--metric ood_accuracy/far-east --top 1", "middle"),
         ("--job nobody --where lr=1e-2", ""),
         ("--study searched", "searched 0"),
+        ("--name searched --status running --where lr=0.5", "searched 0"),
     ],
 )
 def test_runs_are_found_by_what_is_known_of_them(
@@ -75,7 +75,7 @@ def test_runs_are_found_by_what_is_known_of_them(
     words: str,
     expected: str,
 ) -> None:
-    assert names(*words.split()) == ([expected] if words.startswith("--study") else expected.split())
+    assert names(*words.split()) == ([expected] if "searched" in words else expected.split())
 
 
 def test_the_table_shows_the_main_metrics_and_what_is_asked_for(concord_: Concord, tracked: Path) -> None:
@@ -130,17 +130,20 @@ def test_without_a_store_there_is_nothing_to_list(refused: Callable[..., str]) -
     assert refused("runs").startswith("--output concord-runs: has no MLflow store")
 
 
-@pytest.mark.parametrize("kind", ["study", "comparison"])
-def test_a_group_that_no_process_holds_is_interrupted(concord_: Concord, tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize(("kind", "words"), [("study", []), ("comparison", []), ("run", []), ("run", ["--study", "s"])])
+def test_what_no_process_holds_is_interrupted(concord_: Concord, tmp_path: Path, kind: Any, words: list[str]) -> None:
+    """A group, a run, and a trial, which is found by its study."""
     store = Store.open(tmp_path)
-    elsewhere, dead, busy = (store.start_run("mine", name, {}, {"concord.job": "mine"}) for name in "abc")
+    own = {"concord.study": "s", "concord.kind": "trial"} if words else {"concord.job": "mine"}
+    tags = {"concord.version": "1", **own}
+    elsewhere, dead, busy = (store.start_run("mine", name, {}, tags) for name in "abc")
     for name, run_id in (("b", dead), ("c", busy)):
-        folder = Folder(tmp_path / {"study": "studies", "comparison": "comparisons"}[kind]) / name
+        folder = folder_of(tmp_path, name, kind)
         folder.make()
         write_record(folder, kind, {"job": "mine", "config": {}, "run_id": run_id})
 
-    def listed(*words: str) -> dict[str, str]:
-        said = concord_("runs", "--output", tmp_path, *words, "--json")
+    def listed(*more: str) -> dict[str, str]:
+        said = concord_("runs", "--output", tmp_path, *words, *more, "--json")
         return {run["run_id"]: run["status"] for run in said.json["runs"]}
 
     with folder.locked(kind):
@@ -149,24 +152,8 @@ def test_a_group_that_no_process_holds_is_interrupted(concord_: Concord, tmp_pat
         assert listed("--status", "running") == {elsewhere: "running", busy: "running"}
 
 
-def test_a_trial_of_a_dead_study_is_interrupted(concord_: Concord, tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    trials = {}
-    for name in ("dead", "alive"):
-        study = store.start_run("mine", name, {}, {"concord.job": "mine"})
-        folder = Folder(tmp_path / "studies" / name)
-        folder.make()
-        write_record(folder, "study", {"job": "mine", "config": {}, "run_id": study})
-        tags = {"concord.study": name, "concord.kind": "trial", "mlflow.parentRunId": study}
-        trials[name] = store.start_run("mine", f"{name} 0", {}, tags)
-
-    with folder.locked("study"):
-        for name, status in (("dead", "interrupted"), ("alive", "running")):
-            said = concord_("runs", "--output", tmp_path, "--study", name, "--json")
-            assert [(run["run_id"], run["status"]) for run in said.json["runs"]] == [(trials[name], status)]
-
-
 def test_a_condition_compares_numbers_as_numbers_and_words_as_words() -> None:
-    assert Condition.of("lr = 1e-2") == Condition("lr", "=", "1e-2")
-    assert Condition.of("ood-accuracy>=0.5") == Condition("ood_accuracy", ">=", "0.5")
-    assert Condition.of("accuracy/ood/far-west coast > 0.5") == Condition("accuracy/ood/far-west coast", ">", "0.5")
+    assert Condition.of("--where", "lr = 1e-2", "") == Condition("lr", "=", "1e-2")
+    assert Condition.of("--where", "ood-accuracy>=0.5", "") == Condition("ood_accuracy", ">=", "0.5")
+    environment = Condition("accuracy/ood/far-west coast", ">", "0.5")
+    assert Condition.of("--where", "accuracy/ood/far-west coast > 0.5", "") == environment

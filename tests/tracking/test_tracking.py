@@ -164,7 +164,7 @@ def test_runs_of_all_jobs_are_found_on_a_server_as_in_a_file(store: Store, serve
         for job, accuracy in (("one", 0.5), ("two", 0.75), ("two", 0.25)):
             run_id = each.start_run(job, f"{job} {accuracy}", {"lr": 0.1}, {"concord.job": job})
             each.log_metrics(run_id, {"accuracy": accuracy})
-        best = find_runs(each, 2, metric="accuracy", where=[Condition.of("lr=1e-1")])
+        best = find_runs(each, 2, metric="accuracy", where=[Condition("lr", "=", "1e-1")])
         assert [run.metrics["accuracy"] for run in best] == [0.75, 0.5]
         assert [run.name for run in find_runs(each, 9, job="two")] == ["two 0.25", "two 0.75"]
         assert len(list(each.search("tags.`concord.job` != ''", page=2))) == 3, "also where an answer has several pages"

@@ -16,7 +16,7 @@ STEPS = 8
 
 
 def config(**options: Any) -> TrainConfig:
-    return TrainConfig().with_options(**{"lr": 0.1, "milestones": (), **options})
+    return TrainConfig().with_options(**{"lr": 0.1, "milestones": (), **options}).resolve()
 
 
 def weights() -> list[Tensor]:

@@ -23,7 +23,17 @@ from concord.errors import InputError
 from concord.metric_name import metric_name
 from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, one_at_a_time, resolve
-from concord.tracking.client import LOGIN_CODES, connect, failures, import_mlflow, one_line, pages, post, unless
+from concord.tracking.client import (
+    LOGIN_CODES,
+    connect,
+    failures,
+    import_mlflow,
+    is_final,
+    one_line,
+    pages,
+    post,
+    unless,
+)
 from concord.tracking.database import CONNECT_SECONDS, check_database, create_tables, sqlite_file
 
 _DATABASES = ("postgresql", "mysql", "mssql")
@@ -140,7 +150,14 @@ class Store:
         from mlflow.entities import Param
 
         with failures(self.uri, f"start run {name!r}"):
-            made = self.client.create_run(self._experiment(experiment), began, _clean(tags), name)
+            about = began, _clean(tags), name
+            try:
+                made = self.client.create_run(self._experiment(experiment), *about)
+            except Exception as error:
+                if not is_final(error):
+                    raise
+                self._experiments.pop(experiment, None)  # it may have been deleted in the meantime
+                made = self.client.create_run(self._experiment(experiment), *about)
             run_id = str(made.info.run_id)
             try:
                 if values := [Param(key, value) for key, value in clean_parameters(parameters).items()]:
