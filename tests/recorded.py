@@ -1,8 +1,10 @@
-"""What a training loop tells its recorder, and its metrics without the speed of the machine."""
+"""What a training loop tells its recorder, what a run reports, and metrics without the speed of the machine."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from concord.record import Run
 from concord.training.context import Silent
 
 
@@ -22,6 +24,12 @@ class Kept(Silent):
             self.checkpoints.append(self.folder / f"checkpoint-{len(self.checkpoints)}")
             self.checkpoints[-1].mkdir(parents=True)
             write(self.checkpoints[-1])
+
+
+def report_of(run: Run) -> Mapping[str, Any]:
+    """The result of a finished run, as ``concord train --json`` has it."""
+    assert run.report is not None
+    return run.report
 
 
 def without_time(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
-from concord.runs.run_folder import recorded_config, restored_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +18,10 @@ from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
-from concord.options import OptionGroup, option_values, options_of
+from concord.options import OptionGroup, Role, names_of, option_values, options_of
 from concord.record import write_record
+from concord.runs.key import recorded_config
+from concord.runs.spec import restored_config
 from concord.storage import Folder
 from concord.training import TrainConfig, load_job
 from concord.training.job import Job
@@ -75,7 +76,8 @@ def test_a_record_gives_back_what_was_recorded(given_: dict[str, Any]) -> None:
     config = TrainConfig().with_options(**given_)
     recorded = json.loads(json.dumps(recorded_config(config)))
     ours, theirs = option_values(config), option_values(restored_config(TrainConfig(), recorded))
-    kept = set(OPTIONS) - {"tracking_uri", "address"}  # which depend on the machine
+    kept = names_of(TrainConfig, *set(Role) - {Role.UNKEPT})  # without those of one command or machine
+    assert recorded.keys() == kept
     assert {name: theirs[name] for name in kept} == {name: ours[name] for name in kept}
 
 
@@ -84,6 +86,12 @@ def test_a_record_of_an_earlier_version_is_flat_and_restores() -> None:
     config = restored_config(Config(), recorded)
     assert (config.run.seed, config.optimizer.lr, config.schedule.milestones) == (3, 0.5, (0.25,))
     assert (config.objective.inner_lr, config.data.data_dir, config.width) == (0.2, Path("there"), 8)
+
+
+def test_a_result_depends_on_every_option_but_those_of_its_place_and_its_command() -> None:
+    place = {"checkpoints", "data_dir", "max_failures", "min_workers", "output", "readers", "register", "use_gpu"}
+    assert names_of(TrainConfig, Role.PLACE) == place | {"wait_for_resources", "workers"}
+    assert names_of(TrainConfig, Role.UNKEPT) == {"address", "name", "resume", "tracking_uri"}
 
 
 def test_an_unknown_option_is_refused_with_the_nearest() -> None:

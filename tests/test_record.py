@@ -1,10 +1,12 @@
 """Records keep every appended event, a kill loses no line, and MLflow receives each event once."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,15 +25,18 @@ from concord.errors import InputError, RunFailedError
 from concord.record import (
     EVENTS,
     RECORD,
-    Events,
+    OpenRun,
+    Run,
+    folder_of,
     read_events,
-    read_history,
     read_record,
-    require_record,
+    read_run,
+    require_run,
     write_record,
 )
 from concord.storage import Folder, JsonLines, append_line, read_lines
 from concord.tracking import Mirror, Store
+from concord.tracking import Run as TrackedRun
 from concord.tracking.mirror import CURSOR
 
 
@@ -40,12 +45,27 @@ def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
     return sorted((point.step, point.value) for point in store.client.get_metric_history(run_id, key))
 
 
-def events_of(folder: Path, *metrics: tuple[int, dict[str, float]]) -> Events:
+def opened(folder: Path, *metrics: tuple[int, dict[str, float]], run_id: str | None = None) -> OpenRun:
+    """A run's record, as it is or new, with these metrics."""
     folder.mkdir(parents=True, exist_ok=True)
-    events = Events(Folder(folder))
+    tracking = {"experiment": "tests", "parameters": {"lr": 0.1, "api_key": "x"}, "tags": {"kind": "trial"}}
+    about = {"job": "j", "config": {}, "run_id": run_id, "tracking": tracking}
+    run = OpenRun(Folder(folder), read_record(Folder(folder)) or write_record(Folder(folder), "run", about))
     for step, values in metrics:
-        events.append("metrics", step=step, metrics=values)
-    return events
+        run.append("metrics", step=step, metrics=values)
+    return run
+
+
+def mirrored(store: Store, run: OpenRun, group: OpenRun | None = None) -> Mirror:
+    """A mirror of this record."""
+    mirror = Mirror(store)
+    mirror.add(run, group)
+    return mirror
+
+
+def evaluations_of(folder: Path) -> dict[tuple[int, int], dict[str, float]]:
+    """As they are read from the folder."""
+    return require_run(Folder(folder)).evaluations
 
 
 # --- the files
@@ -55,8 +75,10 @@ def test_a_record_is_read_as_written_and_only_as_what_it_is(tmp_path: Path) -> N
     folder = Folder(tmp_path / "output" / "runs" / "a")
     folder.make()
     assert read_record(folder) is None
+    assert folder_of(tmp_path / "output", "a") == folder
+    assert read_run(folder) is None
     with pytest.raises(InputError, match=r"^--name a: there is no such run in .*/output$"):
-        require_record(folder)
+        require_run(folder)
     written = write_record(folder, "run", {"job": "j", "config": {"lr": 0.1}})
     assert read_record(folder) == written
     with pytest.raises(InputError, match=r"^--name a: .*/a is a run, not a study; give another name$"):
@@ -66,7 +88,7 @@ def test_a_record_is_read_as_written_and_only_as_what_it_is(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
-        (RECORD, '{"version": 2, "kind": "run", "job": "j", "config": {}}', "has version 2, this Concord reads 1"),
+        (RECORD, '{"version": 1, "kind": "run", "job": "j", "config": {}}', "has version 1, this Concord reads 2"),
         (RECORD, '{"job": "j"}', "cannot be read (not a record)"),
         (RECORD, '{"job": ', "cannot be read (Expecting value"),
         ("run.json", '{"job": "j", "run_id": "1", "config": {}}', "run.json is of an earlier version of Concord"),
@@ -98,92 +120,94 @@ _EVENTS = st.lists(
 )
 
 
-@given(happened=_EVENTS, run=st.sampled_from(["", "trial 3"]), torn=st.integers(1, 30))
+@given(happened=_EVENTS, torn=st.integers(1, 30))
 def test_what_was_appended_is_read_also_after_a_kill_in_mid_line(
-    tmp_path_factory: pytest.TempPathFactory, happened: list[tuple[str, dict[str, Any]]], run: str, torn: int
+    tmp_path_factory: pytest.TempPathFactory, happened: list[tuple[str, dict[str, Any]]], torn: int
 ) -> None:
     folder = tmp_path_factory.mktemp("record")
-    events = Events(Folder(folder))
+    run = opened(folder)
     for name, fields in happened:
-        events.append(name, run, **fields)
-    events.close()
+        run.append(name, **fields)
+    run.close()
     whole = (folder / EVENTS).read_bytes()
     with (folder / EVENTS).open("ab") as file:
         file.write(b'{"event": "metrics", "at": 1795193052061}'[:torn])
-    again = Events(Folder(folder))
+    again, read = opened(folder), read_run(Folder(folder))
     again.close()
     assert (folder / EVENTS).read_bytes() == whole
-    assert str(again.history) == str(events.history)  # as text, since NaN is not equal to itself
-    found = [(event.name, event.run, dict(event.fields)) for event in read_events(folder / EVENTS)]
-    assert json.dumps(found) == json.dumps([(name, run, fields) for name, fields in happened])
+    assert read is not None
+    for field in dataclasses.fields(Run):  # as text, since NaN is not equal to itself
+        assert str(getattr(again, field.name)) == str(getattr(read, field.name)) == str(getattr(run, field.name))
+    found = [(event.name, dict(event.fields)) for event in read_events(folder / EVENTS)]
+    assert json.dumps(found) == json.dumps(happened)
 
 
 def test_of_two_events_of_one_step_the_later_counts(tmp_path: Path) -> None:
-    events = events_of(tmp_path)
-    events.append("began", resumed=False)
+    run = opened(tmp_path)
+    run.append("began", resumed=False)
     for value in (1.0, 2.0):
         for epoch in (1, 2):
-            events.append("evaluated", epoch=epoch, step=10 * epoch, metrics={"loss": value})
-            events.append("checkpoint", name=f"checkpoint_{epoch}", step=10 * epoch)
-        events.append("began", resumed=True)
-    assert events.own.evaluations == {(1, 10): {"loss": 2.0}, (2, 20): {"loss": 2.0}}
-    assert events.own.checkpoints == ["checkpoint_1", "checkpoint_2"]
-    events.append("began", resumed=False)
-    assert events.own.evaluations == {}
-    assert read_history(Folder(tmp_path))[""] == events.own
+            run.append("evaluated", epoch=epoch, step=10 * epoch, metrics={"loss": value})
+            run.append("checkpoint", name=f"checkpoint_{epoch}", step=10 * epoch)
+        run.append("began", resumed=True)
+    assert run.evaluations == {(1, 10): {"loss": 2.0}, (2, 20): {"loss": 2.0}}
+    assert run.checkpoints == ["checkpoint_1", "checkpoint_2"]
+    run.append("began", resumed=False)
+    assert run.evaluations == {}
+    assert evaluations_of(tmp_path) == run.evaluations
 
 
 def test_a_resumed_run_that_ends_earlier_ends_with_its_own_evaluation(tmp_path: Path) -> None:
     """As where ``--stop-spread`` is reached earlier with another number of workers."""
-    events = events_of(tmp_path)
-    events.append("began", resumed=False)
+    run = opened(tmp_path)
+    run.append("began", resumed=False)
     for epoch in (1, 2, 3, 4):
-        events.append("evaluated", epoch=epoch, step=10 * epoch, metrics={"loss": 1 / epoch})
+        run.append("evaluated", epoch=epoch, step=10 * epoch, metrics={"loss": 1 / epoch})
         if epoch in (1, 4):  # the last one is damaged
-            events.append("checkpoint", name=f"checkpoint_{epoch}", step=10 * epoch)
-    events.append("began", resumed=True)
-    assert list(events.own.evaluations) == [(1, 10), (2, 20), (3, 30), (4, 40)]
-    events.append("evaluated", epoch=2, step=20, metrics={"loss": 0.4})
-    events.append("checkpoint", name="checkpoint_2", step=20)
-    assert events.own.evaluations == {(1, 10): {"loss": 1.0}, (2, 20): {"loss": 0.4}}
-    assert events.own.checkpoints[-1] == "checkpoint_2"
-    assert read_history(Folder(tmp_path))[""] == events.own
+            run.append("checkpoint", name=f"checkpoint_{epoch}", step=10 * epoch)
+    run.append("began", resumed=True)
+    assert list(run.evaluations) == [(1, 10), (2, 20), (3, 30), (4, 40)]
+    run.append("evaluated", epoch=2, step=20, metrics={"loss": 0.4})
+    run.append("checkpoint", name="checkpoint_2", step=20)
+    assert run.evaluations == {(1, 10): {"loss": 1.0}, (2, 20): {"loss": 0.4}}
+    assert run.checkpoints[-1] == "checkpoint_2"
+    assert evaluations_of(tmp_path) == run.evaluations
 
 
 def test_garbage_in_the_middle_is_refused_by_line_and_changes_nothing(tmp_path: Path) -> None:
-    events_of(tmp_path, (1, {"a": 1.0}), (2, {"a": 2.0})).close()
+    opened(tmp_path, (1, {"a": 1.0}), (2, {"a": 2.0})).close()
     lines = (tmp_path / EVENTS).read_bytes().splitlines(keepends=True)
     for garbage in (b"\x00\x00\n", b"[1, 2]\n", b'{"event": "metrics"}\n', b"{}\n"):
         content = lines[0] + garbage + lines[1]
         (tmp_path / EVENTS).write_bytes(content)
         with pytest.raises(InputError, match=r"events\.jsonl: line 2 is not an event; restore the file, or give"):
-            Events(Folder(tmp_path))
+            OpenRun(Folder(tmp_path), {})
         assert (tmp_path / EVENTS).read_bytes() == content
 
 
 def test_a_folder_that_was_removed_is_missed_at_the_next_event(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    events = events_of(folder, (1, {"a": 1.0}))
+    run = opened(folder, (1, {"a": 1.0}))
     (folder / EVENTS).unlink()
-    for act in (lambda: events.append("metrics", step=2, metrics={}), events.sync):
+    for act in (lambda: run.append("metrics", step=2, metrics={}), run.sync):
         with pytest.raises(RunFailedError, match=rf"^{folder}: was removed while the run was at work$"):
             act()
 
 
 def test_a_full_disk_costs_metrics_and_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "concord.record")
-    events = events_of(tmp_path, (1, {"a": 1.0}))
+    run = opened(tmp_path, (1, {"a": 1.0}))
     length = (tmp_path / EVENTS).stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (length + 10, hard))  # ten bytes are left: a line is cut short
     try:
-        events.append("metrics", step=2, metrics={"a": 2.0})
-        events.append("metrics", step=3, metrics={"a": 3.0})
+        run.append("metrics", step=2, metrics={"a": 2.0})
+        run.append("metrics", step=3, metrics={"a": 3.0})
         with pytest.raises(RunFailedError, match=r"events\.jsonl: no space left on the disk"):
-            events.append("checkpoint", name="a", step=3)
+            run.append("checkpoint", name="a", step=3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    events.append("metrics", step=4, metrics={"a": 4.0})
+    run.append("metrics", step=4, metrics={"a": 4.0})
     assert len([message for message in caplog.messages if "metrics are being lost" in message]) == 1
     assert [event.fields["step"] for event in read_events(tmp_path / EVENTS)] == [1, 4]
 
@@ -206,6 +230,11 @@ def test_what_is_left_of_a_torn_line_does_not_spoil_the_next_one(tmp_path: Path)
 # --- the mirror
 
 
+def all_sent(folder: Path) -> bool:
+    """Whether the store has taken all events."""
+    return [*read_lines(folder / CURSOR)][-1:] == [(folder / EVENTS).stat().st_size]
+
+
 def test_events_recorded_through_an_outage_arrive_exactly_once(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,22 +242,22 @@ def test_events_recorded_through_an_outage_arrive_exactly_once(
     store = Store.open(tmp_path, server.uri)
     run_id = store.start_run("outage", "named", {}, {})
     folder = tmp_path / "run"
-    events = events_of(folder, *((step, {"loss": 1 / (step + 1)}) for step in range(100)))
-    mirror = Mirror(store, run_id, Folder(folder))
-    wait_for(lambda: mirror.unsent == 0)  # else the server may die in mid answer
+    run = opened(folder, *((step, {"loss": 1 / (step + 1)}) for step in range(100)), run_id=run_id)
+    mirror = mirrored(store, run)
+    wait_for(lambda: (folder / CURSOR).exists() and all_sent(folder))  # else the server may die in mid answer
     assert len(logged(store, run_id, "loss")) == 100
 
     server.kill()
     for step in range(100, 2000):
-        events.append("metrics", step=step, metrics={"loss": 1 / (step + 1)})
+        run.append("metrics", step=step, metrics={"loss": 1 / (step + 1)})
     wait_for(lambda: len(caplog.messages) == 1)
     time.sleep(2)  # a second attempt, but no second message
     assert caplog.messages == [
         f"tracking at {server.uri} is not answering (Connection refused); events are kept in {folder / EVENTS}"
     ]
     server.start()
-    events.append("metrics", step=7, metrics={"odd": math.nan, "high": math.inf, "low": -math.inf})
-    events.append("ended", status="FINISHED")
+    run.append("metrics", step=7, metrics={"odd": math.nan, "high": math.inf, "low": -math.inf})
+    run.append("ended", status="FINISHED")
     wait_for(lambda: len(caplog.messages) == 2)
     assert "answers again" in caplog.messages[1]
     assert mirror.close(20.0) == 0
@@ -242,15 +271,14 @@ def test_events_recorded_through_an_outage_arrive_exactly_once(
 
 
 def test_what_a_store_had_not_taken_is_sent_later_and_nothing_twice(store: Store, run_id: str, tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    events = events_of(tmp_path, (0, {"a": 0.0}))
-    assert Mirror(store, run_id, folder).close(10.0) == 0
-    events.append("metrics", step=1, metrics={"a": 1.0, "b": 1.0})
-    assert Mirror(Store(NOWHERE, None), run_id, folder).close(0.0) == 1
-    events.append("metrics", step=2, metrics={"a": 2.0})
-    assert Mirror(store, run_id, folder).close(10.0) == 0
+    run = opened(tmp_path, (0, {"a": 0.0}), run_id=run_id)
+    assert mirrored(store, run).close(10.0) == 0
+    run.append("metrics", step=1, metrics={"a": 1.0, "b": 1.0})
+    assert mirrored(Store(NOWHERE, None), run).close(0.0) == 1
+    run.append("metrics", step=2, metrics={"a": 2.0})
+    assert mirrored(store, run).close(10.0) == 0
     (tmp_path / CURSOR).unlink()  # without a record of the sent events
-    assert Mirror(store, run_id, folder).close(10.0) == 0
+    assert mirrored(store, run).close(10.0) == 0
     assert logged(store, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert logged(store, run_id, "b") == [(1, 1.0)]
 
@@ -260,19 +288,19 @@ def test_a_cursor_that_does_not_fit_the_events_sends_all_and_nothing_twice(
     store: Store, run_id: str, tmp_path: Path, lost: str
 ) -> None:
     """As where a machine lost the end of the file, or its storage has an earlier one."""
-    folder = Folder(tmp_path)
-    events_of(tmp_path, *((step, {"a": step}) for step in range(5))).close()
-    assert Mirror(store, run_id, folder).close(10.0) == 0
+    run = opened(tmp_path, *((step, {"a": step}) for step in range(5)), run_id=run_id)
+    run.close()
+    assert mirrored(store, run).close(10.0) == 0
     first, *_ = (tmp_path / EVENTS).read_bytes().splitlines(keepends=True)
     if lost == "the last events":
         (tmp_path / EVENTS).write_bytes(first)
     else:
         append_line(tmp_path / CURSOR, len(first) + 5)
-    events = events_of(tmp_path)
-    mirror = Mirror(store, run_id, folder)
+    run = opened(tmp_path)
+    mirror = mirrored(store, run)
     for step in range(5, 10):
-        events.append("metrics", step=step, metrics={"a": step})
-    events.append("ended", status="FINISHED")
+        run.append("metrics", step=step, metrics={"a": step})
+    run.append("ended", status="FINISHED")
     assert mirror.close(10.0) == 0
     assert logged(store, run_id, "a") == [(step, float(step)) for step in range(10)]
     assert store.run(run_id).status == "FINISHED"
@@ -281,29 +309,30 @@ def test_a_cursor_that_does_not_fit_the_events_sends_all_and_nothing_twice(
 def test_a_killed_process_loses_no_event(store: Store, run_id: str, tmp_path: Path) -> None:
     code = f"""
         import os, pathlib, signal
-        from concord.record import Events
+        from concord.record import OpenRun, write_record
         from concord.storage import Folder
         from concord.tracking import Mirror, Store
         folder = Folder(pathlib.Path({str(tmp_path)!r}))
-        events = Events(folder)
-        mirror = Mirror(Store({NOWHERE!r}, None), {run_id!r}, folder)
+        run = OpenRun(folder, write_record(folder, "run", {{"job": "j", "config": {{}}, "run_id": {run_id!r}}}))
+        mirror = Mirror(Store({NOWHERE!r}, None))
+        mirror.add(run)
         for step in range(500):
-            events.append("metrics", step=step, metrics={{"a": step, "b": -step}})
+            run.append("metrics", step=step, metrics={{"a": step, "b": -step}})
         os.kill(os.getpid(), signal.SIGKILL)
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)]).returncode == -signal.SIGKILL
     with (tmp_path / EVENTS).open("ab") as file:
         file.write(b'{"event":"metrics","at":179519305206')  # as after a crash of the machine
-    events = events_of(tmp_path, (500, {"a": 500, "b": -500}))
-    events.close()
-    assert Mirror(store, run_id, Folder(tmp_path)).close(10.0) == 0
+    run = opened(tmp_path, (500, {"a": 500, "b": -500}))
+    run.close()
+    assert mirrored(store, run).close(10.0) == 0
     assert logged(store, run_id, "a") == [(step, float(step)) for step in range(501)]
     assert logged(store, run_id, "b") == [(step, float(-step)) for step in range(501)]
 
 
 def test_more_metrics_than_one_call_takes_arrive(store: Store, run_id: str, tmp_path: Path) -> None:
-    events_of(tmp_path, (1, {f"m{index}": float(index) for index in range(2500)}), (2, {"last": 1.0}))
-    assert Mirror(store, run_id, Folder(tmp_path)).close(20.0) == 0
+    many = {f"m{index}": float(index) for index in range(2500)}
+    assert mirrored(store, opened(tmp_path, (1, many), (2, {"last": 1.0}), run_id=run_id)).close(20.0) == 0
     assert len(store.run(run_id).metrics) == 2501
 
 
@@ -311,71 +340,120 @@ def test_a_run_that_is_gone_is_not_asked_for_for_ever(
     store: Store, run_id: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "concord.tracking")
-    events = events_of(tmp_path, (1, {"a": 1.0}))
-    mirror = Mirror(store, "0" * 32, Folder(tmp_path))
+    run = opened(tmp_path, (1, {"a": 1.0}), run_id="0" * 32)
+    mirror = mirrored(store, run)
     wait_for(lambda: bool(caplog.messages))
-    events.append("metrics", step=2, metrics={"a": 2.0})
+    run.append("metrics", step=2, metrics={"a": 2.0})
     assert mirror.close(10.0) == 2
     (message,) = caplog.messages
     assert "refuses events" in message
     assert "not found" in message
-    assert Mirror(store, run_id, Folder(tmp_path)).close(10.0) == 0  # another run accepts the events
+    run.describe(run_id=run_id)
+    assert mirrored(store, run).close(10.0) == 0  # another run accepts the events
     assert logged(store, run_id, "a") == [(1, 1.0), (2, 2.0)]
 
 
+class Group:
+    """A group in a store, and runs of it."""
+
+    def __init__(self, store: Store, run_id: str, folder: Path) -> None:
+        self.store, self.run_id, self.folder = store, run_id, folder
+        self.run = opened(folder / "group", run_id=run_id)
+        self.mirror = mirrored(store, self.run)
+
+    def begin(self, number: int) -> OpenRun:
+        """A run that begins, or goes on."""
+        run = opened(self.folder / f"s-trial-{number}")
+        self.mirror.add(run, self.run)
+        run.append("began", resumed=bool(run.checkpoints))
+        return run
+
+    def children(self) -> list[TrackedRun]:
+        """The runs that the store has, once it has all events."""
+        assert self.mirror.close(20.0) == 0
+        self.mirror = mirrored(self.store, self.run)
+        found = self.store.search(f"tags.`mlflow.parentRunId` = '{self.run_id}'")
+        return sorted(found, key=lambda run: (run.name, run.status))
+
+
 def test_runs_of_a_group_are_children_with_parameters_tags_and_ends(store: Store, run_id: str, tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    events = events_of(tmp_path)
-    for trial in range(3):
-        key = f"trial {trial}"
-        events.append("began", key, name=f"s {key}", parameters={"lr": trial, "api_key": "x"}, tags={"kind": "trial"})
-        events.append("evaluated", key, epoch=1, step=5, metrics={"loss": trial / 2})
-    events.append("ended", "trial 0", status="FINISHED", metrics={"loss": 0.0})
-    events.append("ended", "trial 1", status="FAILED", failure="--lr 1: too much")
-    assert Mirror(store, run_id, folder).close(20.0) == 0
-
-    def children() -> dict[str, Any]:
-        found = store.search(f"tags.`mlflow.parentRunId` = '{run_id}'")
-        return {run.run_id: run for run in found}
-
-    first = children()
-    assert sorted((run.name, run.status) for run in first.values()) == [
-        ("s trial 0", "FINISHED"),
-        ("s trial 1", "FAILED"),
-        ("s trial 2", "RUNNING"),
+    group = Group(store, run_id, tmp_path)
+    runs = [group.begin(number) for number in range(3)]
+    for number, run in enumerate(runs):
+        run.append("evaluated", epoch=1, step=5, metrics={"loss": number / 2, "accuracy/ood/d": 0.5})
+    runs[0].append("ended", status="FINISHED", stopped="--stop-when loss < 1")
+    runs[1].append("ended", status="FAILED", failure="--lr 1: too much")
+    first = group.children()
+    assert [(run.name, run.status) for run in first] == [
+        ("s-trial-0", "FINISHED"),
+        ("s-trial-1", "FAILED"),
+        ("s-trial-2", "RUNNING"),
     ]
-    by_name = {run.name: run for run in first.values()}
-    assert by_name["s trial 1"].tags["concord.failure"] == "--lr 1: too much"
-    assert by_name["s trial 1"].parameters == {"lr": "1", "api_key": "***"}
-    assert by_name["s trial 2"].metrics == {"loss": 1.0}
+    assert (first[0].tags["concord.run"], first[0].tags["kind"]) == ("s-trial-0", "trial")
+    assert first[0].tags["concord.stopped"] == "--stop-when loss < 1"
+    assert first[1].tags["concord.failure"] == "--lr 1: too much"
+    assert first[1].parameters == {"lr": "0.1", "api_key": "***"}
+    assert first[2].metrics == {"loss": 1.0}  # the metrics of single environments are in the record alone
+    assert [run.run_id for run in runs] == [run.run_id for run in first]
 
-    # A killed trial continues in its child run, and a failed trial gets a second one; also after the cursor is lost.
-    (tmp_path / CURSOR).unlink()
-    events.append("began", "trial 2", name="s trial 2", parameters={"lr": 2})
-    events.append("ended", "trial 2", status="FINISHED")
-    events.append("began", "trial 1", name="s trial 1", parameters={"lr": 1}, anew=True)
-    events.append("ended", "trial 1", status="FINISHED")
-    assert Mirror(store, run_id, folder).close(20.0) == 0
-    second = children()
-    assert len(second) == 4
-    assert second[by_name["s trial 2"].run_id].status == "FINISHED"
-    assert sorted(run.status for run in second.values() if run.name == "s trial 1") == ["FAILED", "FINISHED"]
+    # A killed run continues in its MLflow run, also after the cursor is lost; a failed one is trained anew in another.
+    (tmp_path / "s-trial-2" / CURSOR).unlink()
+    shutil.rmtree(tmp_path / "s-trial-1")
+    for number in (1, 2):
+        group.begin(number).append("ended", status="FINISHED")
+    second = group.children()
+    assert [(run.name, run.status) for run in second] == [
+        ("s-trial-0", "FINISHED"),
+        ("s-trial-1", "FAILED"),
+        ("s-trial-1", "FINISHED"),
+        ("s-trial-2", "FINISHED"),
+    ]
+    assert "concord.failure" not in second[2].tags
+    assert second[3].run_id == first[2].run_id
+
+
+@pytest.mark.parametrize("earlier", ["RUNNING", "FAILED"])
+def test_a_run_whose_id_was_not_recorded_is_found_by_its_name(
+    store: Store, run_id: str, tmp_path: Path, earlier: Any
+) -> None:
+    """As after a kill between MLflow's answer and the record; one that ended is another attempt's."""
+    lost = store.start_run("tests", "s-trial-0", {}, {"mlflow.parentRunId": run_id, "concord.run": "s-trial-0"})
+    if earlier != "RUNNING":
+        store.finish_run(lost, earlier)
+    opened(tmp_path / "s-trial-0").append("began", resumed=False)
+    group = Group(store, run_id, tmp_path)
+    group.begin(0).append("ended", status="FINISHED")
+    assert len(group.children()) == (1 if earlier == "RUNNING" else 2)
+
+
+def test_a_run_that_the_store_refuses_does_not_hold_up_its_group(
+    store: Store, run_id: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "concord.tracking")
+    group = Group(store, run_id, tmp_path)
+    for number in range(2):
+        opened(tmp_path / f"s-trial-{number}", run_id="0" * 32).close()
+    for number in range(3):
+        group.begin(number).append("ended", status="FINISHED")
+    assert [(run.name, run.status) for run in group.children()] == [("s-trial-2", "FINISHED")]
+    assert [message for message in caplog.messages if "refuses some runs" in message] == caplog.messages
+    assert len(caplog.messages) == 1
 
 
 def test_artifacts_are_sent_with_their_folder(store: Store, run_id: str, tmp_path: Path) -> None:
-    events = events_of(tmp_path)
+    run = opened(tmp_path, run_id=run_id)
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "a.txt").write_text("a")
-    events.append("artifact", path="figures/a.txt")
-    events.append("artifact", path="figures/removed.txt")
-    assert Mirror(store, run_id, Folder(tmp_path)).close(20.0) == 0
+    run.append("artifact", path="figures/a.txt")
+    run.append("artifact", path="figures/removed.txt")
+    assert mirrored(store, run).close(20.0) == 0
     assert [each.path for each in store.client.list_artifacts(run_id, "figures")] == ["figures/a.txt"]
 
 
 def test_recording_costs_the_loop_microseconds(tmp_path: Path) -> None:
-    events = events_of(tmp_path)
+    run = opened(tmp_path)
     metrics = dict.fromkeys(("loss", "accuracy", "kept", "norm", "rate"), 0.123456)
     start = time.thread_time()
     for step in range(10_000):
-        events.append("metrics", step=step, metrics=metrics)
+        run.append("metrics", step=step, metrics=metrics)
     assert time.thread_time() - start < 1.0

@@ -14,8 +14,7 @@ from concord.analysis.consistency.measurement import Measurement, as_cells, meth
 from concord.analysis.consistency.network import Settings, measure
 from concord.cli import main
 from concord.errors import ArgumentError
-from concord.runs.analyzed_model import environment_losses
-from concord.runs.analyzing import require_comparable
+from concord.runs.analyzing import environment_losses, require_comparable
 from concord.runs.trained_model import model_of_run, model_of_version
 from concord.tracking import Store, models
 from concord.training import load_job

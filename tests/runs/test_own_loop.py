@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from command_line import Concord
-from concord.runs.run_folder import run_folder
 from forked import Command
 from tracked import points_of
 
-from concord.record import Events, RunHistory, read_events
+from concord.record import folder_of, read_events, require_run
 from concord.tracking import Store
 from concord.training import Evaluation, Silent, load_job
 
@@ -24,12 +23,6 @@ def evaluations(**options: Any) -> list[Evaluation]:
     """What the loop gives where nothing is kept."""
     job = load_job(str(FILE)).job
     return list(job.loop.run(job.config.with_options(**options), Silent()))
-
-
-def history_of(output: Path, name: str) -> RunHistory:
-    events = Events(run_folder(output, name))
-    events.close()
-    return events.own
 
 
 def test_its_run_is_recorded_tracked_and_reported(concord_: Concord, output: Path) -> None:
@@ -49,8 +42,7 @@ def test_its_run_is_recorded_tracked_and_reported(concord_: Concord, output: Pat
     assert points_of(store, run_id, "distance") == [(each.step, each.metrics["distance"]) for each in expected]
     assert [step for step, _ in points_of(store, run_id, "slope")] == list(range(1, 21))
     assert [each.path for each in store.client.list_artifacts(run_id) if each.path == "end.json"]
-    history = history_of(output, "down")
-    assert [Evaluation(*moment, metrics) for moment, metrics in history.evaluations.items()] == expected
+    assert require_run(folder_of(output, "down")).history == expected
     again = concord_("train", FILE, "--name", "down", "--output", output, "--resume", "--json")
     assert again.json["metrics"] == expected[-1].metrics
     assert "run down is finished" in again.err
@@ -66,8 +58,8 @@ def test_after_kill_9_it_resumes_from_its_checkpoint(concord_: Concord, output: 
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
-    killed = history_of(output, "down")
-    assert killed.ended is None
+    killed = require_run(folder_of(output, "down"))
+    assert killed.status is None
     begun = len(killed.checkpoints)
     assert 2 <= begun < 6
     expected = evaluations(epochs=6)
@@ -76,11 +68,9 @@ def test_after_kill_9_it_resumes_from_its_checkpoint(concord_: Concord, output: 
     assert said.status == 0, said.err
     assert said.json["metrics"] == expected[-1].metrics
     folder = output / "runs" / "down"
-    history = history_of(output, "down")
-    assert history.ended is not None
-    assert history.ended["status"] == "FINISHED"
-    assert [Evaluation(*moment, metrics) for moment, metrics in history.evaluations.items()] == expected
-    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == history.checkpoints[-2:]
+    run = require_run(folder_of(output, "down"))
+    assert (run.status, run.history) == ("FINISHED", expected)
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == run.checkpoints[-2:]
     steps = [each.fields["step"] for each in read_events(folder / "events.jsonl") if each.name == "metrics"]
     after = steps[len(steps) - 5 * (6 - begun) :]
     assert after == list(range(5 * begun + 1, 31))  # from the checkpoint on, and nothing before it

@@ -14,16 +14,16 @@ import pytest
 import torch
 from forked import WITHOUT_CONCORD, Command, run_program
 from mlflow_server import Server
-from recorded import without_time
+from recorded import report_of, without_time
 from safetensors.torch import load_file
 from tracked import points_of, tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.record import EVENTS, RECORD, read_events
+from concord.record import EVENTS, RECORD, Run, read_events
 from concord.runs.preflight import preflight
-from concord.runs.run import RunResult, run
+from concord.runs.run import run
 from concord.runs.trained_model import model_of_run
 from concord.storage import read_lines
 from concord.tracking import Store, models, show
@@ -51,19 +51,19 @@ print(json.dumps({{name: rows.tolist() for name, rows in answer.items()}}))
 """
 
 
-def start(output: Path, **changes: Any) -> RunResult:
+def start(output: Path, **changes: Any) -> Run:
     job = load_job(JOB_FILE)
     return run(job, job.job.config.with_options(**(OPTIONS | {"output": output} | changes)), lambda _: None)
 
 
 @pytest.fixture(scope="module")
-def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that nothing disturbs."""
     return start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
 
 
-def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: RunResult) -> None:
-    said = calm.as_json()
+def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: Run) -> None:
+    said = dict(report_of(calm))
     assert set(said) >= {"job", "run_id", "seconds", "model", "artifacts", "metrics"}
     assert said["job"] == "shared-rule"
     assert said["metrics"]["ood_accuracy"] > 0.9
@@ -71,26 +71,26 @@ def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: RunResult) -
     assert json.loads(json.dumps(said)) == said
 
 
-def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: RunResult) -> None:
-    store = Store.open(calm.folder.parent.parent, None)
+def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: Run) -> None:
+    store = Store.open(calm.folder.path.parent.parent, None)
     (kept,) = tracked_runs(store, "shared-rule")
     assert kept.run_id == calm.run_id
     assert kept.parameters["threshold"] == "0.6"
     assert kept.parameters["aggregator"] == "and-mask"
-    assert json.loads((calm.folder / RECORD).read_text())["config"]["aggregator"] == "and-mask"
+    assert json.loads((calm.folder.path / RECORD).read_text())["config"]["aggregator"] == "and-mask"
     # Of the methods that it does not use it has no parameters, and its record has them, for a resumed run.
     assert not kept.parameters.keys() & {"momentum", "beta3", "temporal_threshold", "penalty_warmup", "inner_lr"}
     assert kept.parameters.keys() >= {"beta1", "lr", "rescale", "milestones", "decay"}
-    assert json.loads((calm.folder / RECORD).read_text())["config"]["momentum"] == 0.9
+    assert json.loads((calm.folder.path / RECORD).read_text())["config"]["momentum"] == 0.9
     assert kept.tags["concord.version"]
     assert len(kept.tags["concord.commit"].removesuffix("-dirty")) == 40
-    steps = points_of(store, calm.run_id, "step/loss")
+    steps = points_of(store, str(calm.run_id), "step/loss")
     assert [step for step, _ in steps] == list(range(1, len(steps) + 1))
     assert len(steps) == 8 * 5
     for name in ("accuracy/train/a", "accuracy/held_out/c", "accuracy/ood/d", "kept_fraction/weight"):
         assert name in kept.metrics
     assert without_time(kept.metrics) == pytest.approx(
-        without_time(json.loads((calm.folder / "metrics.json").read_text()))
+        without_time(json.loads((calm.folder.path / "metrics.json").read_text()))
         | {name: value for name, value in kept.metrics.items() if name.startswith("step/")}
     )
     artifacts = {str(path.relative_to(store.artifacts)) for path in store.artifacts.rglob("*") if path.is_file()}
@@ -98,9 +98,9 @@ def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: RunResult)
         assert any(path.endswith(wanted) for path in artifacts), wanted
 
 
-def test_mlflow_has_the_data_and_the_job_file(calm: RunResult) -> None:
-    client = Store.open(calm.folder.parent.parent, None).client
-    entry = client.get_run(calm.run_id)
+def test_mlflow_has_the_data_and_the_job_file(calm: Run) -> None:
+    client = Store.open(calm.folder.path.parent.parent, None).client
+    entry = client.get_run(str(calm.run_id))
     logged = {
         each.dataset.name: (each.tags[0].key, each.tags[0].value, json.loads(each.dataset.profile)["num_rows"])
         for each in entry.inputs.dataset_inputs
@@ -129,32 +129,32 @@ def test_a_run_stopped_after_its_training_has_its_data_in_mlflow_once_it_is_resu
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("concord.runs.run._finished", stop)
+        patch.setattr("concord.runs.run.finish", stop)
         with pytest.raises(StoppedError):
             start(output, name="stopped", epochs=1, workers=workers)
     done = start(output, name="stopped", epochs=1, workers=workers, resume=True)
-    logged = Store.open(output, None).client.get_run(done.run_id).inputs.dataset_inputs
+    logged = Store.open(output, None).client.get_run(str(done.run_id)).inputs.dataset_inputs
     assert {each.dataset.name for each in logged} == {*"abcd", *(f"{name}, held out" for name in "abc")}
 
 
-def test_a_run_that_does_not_register_keeps_its_model(calm: RunResult) -> None:
-    output = calm.folder.parent.parent
+def test_a_run_that_does_not_register_keeps_its_model(calm: Run) -> None:
+    output = calm.folder.path.parent.parent
     before = models(Store.open(output, None))
     kept = start(output, name="unregistered", epochs=1, workers=1, register=False)
-    assert kept.registered is None
+    model, registration = (report_of(kept)[name] for name in ("model", "registration"))
+    assert registration is None
     assert models(Store.open(output, None)) == before
     client = Store.open(output, None).client
-    assert kept.model is not None
-    assert client.get_logged_model(kept.model.removeprefix("models:/")).source_run_id == kept.run_id
+    assert client.get_logged_model(model.removeprefix("models:/")).source_run_id == kept.run_id
     again = start(output, name="unregistered", epochs=1, workers=1, resume=True)  # it is finished, also so
-    assert (again.model, again.registered) == (kept.model, None)
+    assert report_of(again) == report_of(kept)
 
 
-def test_the_registered_model_predicts_where_concord_is_not_imported(calm: RunResult, tmp_path: Path) -> None:
+def test_the_registered_model_predicts_where_concord_is_not_imported(calm: Run, tmp_path: Path) -> None:
     program = (
         "import json, numpy, mlflow\n"
-        f"mlflow.set_tracking_uri({calm.tracking_uri!r})\n"
-        f"model = mlflow.pyfunc.load_model({calm.model!r})\n"
+        f"mlflow.set_tracking_uri({calm.record['store']!r})\n"
+        f"model = mlflow.pyfunc.load_model({report_of(calm)['model']!r})\n"
         "rows = numpy.random.default_rng(0).normal(size=(50, 4))\n"  # float64
         "print(json.dumps(model.predict(rows).argmax(1).tolist()))\n"
     )
@@ -163,15 +163,13 @@ def test_the_registered_model_predicts_where_concord_is_not_imported(calm: RunRe
     assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
 
 
-def test_the_champion_moves_only_to_a_better_version(calm: RunResult) -> None:
-    output = calm.folder.parent.parent
+def test_the_champion_moves_only_to_a_better_version(calm: Run) -> None:
+    output = calm.folder.path.parent.parent
     worse = start(output, name="worse", epochs=1, lr=1e-6, workers=1)
     store = Store.open(output, None)
-    assert worse.registered is not None
-    assert not worse.registered.champion
+    assert not report_of(worse)["champion"]
     fold = start(output, name="fold", workers=1, leave_out="a")
-    assert fold.registered is not None
-    assert fold.registered.reason == "a was left out of its training; promote it by hand"
+    assert report_of(fold)["registration"] == "a was left out of its training; promote it by hand"
     assert show(store, "shared-rule").version == 1
     assert {version.version for version in models(store)} == {1, 2, 3}
 
@@ -195,14 +193,16 @@ def test_a_job_with_a_risk_trains_on_dictionaries_and_is_registered(
     assert done.metrics["worst_train_accuracy"] > 0.9
     store = Store.open(output, None)
     (version,) = models(store)
-    assert version.uri == done.model
+    assert version.uri == report_of(done)["model"]
     assert version.inputs == "words int64 (-1, 5), mask int64 (-1, 5)"  # and no labels
     batch = job.job.environments(None)["d"].take(slice(7))
     own = model_of_run(job, output, "words").model.eval()(**batch)["logits"].detach().numpy()
     (output / "batch.json").write_text(json.dumps({name: batch[name].tolist() for name in ("words", "mask")}))
-    predicted = json.loads(run_program(WITHOUT_CONCORD + PREDICT.format(folder=str(output), model=done.model), output))
+    predicted = json.loads(
+        run_program(WITHOUT_CONCORD + PREDICT.format(folder=str(output), model=report_of(done)["model"]), output)
+    )
     np.testing.assert_allclose(predicted["logits"], own, atol=1e-6)
-    logged = {each.dataset.name: each.dataset for each in store.client.get_run(done.run_id).inputs.dataset_inputs}
+    logged = {each.dataset.name: each.dataset for each in store.client.get_run(str(done.run_id)).inputs.dataset_inputs}
     assert [each["name"] for each in json.loads(json.loads(logged["d"].schema)["mlflow_tensorspec"]["features"])] == [
         "words",
         "mask",
@@ -233,12 +233,12 @@ def test_a_model_that_cannot_be_exported_keeps_its_weights(output: Path, tmp_pat
     job, said = load_job(str(file)), list[str]()
     options = OPTIONS | {"name": "words", "output": output, "epochs": 1, "workers": 1, "vectorize": "one-by-one"}
     done = run(job, job.job.config.with_options(**options), said.append)
-    assert (done.model, done.registered) == (None, None)
+    assert (report_of(done)["model"], report_of(done)["registration"]) == (None, None)
     assert any("the model is not registered: torch.export cannot take this Classifier" in line for line in said)
     store = Store.open(output, None)
     assert models(store) == []
-    assert "weights/model.safetensors" in store.client.get_run(done.run_id).data.tags["mlflow.note.content"]
-    weights = store.client.download_artifacts(done.run_id, "weights/model.safetensors")
+    assert "weights/model.safetensors" in store.client.get_run(str(done.run_id)).data.tags["mlflow.note.content"]
+    weights = store.client.download_artifacts(str(done.run_id), "weights/model.safetensors")
     assert load_file(weights).keys() == job.job.model(None).state_dict().keys()
     # The run is finished, so its model can be analyzed.
     trained = model_of_run(job, output, "words").model.state_dict()
@@ -268,13 +268,12 @@ def test_a_wrong_risk_is_refused_before_anything_starts(tmp_path: Path, line: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_of_the_same_name_is_refused_and_a_finished_one_kept(calm: RunResult) -> None:
-    output = calm.folder.parent.parent
+def test_a_run_of_the_same_name_is_refused_and_a_finished_one_kept(calm: Run) -> None:
+    output = calm.folder.path.parent.parent
     with pytest.raises(InputError, match="--name calm: there is a run of this name"):
         start(output, name="calm")
     again = start(output, name="calm", resume=True)
-    assert (again.run_id, again.model, again.metrics) == (calm.run_id, calm.model, calm.metrics)
-    assert again.registered == calm.registered
+    assert (again.run_id, again.report, again.metrics) == (calm.run_id, calm.report, calm.metrics)
     with pytest.raises(InputError, match=r"--lr 0\.5: the run calm was started with 0\.05"):
         start(output, name="calm", resume=True, lr=0.5)
     with pytest.raises(InputError, match="--name never: there is no such run"):
@@ -343,19 +342,19 @@ def test_a_server_that_dies_in_mid_training_costs_no_metric(ray_cluster: None, o
     lines: list[str] = []
     job = load_job(JOB_FILE)
     config = job.job.config.with_options(**OPTIONS, output=output, name="outage", pause=0.1, tracking_uri=server.uri)
-    report = run(job, config, lines.append)
+    done = run(job, config, lines.append)
     watcher.join()
-    assert report.model is None
-    assert report.metrics["ood_accuracy"] > 0.9
+    assert done.report is None  # until MLflow has it
+    assert done.metrics["ood_accuracy"] > 0.9
     assert any("events are kept in" in line for line in lines), lines
     server.start()
     again = run(job, config.with_options(resume=True), lines.append)
-    assert str(again.model).startswith("models:/shared-rule/")  # other tests register there, too
-    assert without_time(again.metrics) == without_time(report.metrics)
+    assert report_of(again)["model"].startswith("models:/shared-rule/")  # other tests register there, too
+    assert without_time(again.metrics) == without_time(done.metrics)
     store = Store.open(output, server.uri)
-    steps = [step for step, _ in points_of(store, report.run_id, "step/loss")]
+    steps = [step for step, _ in points_of(store, str(done.run_id), "step/loss")]
     assert steps == list(range(1, 41))
-    assert store.run(report.run_id).status == "FINISHED"
+    assert store.run(str(done.run_id)).status == "FINISHED"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -404,7 +403,7 @@ def children_named(parent: int, name: str) -> list[int]:
 
 @pytest.mark.parametrize("killed", ["one worker", pytest.param("on Ray Train", marks=pytest.mark.slow)])
 def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(
-    calm: RunResult, output: Path, killed: str, capsys: pytest.CaptureFixture[str]
+    calm: Run, output: Path, killed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It goes on with another number of workers."""
     before, after = ("1", 2) if killed == "one worker" else ("2", 1)
@@ -419,8 +418,8 @@ def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(
         file.write(b'{"event":"evaluated","at":17952')  # as if the machine had died with it
     (listed,) = listed_runs(output, capsys)
     assert (listed["name"], listed["status"]) == ("hit", "interrupted")
-    report = start(output, name="hit", pause=0.15, resume=True, workers=after).as_json()
-    check_resumed(calm, output, report)
+    resumed = start(output, name="hit", pause=0.15, resume=True, workers=after)
+    check_resumed(calm, output, resumed)
     assert [event.name for event in read_events(events) if event.name in ("began", "ended")] == ["began"] * 2 + [
         "ended"
     ]
@@ -434,16 +433,16 @@ def listed_runs(output: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)["runs"]
 
 
-def test_a_run_whose_worker_is_killed_ends_with_the_same_metrics(calm: RunResult, output: Path) -> None:
+def test_a_run_whose_worker_is_killed_ends_with_the_same_metrics(calm: Run, output: Path) -> None:
     def kill() -> None:
         wait_for_checkpoints(output)
         os.kill(children_named(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    report = start(output, name="hit", pause=0.15).as_json()
+    resumed = start(output, name="hit", pause=0.15)
     killer.join()
-    check_resumed(calm, output, report)
+    check_resumed(calm, output, resumed)
 
 
 def test_a_worker_that_always_dies_is_replaced_as_often_as_is_said(ray_cluster: None, output: Path) -> None:
@@ -459,7 +458,7 @@ def test_ray_train_passes_on_variables_by_a_list_that_can_be_added_to() -> None:
     assert isinstance(ENV_VARS_TO_PROPAGATE, set)
 
 
-def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: RunResult, output: Path) -> None:
+def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: Run, output: Path) -> None:
     with pytest.raises(RunFailedError):
         start(output, name="hit", workers=1, trouble="late exit")
     checkpoints = sorted((output / "runs" / "hit" / "checkpoints").iterdir())
@@ -487,9 +486,9 @@ def wait_for_checkpoints(output: Path) -> None:
     wait_for(lambda: recorded_checkpoints(output / "runs" / "hit") > 1, 240)
 
 
-def check_resumed(calm: RunResult, output: Path, report: dict[str, Any]) -> None:
-    assert without_time(report["metrics"]) == pytest.approx(without_time(calm.metrics), rel=1e-6)
+def check_resumed(calm: Run, output: Path, resumed: Run) -> None:
+    assert without_time(resumed.metrics) == pytest.approx(without_time(calm.metrics), rel=1e-6)
     store = Store.open(output, None)
-    assert [step for step, _ in points_of(store, report["run_id"], "step/loss")] == list(range(1, 41))
-    ((_, cost),) = points_of(store, report["run_id"], "resumed/seconds")
+    assert [step for step, _ in points_of(store, str(resumed.run_id), "step/loss")] == list(range(1, 41))
+    ((_, cost),) = points_of(store, str(resumed.run_id), "resumed/seconds")
     assert 0 < cost < 300

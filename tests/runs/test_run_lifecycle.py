@@ -1,7 +1,6 @@
 """The lock of a run, its state after every kind of end, and refusals before any file is touched."""
 
 import contextlib
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -13,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +22,7 @@ import pytest
 import ray
 from forked import Command, start_server
 from ports import free_port
+from recorded import report_of
 from test_run import JOB_FILE, OPTIONS, command, recorded_checkpoints, start
 from torch import nn
 from tracked import tracked_runs
@@ -31,25 +32,37 @@ from web_server import serving
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD
 from concord.runs import lifecycle
-from concord.runs.cluster_address import check_cluster, require_cluster
-from concord.runs.lifecycle import Opened, open_run, reserved_run, run_description
+from concord.runs.lifecycle import Open, open_run, reserved_run
+from concord.runs.session import check_cluster, require_cluster
+from concord.runs.spec import RunSpec
 from concord.runs.termination import end_at_sigterm, sigterm_as_interrupt
 from concord.storage import LOCK
 from concord.tracking import Store
 from concord.tracking.store import Run
 from concord.training import load_job
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import RunConfig
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 JOB = "shared-rule"
+FILE = load_job(JOB_FILE)
 
 
-def train(output: Path, *steps: Callable[[], object], name: str = "a", **options: Any) -> Opened:
+def spec(output: Path, name: str | None = "a", **options: Any) -> RunSpec:
+    """A run of the job with these options."""
+    return RunSpec.of(FILE, FILE.job.config.with_options(output=output, name=name, **options), None)
+
+
+@contextlib.contextmanager
+def opened(asked: RunSpec, info: Callable[[str], None] = lambda _: None) -> Iterator[Open]:
+    """The run, new or resumed."""
+    with reserved_run(asked) as reserved, open_run(reserved, asked.record(reserved.store), info) as run:
+        yield run
+
+
+def train(output: Path, *steps: Callable[[], object], **options: Any) -> Open:
     """A run, new or resumed, whose training is these steps."""
-    config = TrainConfig().with_options(output=output, name=name, **options).resolve()
-    description = run_description(config, JOB, {})
-    with reserved_run(JOB, config) as reserved, open_run(reserved, description, lambda _: None) as run:
+    with opened(spec(output, **options)) as run:
         for step in steps:
             step()
     return run
@@ -89,7 +102,7 @@ def elsewhere(output: Path, name: str, how: str) -> Iterator[BaseProcess]:
 
 
 def _reserve(said: Connection, output: Path, name: str, how: str) -> None:
-    with reserved_run(JOB, TrainConfig().with_options(output=output, name=name, resume=how == "resume").resolve()):
+    with reserved_run(spec(output, name, resume=how == "resume")):
         said.send("reserved")
         said.recv()
 
@@ -116,7 +129,7 @@ def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch
     Store.open(output)
 
     def reserve(_: int) -> str:
-        with reserved_run(JOB, TrainConfig().with_options(output=output)) as reserved:
+        with reserved_run(spec(output, None)) as reserved:
             everybody.wait(60)
             return reserved.name
 
@@ -134,7 +147,7 @@ def test_a_name_of_a_process_killed_before_its_record_can_be_used(output: Path) 
     assert [path.name for path in (output / "runs" / "a").iterdir()] == [LOCK]
     run = train(output)
     assert not run.resumed
-    assert json.loads((output / "runs" / "a" / RECORD).read_text())["run_id"] == run.run_id
+    assert json.loads((output / "runs" / "a" / RECORD).read_text())["run_id"] == run.run.run_id
 
 
 def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
@@ -182,24 +195,24 @@ def test_a_run_whose_folder_goes_away_says_so_and_removes_nothing(
 
 def test_a_resumed_run_whose_store_was_lost_is_tracked_from_its_first_step_again(output: Path) -> None:
     for store, steps in (("first", (1, 2)), ("second", (3,))):
-        config = TrainConfig().with_options(output=output, name="a", resume=store == "second").resolve()
-        description = dataclasses.replace(run_description(config, JOB, {}), artifacts={"data.json": [1]})
+        asked = replace(spec(output, resume=store == "second"), artifacts={"data.json": [1]})
         lines: list[str] = []
-        with reserved_run(JOB, config) as reserved, open_run(reserved, description, lines.append) as run:
+        with opened(asked, lines.append) as run:
             for step in steps:
-                run.events.append("metrics", step=step, metrics={"loss": float(step)})
+                run.run.append("metrics", step=step, metrics={"loss": float(step)})
         if store == "first":
-            lost = run.run_id
+            lost = run.run.run_id
             with contextlib.closing(sqlite3.connect(output / "mlflow.db")) as database, database:
                 for table in ("params", "tags", "metrics", "latest_metrics", "runs"):
                     database.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (lost,))
     assert lines == [f"tracking at sqlite:///{output}/mlflow.db has lost run {lost}; a new run takes the whole record"]
     tracked_run = tracked(output)["a"]
-    assert (tracked_run.status, tracked_run.run_id) == ("FINISHED", run.run_id) != ("FINISHED", lost)
+    run_id = tracked_run.run_id
+    assert (tracked_run.status, run_id) == ("FINISHED", run.run.run_id) != ("FINISHED", lost)
     client = run.store.client
-    assert [point.value for point in client.get_metric_history(run.run_id, "loss")] == [1.0, 2.0, 3.0]
-    assert {each.path for each in client.list_artifacts(run.run_id)} == {"config.json", "data.json"}
-    assert json.loads((output / "runs" / "a" / RECORD).read_text())["run_id"] == run.run_id
+    assert [point.value for point in client.get_metric_history(run_id, "loss")] == [1.0, 2.0, 3.0]
+    assert {each.path for each in client.list_artifacts(run_id)} == {"config.json", "data.json"}
+    assert json.loads((output / "runs" / "a" / RECORD).read_text())["run_id"] == run.run.run_id
 
 
 def test_a_run_whose_store_and_folder_vanish_still_says_what_happened(output: Path) -> None:
@@ -266,15 +279,8 @@ def test_a_ray_worker_ends_at_sigterm_in_a_weak_references_callback(ray_cluster:
 
 
 def failed_run_of_the_job(output: Path) -> None:
-    job = load_job(JOB_FILE)
-    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"}).resolve()
-    description = run_description(config, JOB, {})
-    with (
-        pytest.raises(RunFailedError),
-        reserved_run(JOB, config) as reserved,
-        open_run(reserved, description, lambda _: None),
-    ):
-        fails(RunFailedError)()
+    with pytest.raises(RunFailedError):
+        train(output, fails(RunFailedError), **OPTIONS)
 
 
 def test_too_few_cpus_for_a_resumed_run_are_refused_without_touching_it(ray_cluster: None, output: Path) -> None:
@@ -318,7 +324,7 @@ def silent() -> Iterator[int]:
     ],
 )
 def test_an_address_without_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: Any, line: str) -> None:
-    monkeypatch.setattr("concord.runs.cluster_address.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("concord.runs.session.ANSWER_SECONDS", 0.2)
     with contextlib.ExitStack() as stack:
         if callable(address):
             port = address()
@@ -371,4 +377,4 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     assert "Traceback" not in errors
     assert process.returncode == 1
     assert tracked(output)["a"].status == "KILLED"
-    assert start(output, name="a", resume=True, pause=0.1, workers=1).model == f"models:/{JOB}/1"
+    assert report_of(start(output, name="a", resume=True, pause=0.1, workers=1))["model"] == f"models:/{JOB}/1"

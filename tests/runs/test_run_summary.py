@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from concord.environments import Environments
-from concord.runs.lifecycle import Opened
+from concord.record import OpenRun, Run
+from concord.runs.lifecycle import Open
 from concord.runs.preflight import Checked
 from concord.runs.run_summary import mask_parameters, methods_command, run_summary
 from concord.storage import Folder
@@ -16,7 +17,7 @@ from concord.tracking import Store
 from concord.training import TrainConfig, load_job
 
 STORE = Store("postgresql://me:pa55word@host/runs", None)
-RUN = Opened("first", Folder(Path("there/runs/first")), STORE, {}, cast(Any, None), resumed=False)
+RUN = Open(cast(OpenRun, Run(Folder(Path("there/runs/first")))), STORE, cast(Any, None), resumed=False)
 JOB = load_job("table")
 DATA = torch.zeros(2, 3), torch.arange(2)
 SOME = Environments.from_arrays(dict.fromkeys("ab", DATA))

@@ -29,13 +29,11 @@ from concord.cli.job_options import JobCommand, read_command
 from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
-from concord.record import EVENTS, read_events, read_history
+from concord.record import EVENTS, folder_of, read_events, require_run
 from concord.runs.dashboard import described, running_dashboard
 from concord.runs.submission.cluster import Cluster
 from concord.runs.submission.package import inside, packed
 from concord.runs.submission.profile import Profile
-from concord.storage import Folder
-from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
 from concord.tracking import Store
 from concord.training import load_job
@@ -317,8 +315,7 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     assert result["submission"].startswith("first-")
     assert "data: 3 environments for training" in printed.err
     record = json.loads((head.folder / "runs" / "runs" / "first" / "record.json").read_text())
-    (own,) = read_history(Folder(head.folder / "runs" / "runs" / "first")).values()
-    assert (own.ended or {})["report"]["metrics"]["epoch"] == 1.0
+    assert (require_run(folder_of(head.folder / "runs", "first")).report or {})["metrics"]["epoch"] == 1.0
     assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
     assert head.token_file.read_text() not in printed.err + printed.out
     # The same name again is refused there, as it would be here, with the same exit status.
@@ -360,12 +357,12 @@ def test_a_submitted_comparison_takes_its_tables_and_options_along(
     ended = json.loads(printed.out.strip().splitlines()[-1])
     assert ended["status"] == "succeeded"
     assert ended["submission"].startswith("shared-rule-")  # the same command may be submitted again
-    folder = head.folder / "runs" / "comparisons" / "shared-rule"
-    lines = [json.loads(line) for line in (folder / "tables" / "shared-rule-masks.jsonl").read_text().splitlines()]
+    folder = folder_of(head.folder / "runs", "shared-rule", "comparison")
+    lines = [json.loads(line) for line in (folder.path / "tables" / "shared-rule-masks.jsonl").read_text().splitlines()]
     assert [(line["configuration"], line["values"]["epochs"]) for line in lines] == [("average", 1.0), ("mask", 1.0)]
     said = {"batch_size": 16, "milestones": (0.25, 0.5), "rescale": False}
-    runs = {each.key: each for each in GroupRuns(read_history(Folder(folder))).begun("run")}
-    assert said.items() <= runs["run 1"].point.items()
+    first, *_ = require_run(folder, "comparison").asked
+    assert said.items() <= require_run(folder_of(head.folder / "runs", first)).options.items()
 
 
 def test_files_in_options_and_option_files_go_along_or_are_refused(
@@ -525,10 +522,11 @@ def test_a_head_node_killed_during_a_study_loses_no_finished_trial(
     monkeypatch.chdir(JOB.parent)
     study = ["submit", "tune", "tiny_study.py", "--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0"]
     study += ["--reruns", "0", "--no-register", "--address", head.address, "--token-file", str(head.token_file)]
-    folder = group_folder("study", head.folder / "runs", "s")
+    folder = folder_of(head.folder / "runs", "s", "study")
 
-    def finished() -> dict[str, str]:
-        return {each.run.key: str(each) for each in GroupRuns(read_history(folder)).finished("trial")}
+    def finished() -> dict[str, Any]:
+        trials = GroupRuns(require_run(folder, "study")).finished("trial") if folder.names() else []
+        return {each.name: (each.history, each.ended) for each in trials}
 
     try:
         head.start()

@@ -1,6 +1,7 @@
 """Runs, studies and data on a real S3 server: the same as in a folder, and continued on a new machine."""
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -20,12 +21,10 @@ import fsspec
 import numpy as np
 import pytest
 import s3_server
-from concord.studies.unfinished import RunCheckpoints
-from mlflow_server import Server
-from recorded import comparable, without_time
+from mlflow_server import NOWHERE, Server
+from recorded import comparable, report_of, without_time
 from s3_server import BUCKET
 from test_images import write_mnist
-from test_study_parts import part_of_a_run
 from tracked import points_of, tracked_runs
 
 from concord.cli import main
@@ -33,8 +32,11 @@ from concord.environments import from_folder
 from concord.environments.images import ImageOptions, image_dataset
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
-from concord.record import EVENTS, RECORD, Events, read_history
-from concord.runs.run import RunResult, run
+from concord.record import EVENTS, RECORD, OpenRun, folder_of, require_run
+from concord.runs.execute import RunTask, execute, last_checkpoint
+from concord.runs.lifecycle import Member, Open
+from concord.runs.run import run
+from concord.runs.spec import RunSpec
 from concord.storage import (
     Folder,
     StorageError,
@@ -45,7 +47,6 @@ from concord.storage import (
     resolve,
     storage_credentials,
 )
-from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
 from concord.tracking import Mirror, Store
 from concord.training import ProcessContext, Silent, load_job, train
@@ -253,43 +254,46 @@ def test_events_up_to_the_last_sync_are_there_on_another_machine(
     storage: s3_server.Server, elsewhere: Callable[[], None]
 ) -> None:
     folder = made("events")
-    events = Events(folder)
+    run = OpenRun(folder, {})
     for epoch in (1, 2):
-        events.append("evaluated", epoch=epoch, step=epoch, metrics={"loss": 1 / epoch})
-    events.sync()
-    events.append("evaluated", epoch=3, step=3, metrics={"loss": 0.1})
+        run.append("evaluated", epoch=epoch, step=epoch, metrics={"loss": 1 / epoch})
+    run.sync()
+    run.append("evaluated", epoch=3, step=3, metrics={"loss": 0.1})
     storage.stop()
     try:
         with pytest.raises(StorageError, match=f"^s3://{BUCKET}/events: no storage answers"):
-            events.sync()
+            run.sync()
     finally:
         storage.start()
     elsewhere()
     folder.make()
-    again = Events(folder)
-    assert again.own.evaluations == {(1, 1): {"loss": 1.0}, (2, 2): {"loss": 0.5}}
+    again = OpenRun(folder, {})
+    assert again.evaluations == {(1, 1): {"loss": 1.0}, (2, 2): {"loss": 0.5}}
     again.append("checkpoint", name="checkpoint_2", step=2)
     again.sync()
     elsewhere()
     folder.make()
-    assert Events(folder).own == again.own
+    third = OpenRun(folder, {})
+    assert (third.evaluations, third.checkpoints) == (again.evaluations, ["checkpoint_2"])
 
 
 def test_events_that_mlflow_has_and_the_address_lacks_do_not_stop_the_mirror(
     storage: s3_server.Server, elsewhere: Callable[[], None], store: Store, run_id: str
 ) -> None:
     folder = made("mirrored")
-    events = Events(folder)
-    events.append("metrics", step=1, metrics={"loss": 1.0})
-    events.sync()
-    events.append("metrics", step=2, metrics={"loss": 0.5})
-    assert Mirror(store, run_id, folder).close(10.0) == 0  # which keeps how far it sent them
+    run = OpenRun(folder, {"run_id": run_id})
+    run.append("metrics", step=1, metrics={"loss": 1.0})
+    run.sync()
+    run.append("metrics", step=2, metrics={"loss": 0.5})
+    mirror = Mirror(store)
+    mirror.add(run)
+    assert mirror.close(10.0) == 0  # which keeps how far it sent them
     elsewhere()
     folder.make()
-    events = Events(folder)
-    mirror = Mirror(store, run_id, folder)
+    run, mirror = OpenRun(folder, {"run_id": run_id}), Mirror(store)
+    mirror.add(run)
     for step in (3, 4):
-        events.append("metrics", step=step, metrics={"loss": 1 / step})
+        run.append("metrics", step=step, metrics={"loss": 1 / step})
     assert mirror.close(10.0) == 0
     assert points_of(store, run_id, "loss") == [(step, 1 / step) for step in (1, 2, 3, 4)]
 
@@ -443,23 +447,23 @@ def test_a_run_at_an_address_is_the_run_in_a_folder_metric_for_metric(
 
     job = load_job(str(JOBS / "shared_rule.py"))
     config = job.job.config.with_options(**OPTIONS, output=ADDRESS / "whole", name="there", tracking_uri=server.uri)
-    there: RunResult = run(job, config, lambda _: None)
+    there = run(job, config, lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
-    assert without_time(there.metrics) == comparable(metrics)
+    assert without_time(there.metrics) == metrics
     store = Store.open(tmp_path, server.uri)
-    points = in_mlflow(store, there.run_id, {name for name, _ in logged})
+    points = in_mlflow(store, str(there.run_id), {name for name, _ in logged})
     assert points == sorted((name, step, value) for (name, step), value in logged.items())
-    assert there.as_json()["artifacts"] == f"s3://{BUCKET}/whole/runs/there"
+    assert report_of(there)["artifacts"] == f"s3://{BUCKET}/whole/runs/there"
     keys = storage.keys("whole/runs/there")
     for wanted in (RECORD, EVENTS, "metrics.json", "figures/curves.png"):
         assert f"whole/runs/there/{wanted}" in keys
     assert sum(key.endswith("model.safetensors") for key in keys) == 2
-    assert store.run(there.run_id).parameters["output"] == f"s3://{BUCKET}/whole"
+    assert store.run(str(there.run_id)).parameters["output"] == f"s3://{BUCKET}/whole"
     # The key that reached the workers is in nothing that Ray, MLflow or the storage keeps.
     logs = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
     texts = [file.read_bytes() for file in logs.rglob("*") if file.is_file()]
     texts += [storage.client().get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys]
-    texts += [repr(store.run(there.run_id)).encode()]
+    texts += [repr(store.run(str(there.run_id))).encode()]
     assert not any(storage.secret.encode() in text for text in texts)
 
 
@@ -541,27 +545,26 @@ def test_a_lost_machines_study_resumes_elsewhere_with_missing_trials(
 
     def kept() -> GroupRuns:
         monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / f"look-{time.monotonic_ns()}"))
-        folder = group_folder("study", ADDRESS / "studies", "lost")
-        folder.fetch(EVENTS)
-        return GroupRuns(read_history(folder))
+        return GroupRuns(require_run(folder_of(ADDRESS / "studies", "lost", "study"), "study"))
 
-    wait_for(lambda: len(kept().ended("trial")) >= 2, first)
+    study = f"studies/studies/lost/{EVENTS}"
+    wait_for(lambda: study in storage.keys("studies") and len(kept().ended("trial")) >= 2, first)
     lose(first, tmp_path / "one")
     before, trained = kept().ended("trial"), len(witness.read_text().splitlines())
     report = result(command(words, tmp_path / "two", storage))
     assert report["finished"] == 6
     after = kept()
-    assert after.ended("trial")[: len(before)] == before
+    assert [each.name for each in after.ended("trial")][: len(before)] == [each.name for each in before]
     checked = 1  # before anything starts, the model is made once
     assert len(witness.read_text().splitlines()) == trained + checked + 6 - len(before)
     for ended in after.ended("trial"):
-        options = {name: value for name, value in ended.run.point.items() if name != "penalty"}
+        options = {name: value for name, value in ended.point.items() if name != "penalty"}
         metrics, _ = trained_here("tiny_study.py", epochs=4, **options)
         assert without_time(ended.metrics) == comparable(metrics)
     store = Store.open(tmp_path, server.uri)
     children = tracked_runs(store, "tiny-study-studies", finished_only=False)
-    keys = [each.tags["concord.task"] for each in children if "concord.task" in each.tags]
-    assert sorted(keys) == sorted(each.key for each in after.begun("trial"))
+    names = [each.tags["concord.run"] for each in children if each.parent]
+    assert sorted(names) == sorted(each.name for each in after.begun("trial"))
     assert {each.status for each in children} == {"FINISHED"}
 
 
@@ -590,8 +593,8 @@ def test_a_storage_lost_in_mid_run_fails_it_in_one_line_until_resumed(
     storage.start()
     report = run(job, job.job.config.with_options(**option_values(config) | {"resume": True}), lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
-    assert without_time(report.metrics) == comparable(metrics)
-    assert continued(Store.open(tmp_path, server.uri), report.run_id, {name for name, _ in logged}) == logged
+    assert without_time(report.metrics) == metrics
+    assert continued(Store.open(tmp_path, server.uri), str(report.run_id), {name for name, _ in logged}) == logged
 
 
 @pytest.mark.slow
@@ -605,7 +608,7 @@ def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
         "tracking_uri": server.uri,
     }  # fmt: skip
     finished = run(job, job.job.config.with_options(**options), lines.append)
-    assert finished.as_json()["artifacts"] == f"s3://{BUCKET}/experts/runs/agent"
+    assert report_of(finished)["artifacts"] == f"s3://{BUCKET}/experts/runs/agent"
     folder = Folder(ADDRESS / "experts" / "runs" / "agent")
     assert folder.names("checkpoints") == [f"checkpoint_{steps:012d}" for steps in (192, 256)]
     assert {"expert.safetensors", "metrics.json", "figures"} <= set(folder.names())
@@ -620,7 +623,7 @@ def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
     assert again.metrics["steps"] == 256
     elsewhere()
     done = run(job, job.job.config.with_options(**options, resume=True), lines.append)
-    assert done.model == again.model
+    assert report_of(done)["model"] == report_of(again)["model"]
 
 
 def _wait(ready: Connection) -> None:
@@ -641,12 +644,36 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path: Pat
     child.join()
 
 
-@pytest.mark.usefixtures("storage")
-def test_an_unfinished_trial_continues_on_another_machine(elsewhere: Callable[[], None]) -> None:
-    folder = Folder(ADDRESS / "study" / "unfinished" / "trial-3")
-    begun = part_of_a_run(RunCheckpoints.read(folder), 0.0, 6)
+def test_an_unfinished_trial_continues_on_another_machine(
+    storage: s3_server.Server, elsewhere: Callable[[], None], store: Store
+) -> None:
+    job = load_job(str(JOBS / "tiny_study.py"))
+    config = job.job.config.with_options(output=ADDRESS / "trials", epochs=8, evaluations=8, checkpoints=8)
+    spec = RunSpec.of(job, config, None, name="s-trial-3")
+
+    def begun() -> Member:
+        """The trial in its group, on this machine."""
+        folder = made("trials/studies/s")
+        return Member(spec, Open(OpenRun(folder, {"run_id": "1"}), store, Mirror(Store(NOWHERE, None)), False))
+
+    def trained(member: Member, evaluations: int | None) -> list[int]:
+        """The epochs of some evaluations, each of which has a checkpoint once the next one is asked for."""
+        run = member.run
+
+        def take(name: str, /, **fields: Any) -> None:
+            run.append(name, **fields)
+            run.sync()
+
+        start = last_checkpoint(run.folder, run.checkpoints, lambda _: None)
+        task = RunTask(job.path, job.source, None, option_values(config), run.folder, checkpoint_seconds=0.0)
+        with contextlib.closing(execute(task, job, config, take, start)) as training:
+            return [each.epoch for each in itertools.islice(training, evaluations)]
+
+    first = begun()
+    assert trained(first, 6) == [1, 2, 3, 4, 5, 6]
     elsewhere()
-    again = RunCheckpoints.read(folder)
-    assert again.start == f"checkpoint_{begun[4].step:012d}"
-    assert [each.epoch for each in part_of_a_run(again, 0.0, None)] == [6, 7, 8]
-    assert len(folder.names("checkpoints")) == 2 * 2  # the last two, each with its reports
+    again = begun()
+    assert (again.run.began or {})["resumed"]
+    assert (again.run.checkpoints, again.run.evaluations) == (first.run.checkpoints, first.run.evaluations)
+    assert trained(again, None) == [6, 7, 8]
+    assert without_time(again.run.metrics) == trained_here("tiny_study.py", epochs=8, evaluations=8)[0]

@@ -11,8 +11,8 @@ from tracked import tracked_runs
 
 from concord.cli import main
 from concord.errors import InputError
-from concord.record import EVENTS, read_history
-from concord.studies.plan import StudyPlan, group_folder, plan_study
+from concord.record import EVENTS, folder_of, require_run
+from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
@@ -37,19 +37,19 @@ def planned(output: Path, job: Job[Any] = JOB, **options: Any) -> StudyPlan:
     return plan_study(file, options_for(job.config).with_options(**given), given=set(given))
 
 
-def test_a_loop_of_ones_own_is_searched_and_its_winner_trained(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_is_searched_and_its_winner_tracked(ray_cluster: None, tmp_path: Path) -> None:
     result = run_study(planned(tmp_path, vary=("lr=0.01,0.2,3.0,0.1",), search="grid"), lambda _: None)
     for ended in result.finished:
-        expected = evaluations(JOB.config.with_options(lr=ended.run.point["lr"]))
+        expected = evaluations(JOB.config.with_options(lr=ended.point["lr"]))
         assert ended.history == expected
         assert ended.metrics == expected[-1].metrics
-    assert [ended.run.point["lr"] for ended in result.finished] == [0.2, 0.1, 0.01]  # the least distance first
+    assert [ended.point["lr"] for ended in result.finished] == [0.2, 0.1, 0.01]  # the least distance first
     assert [ended.failure for ended in result.failed] == ["--lr 3: goes to infinity"]
     assert result.criterion.metric == "distance"
     assert [each.trial for each in result.by_selection()] == [1]
     assert set(result.reruns) == {1, 2}
     store = Store.open(tmp_path)
-    (winner,) = (run for run in tracked_runs(store, "descent-studies") if run.name.startswith("s-winner"))
+    (winner,) = (run for run in tracked_runs(store, "descent-studies") if run.name == "s-trial-1")
     assert winner.metrics["distance"] == result.best.metrics["distance"]
     lineage = {"concord.study": "s", "concord.trial": "1", "concord.method": "rates", "concord.selection": "own"}
     assert winner.tags.items() >= lineage.items()
@@ -81,9 +81,8 @@ def test_a_loop_of_ones_own_is_compared(
     assert json.loads(capsys.readouterr().out)["tables"]["rates"]["rows"] == first["rows"]
 
 
-def _runs(output: Path) -> list[bytes]:
-    lines = (output / "comparisons" / "compared" / EVENTS).read_bytes().splitlines()
-    return [line for line in lines if b'"run":"' in line]
+def _runs(output: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in output.glob(f"runs/*/{EVENTS}")}
 
 
 def test_what_a_study_of_such_a_job_cannot_do_is_said(tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_a_loop_that_gives_no_evaluation_fails_each_trial(ray_cluster: None, out
     path.write_text(source)
     words = ["tune", str(path), "--vary", "lr=0.1,0.2", "--search", "grid", "--output", str(output)]
     assert main([*words, "--concurrent", "1", "--name", "s"]) == 1
-    failed = GroupRuns(read_history(group_folder("study", output, "s"))).ended("trial")
+    failed = GroupRuns(require_run(folder_of(output, "s", "study"), "study")).ended("trial")
     assert [each.failure for each in failed] == ["the loop of job empty gave no evaluation"] * 2
 
 
@@ -144,8 +143,8 @@ def test_a_run_whose_process_died_goes_on_from_its_checkpoint_if_that_loads(
     path.write_text(source if loads else source.replace(read, f"raise InputError('of another time'); {read}"))
     words = ["tune", str(path), "--vary", "lr=0.1,0.2", "--search", "grid", "--output", str(output), "--name", "s"]
     assert main([*words, "--concurrent", "1", "--reruns", "0", "--no-register"]) == 0
-    ends = GroupRuns(read_history(group_folder("study", output, "s"))).finished("trial")
+    ends = GroupRuns(require_run(folder_of(output, "s", "study"), "study")).finished("trial")
     assert len(ends) == 2
     for ended in ends:
-        assert list(ended.history) == evaluations(JOB.config.with_options(lr=ended.run.point["lr"]))
-    assert witness.read_text().startswith(f"{trained} 1 2 3 4 ")  # then the winner trains
+        assert list(ended.history) == evaluations(JOB.config.with_options(lr=ended.point["lr"]))
+    assert witness.read_text() == f"{trained} 1 2 3 4 "

@@ -15,7 +15,7 @@ from test_space import points, spaces
 from concord.aggregation import AGGREGATORS
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
-from concord.options import options_of
+from concord.options import option_values, options_of
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
 from concord.studies.search import Search
 from concord.studies.spaces import (
@@ -25,7 +25,6 @@ from concord.studies.spaces import (
     derived,
     first_points,
     own_point,
-    resolved_at,
     study_space,
     wide,
 )
@@ -574,17 +573,17 @@ def test_what_an_option_stands_for_follows_the_options_that_are_varied() -> None
     }
     for name, stands_for in expected.items():
         point: Point = {"lr": 0.1, "dropped": "none", "objective": name}
-        assert config_at(BASE, space, point).aggregation.aggregator == "auto"
-        assert config_at(BASE, space, point).resolve().aggregation.aggregator == stands_for["aggregator"]
-        assert resolved_at(BASE, space, point) == stands_for
-        config_at(BASE, space, point).check()
+        config = config_at(BASE, space, point)
+        assert config.aggregation.aggregator == "auto"
+        assert option_values(config.resolve()).items() >= stands_for.items()
+        config.check()
 
 
 def test_zero_epochs_of_the_synthetic_job_follow_its_environments() -> None:
     base = load_job("synthetic").job.config
     space = study_space(Space({}), options(vary=("environments=30,300", "epochs=0,7")), set(), base)
-    stands_for = [resolved_at(base, space, {"environments": 300, "epochs": epochs}).get("epochs") for epochs in (0, 7)]
-    assert stands_for == [10, None]
+    asked: list[Point] = [{"environments": 300, "epochs": epochs} for epochs in (0, 7)]
+    assert [option_values(config_at(base, space, each).resolve())["epochs"] for each in asked] == [10, 7]
 
 
 given = TrainConfig().with_options

@@ -12,9 +12,11 @@ import random
 import re
 import shlex
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,17 @@ import ray
 import torch
 from forked import Command
 from recorded import comparable
-from test_run import children_named, recorded_checkpoints
+from test_run import children_named
 from tracked import points_of, tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
-from concord.errors import InputError, RunFailedError
-from concord.record import EVENTS, RECORD, Events, Run, read_history
+from concord.errors import InputError, RunFailedError, StoppedError
+from concord.record import EVENTS, RECORD, OpenRun, Run, folder_of, read_run, require_run, write_record
+from concord.runs.execute import CHECKPOINTS
 from concord.storage import Folder
-from concord.studies.plan import StudyPlan, group_folder, plan_study
-from concord.studies.proposals import EndedRun, GroupRuns
+from concord.studies.plan import StudyPlan, plan_study
+from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.results import StudyResult, read_study
 from concord.studies.search import Search
 from concord.studies.shared_data import without
@@ -42,7 +45,7 @@ from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
 from concord.tracking import Mirror, Store, show
-from concord.tracking.mirror import send_again
+from concord.tracking.mirror import track
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.loop import training
@@ -72,20 +75,25 @@ def study(output: Path, info: Callable[[str], None] = lambda _: None, **options:
     return run_study(planned(output, **options), info)
 
 
-def folder_of(output: Path, name: str = "s") -> Folder:
-    return group_folder("study", output, name)
+def study_folder(output: Path, name: str = "s") -> Folder:
+    return folder_of(output, name, "study")
 
 
-def runs_in(folder: Folder) -> GroupRuns:
-    return GroupRuns(read_history(folder))
+def runs_in(output: Path) -> GroupRuns:
+    group = read_run(study_folder(output), "study")
+    return GroupRuns(Run(study_folder(output)) if group is None else group)
 
 
 def points(result: StudyResult) -> list[dict[str, Any]]:
-    return [ended.run.point for ended in in_order(result)]
+    return [ended.point for ended in in_order(result)]
 
 
-def in_order(result: StudyResult) -> list[EndedRun]:
-    return sorted([*result.finished, *result.failed], key=lambda each: each.run.trial)
+def output_of(result: StudyResult) -> Path:
+    return result.folder.path.parent.parent
+
+
+def in_order(result: StudyResult) -> list[Trial]:
+    return sorted([*result.finished, *result.failed], key=lambda each: each.number)
 
 
 def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:
@@ -100,14 +108,14 @@ def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_F
 
 
 def mlflow(result: StudyResult) -> tuple[Any, dict[str, Any]]:
-    """The study's run and its children as MLflow has them, by task; fails if two are of one task."""
-    client = Store.open(result.folder.parent.parent).client
+    """The study's run and its children as MLflow has them, by name; fails if two have one name."""
+    client = Store.open(output_of(result)).client
     parent = client.get_run(result.record["run_id"])
     tagged = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
     found = client.search_runs([parent.info.experiment_id], tagged, max_results=5000)
-    keys = [run.data.tags["concord.task"] for run in found if "concord.task" in run.data.tags]
-    assert len(set(keys)) == len(keys)
-    return parent, {run.data.tags["concord.task"]: run for run in found if "concord.task" in run.data.tags}
+    names = [run.data.tags["concord.run"] for run in found]
+    assert len(set(names)) == len(names)
+    return parent, dict(zip(names, found, strict=True))
 
 
 def statuses(children: Mapping[str, Any]) -> list[str]:
@@ -131,19 +139,19 @@ def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> StudyRe
 
 
 def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResult) -> None:
-    assert sorted(ended.run.trial for ended in calm.finished) == list(range(8))
+    assert sorted(ended.number for ended in calm.finished) == list(range(8))
     parent, children = mlflow(calm)
     assert parent.info.status == "FINISHED"
     assert parent.data.params["metric"] == "held_out_accuracy"
     assert parent.data.metrics["finished"] == 8
     trials = {key: run for key, run in children.items() if run.data.tags["concord.kind"] == "trial"}
-    assert sorted(trials) == sorted(f"trial {number}" for number in range(8))
+    assert sorted(trials) == [f"calm-trial-{number}" for number in range(8)]
     assert set(statuses(children)) == {"FINISHED"}
     for ended in calm.finished:
-        run = trials[ended.run.key]
+        run = trials[ended.name]
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert run.data.tags["concord.trial"] == str(ended.run.trial)
-        used = {"l2": 0.0, "aggregator": "and-mask", "beta1": 0.9} | ended.run.point
+        assert run.data.tags["concord.trial"] == str(ended.number)
+        used = {"l2": 0.0, "aggregator": "and-mask", "beta1": 0.9} | ended.point
         assert run.data.params == {name: str(value) for name, value in used.items()}
         assert run.data.metrics == ended.metrics
         assert len(ended.history) == 2
@@ -156,10 +164,8 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
     result = run_study(plan, lambda _: None)
     assert len(result.finished) == 2
     for ended in result.finished:
-        assert comparable(ended.metrics) == trained_here(
-            config_at(plan.base, plan.space, ended.run.point), job_file=job
-        )
-    assert read_study(result.kept).record["model"] == "models:/dictionaries/1"
+        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, ended.point), job_file=job)
+    assert read_study(result.folder).record["model"] == "models:/dictionaries/1"
 
 
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
@@ -180,9 +186,9 @@ def test_the_space_is_searched_with_its_branches(calm: StudyResult) -> None:
 
 
 def test_a_trial_gives_exactly_the_metrics_of_the_same_training_here(calm: StudyResult) -> None:
-    plan = planned(calm.folder.parent.parent, name="compared")
+    plan = planned(output_of(calm), name="compared")
     for ended in calm.finished:
-        expected = trained_here(config_at(plan.base, plan.space, ended.run.point))
+        expected = trained_here(config_at(plan.base, plan.space, ended.point))
         assert comparable(ended.metrics) == expected, ended.run
 
 
@@ -192,28 +198,25 @@ def test_trials_whose_data_differ_load_their_own_and_are_as_exact(ray_cluster: N
     plan = planned(output, **options)
     assert {point["width"] for point in points(result)} == {4, 6}
     for ended in result.finished:
-        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, ended.run.point)), ended.run
+        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, ended.point)), ended.run
 
 
 def test_the_best_is_rerun_over_seeds_and_the_shortlist_with_left_out(calm: StudyResult) -> None:
-    plan = planned(calm.folder.parent.parent, name="compared")
-    best = config_at(plan.base, plan.space, calm.best.run.point)
+    plan = planned(output_of(calm), name="compared")
+    best = config_at(plan.base, plan.space, calm.best.point)
     assert set(calm.reruns) == {1, 2}
     for seed, metrics in calm.reruns.items():
         assert comparable(metrics) == trained_here(best.with_options(seed=seed))
-    shortlist = [ended.run for ended in calm.finished[:2]]
-    assert set(calm.left_out) == {run.trial for run in shortlist}
-    for run in shortlist:
-        config = config_at(plan.base, plan.space, run.point)
-        assert calm.left_out[run.trial] == pytest.approx(left_out_metrics(config))
+    shortlist = calm.finished[:2]
+    assert set(calm.left_out) == {trial.number for trial in shortlist}
+    for trial in shortlist:
+        config = config_at(plan.base, plan.space, trial.point)
+        assert calm.left_out[trial.number] == pytest.approx(left_out_metrics(config))
     assert {each.selection for each in calm.by_selection()} == {"held-out", "leave-one-out", "o.o.d. test (oracle)"}
 
 
 def test_a_trials_option_of_several_numbers_has_one_place_in_the_table_of_the_best(calm: StudyResult) -> None:
-    finished = [
-        replace(each, run=replace(each.run, resolved={"milestones": (0.5, 0.6 + each.run.trial / 100)}))
-        for each in calm.finished
-    ]
+    finished = [replace(each, resolved={"milestones": (0.5, 0.6 + each.number / 100)}) for each in calm.finished]
     result = replace(calm, finished=finished)
     header, rows = result.best_table().cells()
     assert "milestones" in header
@@ -237,12 +240,12 @@ def test_a_repetition_with_environments_left_out_keeps_the_weights_that_its_tria
     options: dict[str, Any], evaluations: int, tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, evaluations=4, epochs=4, **options)
-    proposed = plan.proposal("left-out", 0, plan.first[0], left_out=("a",))
-    config = plan.base.with_options(**proposed.options)
-    config.check()
-    assert config.schedule.evaluations == evaluations
-    trial = plan.base.with_options(**plan.proposal("trial", 0, plan.first[0]).options)
-    assert (config.schedule.keep, config.schedule.stop_spread) == (trial.schedule.keep, trial.schedule.stop_spread)
+    (repetition,) = plan.parts("left-out", 0, plan.first[0], folds=("a",))
+    (trial,) = plan.parts("trial", 0, plan.first[0])
+    repetition.config.check()
+    repeated, once = repetition.config.schedule, trial.config.schedule
+    assert repeated.evaluations == evaluations
+    assert (repeated.keep, repeated.stop_spread) == (once.keep, once.stop_spread)
 
 
 def left_out_metrics(config: Any) -> dict[str, float]:
@@ -256,13 +259,13 @@ def left_out_metrics(config: Any) -> dict[str, float]:
 
 
 def test_the_winner_is_registered_with_the_study_it_came_from(calm: StudyResult) -> None:
-    store = Store.open(calm.folder.parent.parent)
-    best = calm.best.run
+    store = Store.open(output_of(calm))
+    best = calm.best
     version = show(store, "tiny-study")
     assert calm.record["model"] == version.uri
     lineage = {
         "concord.study": "calm",
-        "concord.trial": str(best.trial),
+        "concord.trial": str(best.number),
         "concord.selection": "held-out",
         "mlflow.parentRunId": calm.record["run_id"],
     }
@@ -278,7 +281,7 @@ def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> No
     assert calm.registration == "models:/tiny-study/1: the champion now (the first champion)"
     assert (calm.as_json()["champion"], calm.as_json()["mode"]) == (True, "max")
     lines: list[str] = []
-    again = study(calm.folder.parent.parent, lines.append, **CALM)
+    again = study(output_of(calm), lines.append, **CALM)
     assert again.registration == calm.registration  # the winner was there already
     assert any("trials are done, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
 
@@ -338,12 +341,12 @@ def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, ou
     config = load_job(MEASURED).job.config
     assert len(result.finished) == 2
     for ended in result.finished:
-        options = {"objective": ended.run.point["objective"], **stand_for[str(ended.run.point["objective"])]}
+        options = {"objective": ended.point["objective"], **stand_for[str(ended.point["objective"])]}
         assert comparable(ended.metrics) == trained_here(config.with_options(**options), job_file=MEASURED)
-        assert children[ended.run.key].data.params == {name: str(value) for name, value in options.items()}
+        assert children[ended.name].data.params == {name: str(value) for name, value in options.items()}
     header, rows = result.best_table().cells()
     assert [dict(zip(header, row, strict=True))["aggregator"] for row in rows] == [
-        stand_for[str(ended.run.point["objective"])]["aggregator"] for ended in result.finished
+        stand_for[str(ended.point["objective"])]["aggregator"] for ended in result.finished
     ]
 
 
@@ -353,7 +356,7 @@ def test_a_study_varies_votes_and_both_ways_at_once_are_refused(ray_cluster: Non
     config = load_job(MEASURED).job.config.with_options(lr=0.1)
     assert len(result.finished) == 3
     for ended in result.finished:
-        own = trained_here(config.with_options(**ended.run.point), job_file=MEASURED)
+        own = trained_here(config.with_options(**ended.point), job_file=MEASURED)
         assert comparable(ended.metrics) == own
     (failed,) = result.failed
     assert str(failed.failure).startswith("--steps-per-update 3: with --environment-momentum all batches of an")
@@ -366,7 +369,7 @@ def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cl
     for ended in result.finished:
         assert ended.stopped == "held_out_spread < 1e+06"
         assert [at.epoch for at in ended.history] == [1, 2]
-        config = config_at(planned(output, MEASURED, **options).base, result.space, ended.run.point)
+        config = config_at(planned(output, MEASURED, **options).base, result.space, ended.point)
         assert comparable(ended.metrics) == trained_here(config, job_file=MEASURED)
     folds = study(output, job_file=MEASURED, name="folds", selection="leave-one-out", **options | {"trials": 1})
     assert not folds.failed
@@ -378,7 +381,7 @@ def test_leave_one_out_judges_by_one_training_for_each_environment(ray_cluster: 
     plan = planned(output, name="compared", selection="leave-one-out")
     assert len(result.finished) == 3
     for ended in result.finished:
-        config = config_at(plan.base, plan.space, ended.run.point)
+        config = config_at(plan.base, plan.space, ended.point)
         assert comparable(ended.metrics) == pytest.approx(trained_here(config) | left_out_metrics(config))
     scores = [ended.metrics["left_out_accuracy"] for ended in result.finished]
     assert scores == sorted(scores, reverse=True)
@@ -421,7 +424,7 @@ def test_a_scheduler_stops_trials_that_fall_behind_also_when_resumed(
 def outline(result: StudyResult) -> list[Any]:
     """What a study did, but for the time that it took."""
     return [
-        (each.run.trial, each.run.point, comparable(each.metrics), len(each.history), each.stopped)
+        (each.number, each.point, comparable(each.metrics), len(each.history), each.stopped)
         for each in in_order(result)
     ]
 
@@ -443,9 +446,9 @@ def test_a_distributed_trial_is_watched_stopped_and_followed_by_the_next(ray_clu
     assert whole.stopped is None
     assert [at.epoch for at in whole.history] == [1, 2, 3]
     plan = planned(output, name="compared", workers=2, epochs=3)
-    alone = config_at(plan.base, plan.space, whole.run.point).with_options(workers=1)
+    alone = config_at(plan.base, plan.space, whole.point).with_options(workers=1)
     assert comparable(whole.metrics) == pytest.approx(trained_here(alone), rel=1e-4)
-    assert not list((result.folder / "distributed").iterdir())
+    assert not list((result.folder.path / "distributed").iterdir())
 
 
 # --- what a study does again
@@ -475,11 +478,11 @@ def test_one_trial_at_a_time_a_seed_decides_the_study(
 def test_a_study_is_extended_by_more_trials_and_continued_by_its_name(
     undisturbed: StudyResult, again: StudyResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = again.folder.parent.parent
+    output = output_of(again)
     # A process that is killed may leave half a line.
-    for name in (EVENTS,):
-        with (again.folder / name).open("a") as lines:
-            lines.write('{"event": "ended", "key": "tri')
+    for file in (again.folder.path / EVENTS, output / "runs" / "s-trial-7" / EVENTS):
+        with file.open("a") as lines:
+            lines.write('{"event": "asked", "run": "s-tri')
     words = ["tune", JOB_FILE, "--output", str(output), "--name", "s", "--json"]
     assert main([*words, "--trials", "12"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["finished"] == 12
@@ -487,27 +490,27 @@ def test_a_study_is_extended_by_more_trials_and_continued_by_its_name(
     assert main(words) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert events_of_runs(again) == before
-    result = read_study(again.kept)
+    result = read_study(again.folder)
     assert outline(result) == outline(undisturbed)[:12]
-    assert said["best"]["trial"] == result.best.run.trial
+    assert said["best"]["trial"] == result.best.number
     parent, children = mlflow(result)
     assert (parent.info.status, statuses(children)) == ("FINISHED", ["FINISHED"] * 12)
 
 
 @pytest.mark.slow
 def test_max_minutes_ends_the_search_and_the_same_name_finishes_it(ray_cluster: None, output: Path) -> None:
-    folder_of(output).path.mkdir(parents=True)  # as a process leaves it that is killed at once
+    study_folder(output).path.mkdir(parents=True)  # as a process leaves it that is killed at once
     study(output, trials=2, search="random")
     lines: list[str] = []
     ended = study(output, lines.append, trials=5000, search="random", pause=0.0, max_minutes=0.03)
     assert any("--max-minutes 0.03: the time has run out" in line for line in lines)
-    begun = len(runs_in(ended.kept).begun("trial"))
+    begun = len(runs_in(output).begun("trial"))
     assert 2 <= len(ended.finished) <= begun < 5000
     parent, children = mlflow(ended)
     assert parent.info.status == "FINISHED"
     assert sorted(statuses(children)) == ["FINISHED"] * len(ended.finished) + ["KILLED"] * (begun - len(ended.finished))
     result = study(output, trials=begun, search="random")
-    assert sorted(ended.run.trial for ended in result.finished) == list(range(begun))
+    assert sorted(ended.number for ended in result.finished) == list(range(begun))
     assert statuses(mlflow(result)[1]) == ["FINISHED"] * begun
 
 
@@ -518,13 +521,13 @@ def command(output: Path, *options: str) -> list[str]:
     return ["tune", JOB_FILE, "--output", str(output), *options]
 
 
-def events_of_runs(result: StudyResult) -> list[bytes]:
-    return [line for line in (result.folder / EVENTS).read_bytes().splitlines() if b'"run":"' in line]
+def events_of_runs(result: StudyResult) -> dict[str, bytes]:
+    return {file.parent.name: file.read_bytes() for file in output_of(result).glob(f"runs/*/{EVENTS}")}
 
 
 def ended(output: Path) -> int:
     """How many trials of the study have ended so far."""
-    return len(runs_in(folder_of(output)).ended("trial"))
+    return len(runs_in(output).ended("trial"))
 
 
 def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -> StudyResult:
@@ -539,25 +542,32 @@ def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -
             time.sleep(random.uniform(0, 0.5))
             assert process.poll() is None, process.communicate()
             process.kill()
-        kept.append((folder_of(output).path / EVENTS).read_bytes())
+        kept.append((study_folder(output).path / EVENTS).read_bytes())
     with Command(*words) as done:
         _, errors = done.communicate(580)
     assert done.returncode == 0, (moments, errors[-2000:])
-    result = read_study(folder_of(output))
-    assert [ended.run.trial for ended in in_order(result)] == list(range(trials)), moments
-    assert len(result.finished) == trials
-    written = (result.folder / EVENTS).read_bytes()
+    written = (study_folder(output).path / EVENTS).read_bytes()
     assert all(written.startswith(before[: before.rfind(b"\n") + 1]) for before in kept), moments
+    result = whole(output, trials)
+    assert len(runs_of(output)) == 1 + trials
+    assert {path.name for path in result.folder.path.iterdir()} >= {"figures", "best.csv", "summary.json"}
+    return result
+
+
+def whole(output: Path, trials: int) -> StudyResult:
+    """The study, which has each trial once, finished, and in MLflow as it is here."""
+    result = read_study(study_folder(output))
+    assert [ended.number for ended in in_order(result)] == list(range(trials))
+    assert not result.failed
     parent, children = mlflow(result)
     assert parent.info.status == "FINISHED"
-    assert sorted(children) == sorted(ended.run.key for ended in result.finished)
+    assert sorted(children) == sorted(ended.name for ended in result.finished)
     assert set(statuses(children)) == {"FINISHED"}
-    for end in result.finished:
-        assert children[end.run.key].data.metrics == end.metrics
-        assert children[end.run.key].data.params["lr"] == str(end.run.point["lr"])
-    assert len(runs_of(output)) == 1 + trials
-    assert {path.name for path in result.folder.iterdir()} >= {"figures", "best.csv", "summary.json"}
-    assert not list(result.folder.glob("tune-*"))
+    for ended in result.finished:
+        assert children[ended.name].data.metrics == ended.metrics
+        assert children[ended.name].data.params["lr"] == str(ended.point["lr"])
+        assert [at.epoch for at in ended.history] == sorted({at.epoch for at in ended.history})
+    assert not list(result.folder.path.glob("tune-*"))
     return result
 
 
@@ -609,36 +619,152 @@ def test_an_interrupted_study_says_how_to_resume_and_keeps_its_trials(
     options = ["--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0", "--reruns", "0", "--no-register"]
     options += ["--address", ray.get_runtime_context().gcs_address]
     done, words = interrupted(command(output, *options), lambda: ended(output) >= 2, by)
-    folder = folder_of(output)
+    folder = study_folder(output)
     before = (folder.path / EVENTS).read_bytes()
     parent, children = mlflow(read_study(folder))
     assert parent.info.status == "KILLED"
     assert statuses(children).count("FINISHED") == done == ended(output)
     assert statuses(children).count("KILLED") == len(children) - done
     assert main(words) == 0
-    result = read_study(folder)
     assert (folder.path / EVENTS).read_bytes().startswith(before)
-    assert len(result.finished) == 12
-    parent, children = mlflow(result)
-    assert parent.info.status == "FINISHED"
-    assert statuses(children) == ["FINISHED"] * 12
+    whole(output, 12)
+
+
+TWO_WORKERS: dict[str, Any] = {"trials": 4, "workers": 2, "epochs": 3, "evaluations": 3, "pause": 0.05}
+
+
+@pytest.fixture(scope="module")
+def two_workers(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    """A study of trials with two workers each."""
+    return study(tmp_path_factory.mktemp("workers") / "runs", **TWO_WORKERS | IN_TURN)
 
 
 @pytest.mark.slow
-def test_a_study_interrupted_while_its_winner_trains_resumes_with_it(ray_cluster: None, output: Path) -> None:
-    words = command(output, "--name", "s", "--trials", "12", "--pause", "0.5", "--epochs", "8", "--concurrent", "2")
-    words += ["--reruns", "0", "--shortlist", "0", "--stop-when", "train_accuracy>0", "--evaluations", "8"]
-    done, words = interrupted(words, lambda: any(map(recorded_checkpoints, (output / "runs").glob("s-winner-*"))))
-    assert done == 12
-    folder = folder_of(output)
-    assert mlflow(read_study(folder))[0].info.status == "KILLED"
-    assert [
-        run.status for run in tracked_runs(Store.open(output), "tiny-study-studies", False) if "winner" in run.name
-    ] == ["KILLED"]
-    assert main(words) == 0
-    result = read_study(folder)
+@pytest.mark.parametrize("killed", ["driver", "trial", "SIGTERM", "SIGINT"])
+def test_trials_with_two_workers_are_trained_once_however_the_study_is_killed(
+    two_workers: StudyResult, output: Path, killed: str
+) -> None:
+    options = TWO_WORKERS | {"shortlist": 0, "reruns": 0, "concurrent": 1, "startup": 5}
+    words = command(output, "--name", "s", "--no-register", "--address", ray.get_runtime_context().gcs_address)
+    words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+    def second_trial_trains() -> bool:
+        run = read_run(folder_of(output, "s-trial-1"))
+        return run is not None and len(run.evaluations) > 0
+
+    if killed in ("SIGTERM", "SIGINT"):
+        _, words = interrupted(words, second_trial_trains, signal.Signals[killed])
+    else:
+        with Command(*words) as process:
+            wait_for(lambda: process.poll() is not None or second_trial_trains(), 240)
+            if killed == "driver":
+                process.kill()
+            else:
+                for trial in children_named(os.getpid(), "ray::TrialProcess"):
+                    os.kill(trial, signal.SIGKILL)
+                assert process.communicate(240) and process.returncode == 0
+    if killed != "trial":
+        assert main(words) == 0
+    assert outline(whole(output, 4)) == outline(two_workers)
+
+
+@contextlib.contextmanager
+def ctrl_c(when: Callable[[], Any]) -> Iterator[None]:
+    """Press Ctrl-C as soon as this is true."""
+
+    def press() -> None:
+        wait_for(when, 240)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor() as threads:
+        pressed = threads.submit(press)
+        with pytest.raises(StoppedError):
+            yield
+        pressed.result()
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        pytest.param("", {"workers": 2}, marks=pytest.mark.slow),
+        ("-without-b", {"selection": "leave-one-out", "folds": 2, "seed": 1}),
+    ],
+    ids=["two workers", "fold"],
+)
+def test_a_stopped_trial_or_fold_continues_from_its_checkpoint(
+    ray_cluster: None, output: Path, part: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concord.studies.pool._CHECKPOINT_SECONDS", 0.0)
+    options = options | {"trials": 1, "epochs": 20, "evaluations": 20, "checkpoints": 20, "pause": 0.01}
+    name = f"s-trial-0{part}"
+    run = folder_of(output, name)
+    with ctrl_c(lambda: len(run.names(CHECKPOINTS)) > 1):
+        study(output, **options)
+    before = require_run(run)
+    assert before.status == "KILLED"
+    assert 0 < len(before.history) < 20
+    lines: list[str] = []
+    result = study(output, lines.append, **options)
+    assert any(line.startswith(f"{name} continues from its checkpoint, after") for line in lines), lines
+    after = require_run(run)
+    assert after.began is not None
+    assert after.began["resumed"]
+    assert [at.epoch for at in after.history] == list(range(1, 21))
+    assert after.seconds > before.seconds / 2
+    plan = planned(output, **{**options, "workers": 1, "name": "compared"})
+    config = config_at(plan.base, plan.space, result.best.point)
+    expected = trained_here(config, "b" if part else None)
+    assert comparable(after.metrics) == pytest.approx(expected, rel=1e-6 if part else 1e-4)
+
+
+def trainings(witness: Path) -> int:
+    """How often a model was made by another process than this one, which only looks at it."""
+    return sum(int(line) != os.getpid() for line in witness.read_text().split())
+
+
+def test_a_study_of_16_trials_with_a_registered_winner_trains_16_times(ray_cluster: None, output: Path) -> None:
+    witness, lines = output.parent / "witness", list[str]()
+    options: dict[str, Any] = {"trials": 16, "register": True, "witness": witness, "search": "random"}
+    result = study(output, lines.append, **options)
+    assert trainings(witness) == 16
     assert result.record["model"] == "models:/tiny-study/1"
-    assert {run.info.status for run in runs_of(output)} == {"FINISHED"}
+    assert any(line.startswith(f"the best trial, {result.best.number}, is registered: lr ") for line in lines)
+    checkpoints = {each.parent.parent.name for each in output.glob(f"runs/*/{CHECKPOINTS}/*")}
+    assert checkpoints == {result.best.name}
+    assert main(["analyze", JOB_FILE, "--name", result.best.name, "--output", str(output), "--epsilon", "1"]) == 0
+    study(output, **options | {"trials": 17, "keep_trials": 3})
+    assert trainings(witness) == 17
+
+
+def test_a_run_that_another_group_trained_is_not_trained_again(ray_cluster: None, output: Path) -> None:
+    witness, lines = output.parent / "witness", list[str]()
+    options: dict[str, Any] = {"method": "averaged", "vary": ("lr=0.1,0.2,0.3",), "search": "grid", "witness": witness}
+    first = study(output, **options)
+    assert trainings(witness) == 3
+    second = study(output, lines.append, **options | {"name": "t", "register": True})
+    assert [each.metrics for each in in_order(second)] == [each.metrics for each in in_order(first)]
+    assert [each.name for each in in_order(second)] == [f"s-trial-{number}" for number in range(3)]
+    assert second.record["model"] == "models:/tiny-study/1"  # s, which registers none, kept the best checkpoint
+    assert trainings(witness) == 3
+    assert set(first.folder.path.parent.iterdir()) == {first.folder.path, second.folder.path}
+
+
+def test_two_groups_that_want_the_same_runs_at_a_time_do_not_spoil_each_other(ray_cluster: None, output: Path) -> None:
+    address = ray.get_runtime_context().gcs_address
+    words = ["--method", "averaged", "--vary", "lr=0.1,0.2,0.3", "--search", "grid", "--pause", "0.03"]
+    words += ["--shortlist", "0", "--reruns", "0"]
+    words += ["--no-register", "--address", address, "--concurrent", "1"]
+    with (
+        Command(*command(output, *words, "--name", "s")) as one,
+        Command(*command(output, *words, "--name", "t")) as two,
+    ):
+        said = [each.communicate(240)[1] for each in (one, two)]
+    assert (one.returncode, two.returncode) == (0, 0), said
+    s, t = (read_study(study_folder(output, name)) for name in ("s", "t"))
+    assert outline(s) == outline(t)
+    assert len(s.finished) == 3
+    for each in (*s.finished, *t.finished):
+        assert (each.run is not None and each.run.status, len(each.history)) == ("FINISHED", 2)
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
@@ -658,7 +784,7 @@ def test_a_trial_whose_process_is_killed_runs_again(ray_cluster: None, output: P
     assert len(witness.read_text().split()) >= 1 + 5 + 1
     plan = planned(output, name="compared")
     for end in result.finished:
-        assert comparable(end.metrics) == trained_here(config_at(plan.base, plan.space, end.run.point))
+        assert comparable(end.metrics) == trained_here(config_at(plan.base, plan.space, end.point))
         assert [at.epoch for at in end.history] == [1, 2]
     assert statuses(mlflow(result)[1]) == ["FINISHED"] * 5
 
@@ -677,8 +803,8 @@ def test_a_trial_that_takes_all_memory_fails_and_the_others_are_finished(
     with Command(*words) as process:
         _, errors = process.communicate(300)
         assert process.returncode == 0, errors
-    ends = read_study(folder_of(output))
-    assert {end.run.point["broken"] for end in ends.finished} == {"no"}
+    ends = read_study(study_folder(output))
+    assert {end.point["broken"] for end in ends.finished} == {"no"}
     assert len(ends.finished) + sum("out of memory" in line for line in errors.splitlines()) == 4
     assert "out of memory" in errors
 
@@ -699,7 +825,7 @@ def test_a_process_that_dies_between_two_trials_costs_neither(
     monkeypatch.setattr(Search, "suggest", suggest_late)
     result = study(output, trials=4, **IN_TURN)
     assert killed
-    assert [ended.run.trial for ended in in_order(result)] == [0, 1, 2, 3]
+    assert [ended.number for ended in in_order(result)] == [0, 1, 2, 3]
     assert not result.failed
 
 
@@ -736,12 +862,12 @@ def test_failed_trials_are_kept_with_the_reason_and_the_others_go_on(ray_cluster
     assert len(result.failed) == 6
     _, children = mlflow(result)
     for end in result.failed:
-        reason = reasons[str(end.run.point["broken"])]
+        reason = reasons[str(end.point["broken"])]
         assert end.failure is not None
         assert end.failure.startswith(reason)
-        assert children[end.run.key].info.status == "FAILED"
-        assert children[end.run.key].data.tags["concord.failure"] == end.failure
-    assert all(children[ended.run.key].info.status == "FINISHED" for ended in result.finished)
+        assert children[end.name].info.status == "FAILED"
+        assert children[end.name].data.tags["concord.failure"] == end.failure
+    assert all(children[ended.name].info.status == "FINISHED" for ended in result.finished)
     assert sum(raised in line for line in lines) == 1
     assert len(study(output, method="fragile", search="grid", trials=8, max_failures=0).failed) == 6
 
@@ -753,10 +879,21 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
     assert main(["tune", JOB_FILE, *options]) == 1
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("concord: "))
     assert said.startswith("concord: every trial failed (3): environment b: ")
-    folder = folder_of(output)
+    folder = study_folder(output)
     parent, children = mlflow(read_study(folder))
     assert parent.info.status == "FAILED"
     assert statuses(children) == ["FAILED"] * 3
+
+
+def test_a_study_whose_store_was_lost_tracks_all_its_trials_again(ray_cluster: None, output: Path) -> None:
+    study(output, trials=2)
+    with contextlib.closing(sqlite3.connect(output / "mlflow.db")) as database, database:
+        for table in ("params", "tags", "metrics", "latest_metrics", "runs"):
+            database.execute(f"DELETE FROM {table}")
+    lines: list[str] = []
+    study(output, lines.append, trials=3)
+    assert any("has lost run" in line and "a new run takes the whole record" in line for line in lines)
+    whole(output, 3)
 
 
 # --- what a study refuses
@@ -829,56 +966,52 @@ def test_the_oracle_is_refused_without_test_environments(ray_cluster: None, outp
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"job_file": OTHER_JOB_FILE}, "is a study of job tiny-study, not of shared-rule"),
-        (
-            {"vary": ("lr=0.1,0.2",)},
-            "a study with another space: there lr is varied from .*, here .*; give another name",
-        ),
-        ({"epochs": 3}, "a study with another configuration: there epochs is set to 2, here 3; give another name"),
-        ({"seed": 1}, "a study with another configuration: there seed is set to 0, here 1; give another name"),
-        ({"method": "averaged"}, "a study with another method: masked, not averaged; give another name"),
-        ({"selection": "oracle"}, "a study with another selection: held-out, not oracle; give another name"),
-        ({"scheduler": "asha"}, "a study with another scheduler: none, not asha; give another name"),
+        ({"job_file": OTHER_JOB_FILE}, "--name calm: is a study of job tiny-study, not of shared-rule"),
+        ({"vary": ("lr=0.1,0.2",)}, "--space .*: the study calm was started with .*; give another name"),
+        ({"epochs": 3}, "--epochs 3: the study calm was started with 2; give another name"),
+        ({"seed": 1}, "--seed 1: the study calm was started with 0; give another name"),
+        ({"method": "averaged"}, "--method averaged: the study calm was started with masked; give another name"),
+        ({"selection": "oracle"}, "--selection oracle: the study calm was started with held-out; give another name"),
+        ({"scheduler": "asha"}, "--scheduler asha: the study calm was started with none; give another name"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_a_name_belongs_to_one_study(calm: StudyResult, options: dict[str, Any], line: str) -> None:
-    output = calm.folder.parent.parent
-    before = {path: path.stat().st_mtime_ns for path in calm.folder.rglob("*")}
-    with pytest.raises(InputError, match=f"^--name calm: {line}$"):
+    output = output_of(calm)
+    before = {path: path.stat().st_mtime_ns for path in calm.folder.path.rglob("*")}
+    with pytest.raises(InputError, match=f"^{line}$"):
         planned(output, **{"name": "calm", "reruns": 2, "shortlist": 2, "register": True} | options)
-    assert {path: path.stat().st_mtime_ns for path in calm.folder.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in calm.folder.path.rglob("*")} == before
 
 
 def test_a_study_that_continues_begins_with_the_points_it_began_with(calm: StudyResult, output: Path) -> None:
-    folder = folder_of(output, "calm").path
+    folder = study_folder(output, "calm").path
     folder.mkdir(parents=True)
     options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
     own = {"point": {"lr": 0.25, "threshold": 0.5, "penalty": "none"}, "moved": {}}
     for recorded, first in ((own, (own["point"],)), (None, ())):
         (folder / RECORD).write_text(json.dumps({**calm.record, "own": recorded}))
         assert planned(output, **options).first == first
-    assert planned(output, **options | {"name": "new"}).first == (in_order(calm)[0].run.point,)
+    assert planned(output, **options | {"name": "new"}).first == (in_order(calm)[0].point,)
 
 
 def test_a_study_of_before_an_option_goes_on_where_it_is_at_its_default(calm: StudyResult, output: Path) -> None:
-    folder = folder_of(output, "calm").path
+    folder = study_folder(output, "calm").path
     folder.mkdir(parents=True)
-    identity = calm.record["identity"]
-    older = {name: value for name, value in identity["config"].items() if name != "width"}
-    (folder / RECORD).write_text(json.dumps({**calm.record, "identity": {**identity, "config": older}}))
+    older = {name: value for name, value in calm.record["deciding"].items() if name != "width"}
+    (folder / RECORD).write_text(json.dumps({**calm.record, "deciding": older}))
     options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
     assert planned(output, **options).name == "calm"
-    with pytest.raises(InputError, match=r"there width is set to 4, here 6; give another name"):
+    with pytest.raises(InputError, match=r"--width 6: the study calm was started with None; give another name"):
         planned(output, **options, width=6)
 
 
 def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
     with (
-        calm.kept.locked("study"),
+        calm.folder.locked("study"),
         pytest.raises(InputError, match=r"^--name calm: another process is using this study$"),
     ):
-        study(calm.folder.parent.parent, name="calm")
+        study(output_of(calm), name="calm")
 
 
 @pytest.mark.parametrize("tracked_elsewhere", [False, True])
@@ -899,21 +1032,34 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
 
 
 @contextlib.contextmanager
-def mirrored(output: Path, parent: str, store: Store) -> Iterator[tuple[Events, Mirror]]:
-    folder = Folder(output / "group")
-    folder.make()
-    events = Events(folder)
-    yield events, Mirror(store, parent, folder)
-    events.close()
+def mirrored(output: Path, store: Store, *names: str) -> Iterator[tuple[Mirror, OpenRun, list[OpenRun]]]:
+    """A group's record and those of its runs, with a mirror that sends their events."""
+
+    def opened(folder: Folder, record: dict[str, Any]) -> OpenRun:
+        kind = record["kind"]
+        earlier = read_run(folder, kind)
+        return OpenRun(folder, write_record(folder, kind, record) if earlier is None else earlier.record)
+
+    tracking = {"experiment": "children", "parameters": {"lr": 0.2}, "tags": {}}
+    common = {"job": "j", "config": {}, "tracking": tracking}
+    group = opened(folder_of(output, "group", "study"), {**common, "kind": "study"})
+    if group.run_id is None:
+        track(store, group)
+    runs = [opened(folder_of(output, name), {**common, "kind": "run", "group": "group"}) for name in names]
+    mirror = Mirror(store)
+    for run in runs:
+        mirror.add(run, group)
+    yield mirror, group, runs
+    for each in (group, *runs):
+        each.close()
 
 
-def began(events: Events, number: int, **parameters: Any) -> None:
-    events.append("began", run=f"trial {number}", name=f"{number}", parameters=parameters)
+def children_of(store: Store) -> dict[str, Any]:
+    return {run.name: run for run in tracked_runs(store, "children", False) if run.name != "group"}
 
 
 def test_a_child_that_the_store_took_in_part_gets_the_rest(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(output)
-    parent = store.start_run("children", "parent", {}, {})
     client = store.client
     log_batch, refusals = client.log_batch, [OSError("no answer")]
 
@@ -922,74 +1068,54 @@ def test_a_child_that_the_store_took_in_part_gets_the_rest(output: Path, monkeyp
             raise refusals.pop()
         return log_batch(*words, **options)
 
-    monkeypatch.setattr(client, "log_batch", unreliable)
-    with mirrored(output, parent, store) as (events, mirror):
-        began(events, 0, lr=0.1)
+    with mirrored(output, store, "0", "1") as (mirror, _, (first, second)):
+        monkeypatch.setattr(client, "log_batch", unreliable)
+        for run in (first, second):
+            run.append("began", resumed=False)
         for step in range(300):  # more than one call takes
             metrics = {f"metric {number}": float(step) for number in range(5)}
-            events.append("evaluated", run="trial 0", epoch=step, step=step, metrics=metrics)
-        events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
-        began(events, 1, lr=0.2)
-        events.append("ended", run="trial 1", status="KILLED", seconds=1.0)
+            first.append("evaluated", epoch=step, step=step, metrics=metrics)
+        first.append("ended", status="FINISHED")
+        second.append("ended", status="KILLED")
         assert mirror.close(60) == 0
-    children = {run.name: run for run in tracked_runs(store, "children", False)}
-    first, second = children["0"], children["1"]
-    assert (first.status, first.parameters) == ("FINISHED", {"lr": "0.1"})
-    assert [len(points_of(store, first.run_id, f"metric {number}")) for number in range(5)] == [300] * 5
-    assert (second.status, second.parameters) == ("KILLED", {"lr": "0.2"})
+    children = children_of(store)
+    assert (children["0"].status, children["0"].parameters) == ("FINISHED", {"lr": "0.2"})
+    assert [len(points_of(store, children["0"].run_id, f"metric {number}")) for number in range(5)] == [300] * 5
+    assert (children["1"].status, children["1"].parameters) == ("KILLED", {"lr": "0.2"})
 
-    with mirrored(output, parent, store) as (events, mirror):
-        began(events, 1, lr=0.2)
-        events.append("ended", run="trial 1", status="FINISHED", seconds=1.0)
+    with mirrored(output, store, "1") as (mirror, _, (second,)):
+        second.append("began", resumed=False)
+        second.append("ended", status="FINISHED")
         assert mirror.close(60) == 0
-    assert client.get_run(second.run_id).info.status == "FINISHED"
-    assert len(tracked_runs(store, "children", False)) == 3
+    assert {name: run.status for name, run in children_of(store).items()} == {"0": "FINISHED", "1": "FINISHED"}
 
 
 def test_a_child_that_was_made_just_before_a_kill_is_found_again(output: Path) -> None:
     store = Store.open(output)
-    parent = store.start_run("children", "parent", {}, {})
-    made = store.start_run("children", "0", {}, {"mlflow.parentRunId": parent, "concord.task": "trial 0"})
-    with mirrored(output, parent, store) as (events, killed):
+    with mirrored(output, store, "0") as (killed, group, (run,)):
         killed.discard()  # otherwise it would also send the beginning
-        began(events, 0, lr=0.2)
-    with mirrored(output, parent, store) as (events, mirror):
-        events.append("evaluated", run="trial 0", epoch=1, step=1, metrics={"loss": 0.5})
-        events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
+        run.append("began", resumed=False)
+        tags = {"mlflow.parentRunId": str(group.run_id), "concord.run": "0"}
+        made = store.start_run("children", "0", {"lr": "0.2"}, tags)
+    with mirrored(output, store, "0") as (mirror, _, (run,)):
+        run.append("evaluated", epoch=1, step=1, metrics={"loss": 0.5})
+        run.append("ended", status="FINISHED")
         assert mirror.close(60) == 0
-    (child,) = (run for run in tracked_runs(store, "children") if run.run_id != parent)
+    (child,) = children_of(store).values()
     assert (child.run_id, child.parameters, child.metrics) == (made, {"lr": "0.2"}, {"loss": 0.5})
-
-
-def test_a_parent_that_was_lost_has_its_children_made_again(output: Path) -> None:
-    store = Store.open(output)
-    parent = store.start_run("children", "parent", {}, {})
-    with mirrored(output, parent, store) as (events, mirror):
-        began(events, 0, lr=0.2)
-        assert mirror.close(60) == 0
-    new = store.start_run("children", "parent", {}, {})
-    send_again(Folder(output / "group"))
-    with mirrored(output, new, store) as (events, mirror):
-        events.append("evaluated", run="trial 0", epoch=1, step=1, metrics={"loss": 0.5})
-        events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
-        assert mirror.close(60) == 0
-    experiment = store.client.get_experiment_by_name("children").experiment_id
-    (child,) = store.client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{new}'")
-    assert (child.data.params, child.data.metrics) == ({"lr": "0.2"}, {"loss": 0.5})
+    assert require_run(folder_of(output, "0")).run_id == made
 
 
 def test_a_child_that_was_deleted_does_not_keep_the_others_waiting(output: Path) -> None:
     store = Store.open(output)
-    parent = store.start_run("children", "parent", {}, {})
-    with mirrored(output, parent, store) as (events, mirror):
-        began(events, 0)
+    with mirrored(output, store, "0") as (mirror, _, (run,)):
+        run.append("began", resumed=False)
         assert mirror.close(60) == 0
-    (child,) = (run for run in tracked_runs(store, "children", False) if run.run_id != parent)
-    store.client.delete_run(child.run_id)
-    with mirrored(output, parent, store) as (events, mirror):
-        for number in (0, 1):
-            began(events, number, lr=0.2)
-            events.append("ended", run=f"trial {number}", status="FINISHED", seconds=1.0)
+    store.client.delete_run(children_of(store)["0"].run_id)
+    with mirrored(output, store, "0", "1") as (mirror, _, runs):
+        for run in runs:
+            run.append("began", resumed=False)
+            run.append("ended", status="FINISHED")
         assert mirror.close(60) == 0
-    (other,) = (run for run in tracked_runs(store, "children") if run.run_id != parent)
+    (other,) = children_of(store).values()
     assert (other.name, other.status) == ("1", "FINISHED")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from concord.runs.run_folder import recorded_config
 from recorded import Kept, without_time
 from torch import nn
 
@@ -14,6 +13,7 @@ from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
 from concord.objectives import GroupDRO, Objective
 from concord.record import write_record
+from concord.runs.key import recorded_config
 from concord.runs.preflight import preflight
 from concord.studies.plan import plan_study
 from concord.studies.study_options import options_for

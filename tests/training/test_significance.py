@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Concord
-from concord.runs.run_folder import recorded_config
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_comparison import planned
@@ -28,6 +27,7 @@ from concord.aggregation import (
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import write_record
+from concord.runs.key import recorded_config
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
 from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space

@@ -34,7 +34,6 @@ from concord.gradients import (
     StepClock,
 )
 from concord.objectives import ObjectiveGradients
-from concord.options import options_of
 from concord.training import Job, ProcessContext, TrainConfig, build_model, share, train
 from concord.training.checkpoint import (
     CHECKSUMS,
@@ -53,7 +52,6 @@ from concord.training.gradient_source import gradient_source
 from concord.training.kept_weights import BEST, SEEN
 from concord.training.loop import training
 from concord.training.optimization import Optimization
-from concord.training.options import RUNTIME_OPTIONS
 
 
 def blobs(name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -892,13 +890,6 @@ def test_a_target_that_the_model_has_no_output_for_is_refused() -> None:
     job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 2))
     with pytest.raises(InputError, match="target 2 is out of range; the model has 2 outputs"):
         train(job, CONFIG, ProcessContext(), Kept())
-
-
-def test_every_option_of_a_run_is_science_or_placement() -> None:
-    placement = {"address", "min_workers", "use_gpu", "wait_for_resources", "workers"}
-    placement |= {"data_dir", "max_failures", "name", "output", "readers", "register", "resume", "tracking_uri"}
-    assert placement == RUNTIME_OPTIONS
-    assert options_of(TrainConfig).keys() >= RUNTIME_OPTIONS
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not bind processes to cores")

@@ -27,9 +27,7 @@ Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
 # The module of each command, with a function of its name that takes the other words and whether --json was given, and a
 # dataclass of its options (``Demo``), unless they depend on a job, see concord.cli.job_options.
 COMMANDS = {
-    **dict.fromkeys(("jobs", "train", "tune"), "concord.cli.running"),
-    "compare": "concord.cli.comparing",
-    "report": "concord.cli.running",
+    **dict.fromkeys(("jobs", "train", "tune", "compare", "report"), "concord.cli.running"),
     "analyze": "concord.cli.analyze",
     **dict.fromkeys(("data", "demo"), "concord.cli.running"),
     **dict.fromkeys(("submit", "submissions", "logs", "stop"), "concord.cli.submit"),

@@ -10,7 +10,7 @@ from concord.cli.output import info, table
 from concord.cli.parsing import given_options, job_and_words, parse
 from concord.options import as_words, science_values
 from concord.redaction import redact_words
-from concord.runs.analyzed_model import AnalyzeOptions
+from concord.runs.analyzing import AnalyzeOptions
 from concord.storage import resolve
 from concord.table import format_value
 

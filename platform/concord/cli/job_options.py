@@ -166,7 +166,7 @@ def _output(given: str | None) -> Path:
 
 def _restored(options: Any, record: Record, words: Sequence[str]) -> Any:
     """The options with the record's values, except the aggregator if the words give one."""
-    from concord.runs.lifecycle import restored_config
+    from concord.runs.spec import restored_config
 
     given = _early_values(words, "aggregator")[0].aggregator is not None
     return restored_config(options, {k: v for k, v in record["config"].items() if not (given and k == "aggregator")})

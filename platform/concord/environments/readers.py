@@ -92,6 +92,8 @@ class StepReader:
 class _Slot:
     """Memory shared with readers, for one batch at a time: the system takes long to provide new memory.
 
+    DataLoader's own way of sending batches takes 1.2 to 1.3 times the CPU time for images.
+
     Pickling between these processes gives the same slot.
 
     Attributes:

@@ -1,24 +1,19 @@
 """The life of a run or a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
-import dataclasses
-import itertools
-import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.options import flag_of, from_plain, option_values, options_of
 from concord.record import FOLDERS, RECORD, Kind, OpenRun, Run, folder_of, read_record, read_run, write_record
-from concord.redaction import is_hidden, redact
+from concord.redaction import redact
 from concord.runs.execute import CHECKPOINTS, checkpoint_step
-from concord.runs.key import Key, index_run, recorded_config, require_same, require_secrets, run_key
+from concord.runs.key import index_run, require_same, require_secrets
+from concord.runs.spec import RunSpec, new_names
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import (
     LOCK,
@@ -26,86 +21,17 @@ from concord.storage import (
     FullDiskError,
     StorageError,
     display_path,
-    is_remote,
-    require_reachable,
-    resolve,
 )
 from concord.tracking import Mirror, Store
 from concord.tracking.mirror import retrack, track
 from concord.tracking.store import Status
-from concord.training.job import JobFile
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import RunConfig
 
 Info = Callable[[str], None]
 # Files that a run's folder may have before its record.
 _BEFORE_RECORD = frozenset({LOCK, f"{RECORD}.new"})
 # How long the end retries to send events to the store; the second if a disk, perhaps the store's, is full.
 _SENDING_SECONDS, _FULL_DISK_SENDING_SECONDS = 30.0, 2.0
-_LONGEST_NAME = 150
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """A run to train: a job, its resolved options, and their key.
-
-    Attributes:
-        config: the options, resolved; a fold's have the environment that is left out.
-        key: of all that the result depends on.
-        stop_when: conditions that end it early; they are part of the key.
-        experiment: in MLflow.
-        parameters, tags: of its MLflow run.
-        artifacts: JSON values that MLflow keeps with it, by file name.
-        origin: machine, commit and version of the data, for kept results.
-        place: its place in the group that asks for it.
-    """
-
-    job: JobFile
-    config: RunConfig
-    key: Key
-    stop_when: str = ""
-    name: str | None = None
-    experiment: str = ""
-    parameters: Mapping[str, object] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    artifacts: Mapping[str, Any] = field(default_factory=dict)
-    origin: Mapping[str, str] = field(default_factory=dict)
-    place: Mapping[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def of(job: JobFile, config: RunConfig, data: str | None, stop_when: str = "", **further: Any) -> "RunSpec":
-        """The run of these options, which are resolved here; ``data`` is the version of its data, if known.
-
-        Data without a version are told apart by their folder.
-        """
-        config = config.resolve()
-        folder = config.data.data_dir if isinstance(config, TrainConfig) else None
-        if data is None and folder is not None:
-            data = f"in {display_path(resolve(folder))}"
-        unused, recorded = config.unused(), recorded_config(config)
-        parameters = {name: value for name, value in recorded.items() if value is not None and name not in unused}
-        spec = RunSpec(job, config, run_key(job, config, data, stop_when=stop_when), stop_when, parameters=parameters)
-        return dataclasses.replace(spec, **further)
-
-    def record(self, store: Store, kind: Kind = "run") -> dict[str, Any]:
-        """The record of the run before it begins, or of a group that starts from these options."""
-        sources = self.config.sources()
-        tracking = {
-            "experiment": self.experiment or self.job.name,
-            "parameters": {name: str(value) for name, value in self.parameters.items()},
-            "tags": dict(self.tags),
-            **({"artifacts": self.artifacts} if self.artifacts else {}),
-        }
-        return {
-            "kind": kind,
-            "job": self.job.name,
-            "store": redact(store.uri),
-            "config": recorded_config(self.config),
-            "key": self.key.as_json(),
-            **({"stop_when": self.stop_when} if self.stop_when else {}),
-            **({"sources": sources} if sources else {}),
-            **({"origin": dict(self.origin)} if self.origin else {}),
-            "tracking": tracking,
-        }
 
 
 @dataclass
@@ -130,37 +56,6 @@ class Reserved:
     def name(self) -> str:
         """The name of the run or group."""
         return self.folder.place.name
-
-
-def restored_config(defaults: Any, recorded: Mapping[str, Any]) -> Any:
-    """These options with the values of a record; values of unknown options are left out.
-
-    Secrets, which are not recorded, keep their values.
-    """
-    known = {name: value for name, value in recorded.items() if not is_hidden(value)}
-    return defaults.with_options(**from_plain(options_of(type(defaults)), known))
-
-
-def resolved_paths(config: RunConfig) -> dict[str, Any]:
-    """The options that are paths, made absolute (InputError if their storage cannot be reached)."""
-    paths = {key: resolve(value) for key, value in option_values(config).items() if isinstance(value, Path)}
-    for option in ("output", "data_dir"):
-        if option in paths:
-            require_reachable(flag_of(option).removeprefix("--"), paths[option])
-    return paths
-
-
-def plain_name(text: str, otherwise: str) -> str:
-    """A text with plain letters, digits and ``-_.`` alone; ``otherwise`` if it has none of them."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")[:_LONGEST_NAME] or otherwise
-
-
-def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[str]:
-    """A name of job, kind of run and time, at an address with a random part; then the same name with numbers."""
-    name = "-".join([plain_name(job, "run"), *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
-    # This machine may not reach the address, so it cannot check for a unique name.
-    name = f"{name}-{secrets.token_hex(3)}" if is_remote(config.run.output) else name
-    return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
 @contextlib.contextmanager
@@ -397,19 +292,20 @@ class Member:
         except BaseException:
             self._lock.close()
             raise
+        group.mirror.add(self.run, group.run)  # before its first event: the mirror sees whether it had events
         self.begin()
-        group.mirror.add(self.run, group.run)
 
     def begin(self) -> None:
         """Note that it begins, or that it goes on from its last checkpoint.
 
-        A checkpoint is complete when it has its name, and the evaluations before it are recorded. Its event may be lost
-        with the process that wrote it.
+        The event of a checkpoint may be lost with the process that wrote it. It is complete when it has its name, and
+        counts if the evaluations up to it are recorded: training does not repeat them.
         """
-        names = [each for each in self.run.folder.names(CHECKPOINTS) if not each.endswith(".new")]
-        for name in sorted(set(names) - {*self.run.checkpoints}):
-            written = (self.run.folder.path / CHECKPOINTS / name).stat().st_mtime
-            self.run.append("checkpoint", round(1000 * written), name=name, step=checkpoint_step(name))
+        evaluated = max((step for _, step in self.run.evaluations), default=-1)
+        for name in sorted({*self.run.folder.names(CHECKPOINTS)} - {*self.run.checkpoints}):
+            path = self.run.folder.path / CHECKPOINTS / name
+            if path.exists() and not name.endswith(".new") and checkpoint_step(name) <= evaluated:
+                self.run.append("checkpoint", round(1000 * path.stat().st_mtime), name=name, step=checkpoint_step(name))
         self.run.append("began", resumed=bool(self.run.checkpoints))
 
     def end(self, status: Status, **why: str) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from concord.errors import InputError
-from concord.runs.cluster_address import LOCAL, cluster_address
+from concord.runs.session import LOCAL, cluster_address
 from concord.training.options import RunConfig
 
 # The default of --wait-for-resources. A cloud starts a node with a GPU in about ten minutes.

@@ -15,7 +15,6 @@ from concord.errors import InputError, RunFailedError, TrainingFailedError
 from concord.options import flag_of, option_values
 from concord.record import OpenRun, Run
 from concord.runs.champion import scored_on, shortfall
-from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.execute import (
     CHECKPOINTS,
@@ -27,13 +26,13 @@ from concord.runs.execute import (
     remove_checkpoints,
     remove_older,
 )
-from concord.runs.lifecycle import Info, Reserved, RunSpec, open_run, reserved_run, resolved_paths
+from concord.runs.lifecycle import Info, Reserved, open_run, reserved_run
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.resources import require_resources
 from concord.runs.run_summary import mask_parameters, run_summary
-from concord.runs.session import ray_session
-from concord.runs.tags import JOB, run_tags
+from concord.runs.session import check_cluster, ray_session
+from concord.runs.spec import JOB, RunSpec, resolved_paths, run_tags
 from concord.runs.tracked_data import tracked_data
 from concord.source_file import reason
 from concord.storage import full_disk_in_one_line, require_space

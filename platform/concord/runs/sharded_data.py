@@ -3,6 +3,7 @@
 The content of a file depends only on the options and its number. The manifest is rewritten after each file.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +22,10 @@ from concord.environments.sharded import (
     read_manifest,
     shard_of,
 )
-from concord.errors import InputError, RunFailedError, last_line
+from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup, Place, Unkept, flag_of, science_values
 from concord.runs.key import Key, plain
-from concord.runs.session import ray_session
+from concord.runs.session import ray_session, task_failure, task_results
 from concord.storage import Folder, file_checksum
 from concord.training.options import RunConfig
 from concord.training.process import tune_process
@@ -156,24 +157,12 @@ def _made(
 
     make: Any = ray.remote(num_cpus=1, max_retries=3)(_make)
     shared = ray.put(task)
-    limit = tasks or int(ray.cluster_resources().get("CPU", 1))
-    waiting = list(shards)
-    running: dict[Any, AnyShard] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                shard = waiting.pop(0)
-                running[make.remote(shared, shard)] = shard
-            (ready,), _ = ray.wait(list(running), num_returns=1)
-            shard = running.pop(ready)
-            try:
-                yield shard, ray.get(ready)
-            except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", None) or error
-                raise RunFailedError(f"{shard.file} could not be made: {last_line(cause)}") from error
-    finally:
-        for each in running:
-            ray.cancel(each, force=True)
+    most = tasks or int(ray.cluster_resources().get("CPU", 1))
+    with contextlib.closing(task_results(make, shards, lambda shard: (shared, shard), most)) as results:
+        for shard, result in results:
+            if isinstance(result, Exception):
+                raise RunFailedError(f"{shard.file} could not be made: {task_failure(result)}") from result
+            yield shard, result
 
 
 def _make(task: Callable[[AnyShard], Sequence[RowGroupData]], shard: AnyShard) -> tuple[bytes, list[dict[str, Any]]]:

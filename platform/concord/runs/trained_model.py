@@ -10,7 +10,7 @@ from torch import nn
 from concord.errors import InputError
 from concord.record import folder_of, require_run
 from concord.runs.execute import CHECKPOINTS, kept_checkpoint
-from concord.runs.lifecycle import restored_config
+from concord.runs.spec import restored_config
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
 from concord.training.job import JobFile, with_recorded_rule

@@ -27,9 +27,8 @@ from concord.options import (
 from concord.record import FOLDERS
 from concord.redaction import redact_words
 from concord.runs.key import Key, recorded_config
-from concord.runs.lifecycle import RunSpec, plain_name, resolved_paths, restored_config
 from concord.runs.preflight import as_input_error, preflight
-from concord.runs.tags import JOB, run_origin, run_tags
+from concord.runs.spec import JOB, RunSpec, plain_name, resolved_paths, restored_config, run_origin, run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.storage import display_path

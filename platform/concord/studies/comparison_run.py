@@ -15,7 +15,7 @@ from concord.errors import RunFailedError, StoppedError
 from concord.options import option_values
 from concord.record import Run, read_run
 from concord.runs.key import finished_run
-from concord.runs.lifecycle import RunSpec
+from concord.runs.spec import RunSpec
 from concord.studies.comparison_plan import ComparisonPlan, kept_command
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress

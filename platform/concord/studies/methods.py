@@ -19,7 +19,7 @@ from concord.aggregation import RULES
 from concord.aggregation.rules_by_name import has_chance, masks, searched
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import OBJECTIVES, objective_type
-from concord.options import OptionGroup, Role, as_words, did_you_mean, group, names_of, option_values, options_of
+from concord.options import OptionGroup, Place, Role, as_words, did_you_mean, group, names_of, option_values, options_of
 from concord.record import Run, read_run
 from concord.redaction import is_secret, redact_words
 from concord.runs.execute import only_process
@@ -43,8 +43,7 @@ from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
 from concord.training.job import with_rule
 from concord.training.loop import estimated_seconds
-from concord.training.rule_file import RuleFile
-from concord.training.rule_options import config_with_rule
+from concord.training.rule_file import RuleFile, config_with_rule
 
 _OBJECTIVES = tuple(name for name in OBJECTIVES if name != "erm")
 KNOWN: tuple[str, ...] = (*RULES, *_OBJECTIVES)
@@ -96,7 +95,7 @@ class MethodsOptions(OptionGroup):
     """Mode of the measure, if the job gives none."""
     folds: int = 0
     """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
-    results: Path | None = None
+    results: Place[Path | None] = None
     """Folder for the values of each method's seeds, one JSON line a seed."""
     sharing: SharingOptions = group(SharingOptions)
     # fmt: on
@@ -157,7 +156,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     best: Selection = "validation" if there.validation else alone
     selection = best if options.selection == "auto" else options.selection
     name = methods_name(job, command)
-    shared = {each: value for each, value in option_values(options).items() if each in _OF_STUDIES}
+    shared = {each: value for each, value in option_values(options).items() if each in options_of(StudyOptions)}
     studies: dict[str, StudyPlan] = {}
     left_out: dict[str, str] = {}
     chosen = method_names(options.methods)
@@ -169,12 +168,13 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
             space = _space(changed, method)
             startup = max(1, options.trials // 2)
             of_study = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
-            asked = StudyOptions(shortlist=0).with_options(**shared, **of_study)
+            asked = StudyOptions(shortlist=0).with_options(**shared | of_study)
             searched = dataclasses.replace(job_of_method.job, studies={method: Study(space)})
             of_method = dataclasses.replace(job_of_method, job=searched)
             called = f"{name}-{comparison_name(method, None)}"
             command_of = TuneOptions(study=asked, config=changed.with_options(name=called))
-            studies[method] = plan_study(of_method, command_of, {*given, "selection"} - _OWN)
+            fixed = {*given} & options_of(type(base)).keys()
+            studies[method] = plan_study(of_method, command_of, fixed | {"selection"})
         except InputError as error:
             if method in chosen or method == USUAL[0]:
                 raise InputError(f"{method}: {format_for_cli(error)}") from error
@@ -202,10 +202,6 @@ def check_methods(command: Any, given: Collection[str]) -> None:
 def methods_name(job: JobFile, command: MethodsCommand) -> str:
     """The given name, or the job's."""
     return command.config.run.name or f"{comparison_name(job.name, None)}-{METHODS}"
-
-
-_OWN = options_of(MethodsOptions).keys() - {"selection"}
-_OF_STUDIES = {"trials", "metric", "mode", "folds", *options_of(SharingOptions)}
 
 
 def _with_method(job: JobFile, base: TrainConfig, method: str) -> tuple[JobFile, TrainConfig]:

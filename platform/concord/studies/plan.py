@@ -21,9 +21,8 @@ from concord.record import Kind as GroupKind
 from concord.redaction import is_secret, redact_words
 from concord.runs.champion import required
 from concord.runs.key import plain, recorded_config, require_same, require_secrets
-from concord.runs.lifecycle import RunSpec, new_names, plain_name, resolved_paths
 from concord.runs.preflight import Checked, preflight
-from concord.runs.tags import JOB, run_origin, run_tags
+from concord.runs.spec import JOB, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
 from concord.studies.criterion import SPREAD, Criterion, Judge, check_metric, chosen_mode, measure_of, metric_on
@@ -209,6 +208,8 @@ class StudyPlan(GroupPlan):
                         "concord.study": self.name,
                         "concord.trial": str(trial),
                         "concord.kind": kind,
+                        "concord.method": self.method,
+                        "concord.selection": self.options.selection,
                         **({} if left_out is None else {"concord.left_out": left_out}),
                     },
                     origin=self.origin,

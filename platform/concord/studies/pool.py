@@ -24,13 +24,14 @@ from ray.tune.search import Searcher
 
 from concord.errors import RunFailedError
 from concord.options import option_values
-from concord.record import OpenRun, Run
+from concord.record import EVENTS, OpenRun, Run
 from concord.runs.dashboard import described
 from concord.runs.execute import RunTask, checkpoint_step, last_checkpoint, remove_checkpoints, remove_older
 from concord.runs.key import finished_run, index_run
-from concord.runs.lifecycle import Info, Member, Open, RunSpec, open_run, reserved_group
+from concord.runs.lifecycle import Info, Member, Open, open_run, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.session import ray_session
+from concord.runs.spec import RunSpec
 from concord.runs.termination import signal_handler
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress
@@ -41,7 +42,7 @@ from concord.studies.stopping import SCHEDULER, scheduler
 from concord.studies.trial import PoolSpec, TrialProcess
 from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
 from concord.tracking import Store
-from concord.tracking.mirror import CURSOR
+from concord.tracking.mirror import forget, is_sent
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
@@ -82,7 +83,8 @@ def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], in
                 info(f"Ray dashboard {described(dashboard)}")
             pool = Pool(plan, group, resources)
             if group.resumed:
-                pool.send_unsent()
+                assert reserved.run is not None
+                pool.send_unsent(lost=reserved.run.run_id != group.run.run_id)
             yield pool
 
 
@@ -132,17 +134,19 @@ class Pool:
         runs.known = self.known
         return runs
 
-    def send_unsent(self) -> None:
-        """Let MLflow have what an earlier process could not send of runs that ended."""
+    def send_unsent(self, lost: bool) -> None:
+        """Let MLflow have what an earlier process could not send of runs that ended; all, if it has lost the group."""
         for name in self.group.run.asked:
             run = self.runs().run(name)
-            if run.status is not None and run.record.get("group") == self.group.run.name:
-                cursor = run.folder.path / CURSOR
-                if run.run_id is None or not cursor.exists():
-                    opened = OpenRun(run.folder, run.record)
-                    self.group.mirror.add(opened, self.group.run)
-                    self.group.mirror.finish(opened)
-                    opened.close()
+            if run.record.get("group") != self.group.run.name:
+                continue
+            if lost:
+                forget(run)
+            if run.status is not None and not is_sent(run):
+                self.known[name] = opened = OpenRun(run.folder, run.record)
+                self.group.mirror.add(opened, self.group.run)
+                self.group.mirror.finish(opened)
+                opened.close()
 
     def run(
         self,
@@ -303,6 +307,7 @@ class _Runs(Searcher):
             run = finished_run(output, spec.key)
             name = spec.name if run is None else run.name
             self._group.run.append("asked", run=name, key=spec.key.value, **spec.place)
+            self._group.run.folder.keep(EVENTS)  # at an address, for another machine that goes on
             if run is None:
                 self._waiting.append(spec)
             else:
@@ -321,6 +326,7 @@ class _Runs(Searcher):
             for name, fields in json.loads(result["events"]):
                 run.append(name, **fields)
                 if name == "checkpoint":
+                    run.folder.keep(EVENTS)
                     remove_older(run.folder, run.checkpoints)
         if result["failure"] is None:
             self._progress.evaluated(run.name, result["percent"])

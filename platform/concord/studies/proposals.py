@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from concord.record import Evaluation, Run, folder_of, read_run
-from concord.runs.lifecycle import RunSpec
+from concord.runs.spec import RunSpec
 from concord.space import Point, frozen
 from concord.studies.criterion import Judge, left_out_metrics
 

@@ -11,7 +11,7 @@ import pickle
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.source import ConcatSource, InMemory, joined
 from concord.environments.tree import merged
-from concord.options import OptionGroup, Role, names_of, option_values
+from concord.options import OptionGroup, Role, option_values, options_of
 from concord.training import Job, TrainConfig
 from concord.training.context import ProcessContext
 from concord.training.worker_data import WorkerData, prepare
@@ -54,6 +54,7 @@ class SharedData:
     Attributes:
         options: the options on which the data may depend, with values.
         environments: names and purposes, without data.
+        left_out: the environment that all runs leave out.
     """
 
     options: dict[str, Any]
@@ -61,10 +62,12 @@ class SharedData:
     training: _Part
     held_out: _Part | None
     eval_only: _Part | None
+    left_out: str | None = None
 
     def fits(self, config: TrainConfig) -> bool:
         """Whether these are the data of this configuration, with or without the environment that it leaves out."""
-        if config.data.leave_out is not None and self.environments.learn:
+        left_out = config.data.leave_out
+        if left_out != self.left_out and (self.left_out is not None or self.environments.learn):
             return False
         return self.options.items() <= option_values(config).items()
 
@@ -87,12 +90,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     depends = data_options(type(config))
     if not depends.isdisjoint(varied):
         return None
-    groups = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    learning: Any = {
-        name: _Unreadable()
-        for name, group in groups.items()
-        if isinstance(group, OptionGroup) and type(group).role is Role.LEARNING
-    }
+    learning: Any = {name: _Unreadable() for name in learning_groups(type(config))}
     guarded = dataclasses.replace(config, **learning)
     with_guard = dataclasses.replace(job, environments=lambda _: job.environments(guarded))
     try:
@@ -107,14 +105,24 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
             training=_put([pair.training for pair in prepared.training]),
             held_out=_put(held_out) if held_out else None,
             eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
+            left_out=config.data.leave_out,
         )
     except (TypeError, pickle.PicklingError):  # a source with an open file
         return None
 
 
+def learning_groups(kind: type[TrainConfig]) -> frozenset[str]:
+    """The groups of options on which data do not depend."""
+    hints = get_type_hints(kind)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, OptionGroup)}
+    return frozenset(name for name, group in groups.items() if group.role is Role.LEARNING)
+
+
 def data_options(kind: type[TrainConfig]) -> frozenset[str]:
-    """The options on which data may depend: science that is not of learning alone, and the data's folder."""
-    return names_of(kind, Role.SCIENCE, Role.SCORING) - {"evaluations", "leave_out"} | {"data_dir"}
+    """The options on which data may depend, besides the environment that is left out."""
+    learning, roles = learning_groups(kind), (Role.SCIENCE, Role.SCORING)
+    options = [each for each in options_of(kind).values() if each.role in roles and each.name != "leave_out"]
+    return frozenset(each.name for each in options if not learning & {*each.groups})
 
 
 def without(prepared: WorkerData, left_out: str) -> WorkerData:

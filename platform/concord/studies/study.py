@@ -11,9 +11,10 @@ from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import OpenRun, Run
 from concord.runs.execute import kept_checkpoint, remove_checkpoints
 from concord.runs.key import recorded_config
-from concord.runs.lifecycle import Info, RunSpec
+from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
 from concord.runs.run import finish
+from concord.runs.spec import RunSpec
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, Judge
 from concord.studies.group_progress import GroupProgress
@@ -23,6 +24,7 @@ from concord.studies.proposals import GroupRuns, ProposalList, Trial
 from concord.studies.results import StudyResult, judged, write_results
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
+from concord.tracking.store import PARENT
 from concord.training.options import TrainConfig
 from concord.training.worker_data import check_environments
 
@@ -220,6 +222,7 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         "concord.method": plan.method,
         "concord.seed": str(plan.base.run.seed),
         "concord.selection": plan.options.selection + (" (oracle)" if plan.test_usage else ""),
+        PARENT: str(pool.group.run.run_id),
     }
     config = config_at(plan.base, plan.space, winner.point)
     assert winner.run is not None
@@ -239,10 +242,13 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         if run.failure is not None:
             raise RunFailedError(f"the best trial, trained once more, failed: {run.failure}")
     info(f"the best trial, {winner.number}, is registered: {format_point(winner.point | winner.resolved)}")
-    with run.folder.locked("run"), contextlib.closing(OpenRun(run.folder, run.record)) as opened:
-        pool.group.mirror.add(opened, pool.group.run)
+    mirror = pool.group.mirror
+    with run.folder.locked("run"), contextlib.ExitStack() as until_sent:
         try:
-            pool.group.mirror.wait_for(opened, _TRACKING_SECONDS)
+            mirror.wait_for(run, _TRACKING_SECONDS)  # if it was trained just now, so that no second MLflow run is made
+            opened = until_sent.enter_context(contextlib.closing(OpenRun(run.folder, run.record)))
+            mirror.add(opened, pool.group.run)
+            mirror.wait_for(opened, _TRACKING_SECONDS)
         except RunFailedError as error:
             info(f"the model could not be kept in MLflow: {error}; the same --name tries again")
             return {}
@@ -251,5 +257,5 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         end: dict[str, Any] = {"report" if tracked else "untracked": report}
         opened.append("ended", status="FINISHED", **end)
         opened.sync()
-        pool.group.mirror.finish(opened)
+        mirror.finish(opened)
     return {**{name: report[name] for name in ("model", "champion", "registration")}, "winner_of": winner.run.name}

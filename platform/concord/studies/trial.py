@@ -4,13 +4,15 @@ The process lives as long as the pool. It imports, reads the job and maps the sh
 little more than its training.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from ray.tune import Trainable
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
+from concord.record import Evaluation
 from concord.redaction import redact
 from concord.runs.execute import RunTask, execute
 from concord.source_file import reason
@@ -28,9 +31,11 @@ from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
 from concord.training.checkpoint import RESUMED_SECONDS
 from concord.training.job import JobFile
-from concord.training.options import parallel_of
+from concord.training.options import TrainConfig, parallel_of
 from concord.training.process import tune_process
 from concord.training.worker_data import WorkerData
+
+_logger = logging.getLogger("concord.studies")
 
 
 @dataclass(frozen=True)
@@ -116,12 +121,11 @@ class TrialProcess(Trainable):
                 task, on_ray_train=True, scratch=base.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
             )
         shared = self._pool.shared
-        left_out = config.data.leave_out if shared is not None else None
-        load = functools.partial(self._shared, left_out) if shared is not None and shared.fits(config) else None
+        load = functools.partial(self._shared, config) if shared is not None and shared.fits(config) else None
         epochs, last = self._job.epochs(config), None
         for percent, score in asked["earlier"]:  # a scheduler judges a continued run by all its evaluations
             yield {PROGRESS: percent, SCORE: score, "done": False}
-        evaluations = execute(task, self._job, config, self._take, asked["start"], load)
+        evaluations = self._evaluations(task, config, asked["start"], load)
         for evaluation in evaluations:
             metrics = judge.metrics(evaluation.metrics)
             stopped = None
@@ -146,12 +150,30 @@ class TrialProcess(Trainable):
         # The loop ended before its last epoch, or the run had trained to its end.
         yield {**(last or {SCORE: 0.0}), PROGRESS: 100.0, "done": True}
 
-    def _shared(self, left_out: str | None) -> WorkerData:
-        shared = self._pool.shared
+    def _evaluations(
+        self, task: RunTask, config: Any, start: str | None, load: Callable[[], WorkerData] | None
+    ) -> Generator[Evaluation, None, None]:
+        """From a checkpoint on; from the beginning if there is none, or one that cannot be loaded."""
+        loaded = False
+        try:
+            with contextlib.closing(execute(task, self._job, config, self._take, start, load)) as evaluations:
+                for evaluation in evaluations:
+                    loaded = True
+                    yield evaluation
+        except (InputError, RunFailedError, TrainingFailedError) as error:
+            if loaded or start is None:
+                raise
+            _logger.warning("the run begins again: %s", format_for_cli(error))
+            self._take("began", resumed=False)
+            yield from execute(task, self._job, config, self._take, None, load)
+
+    def _shared(self, config: TrainConfig) -> WorkerData:
+        shared, left_out = self._pool.shared, config.data.leave_out
         assert shared is not None
         if self._prepared is None:
             self._prepared = shared.prepared()
-        return self._prepared if left_out is None else without(self._prepared, left_out)
+        same = left_out == shared.left_out
+        return self._prepared if same or left_out is None else without(self._prepared, left_out)
 
 
 def _failed(why: str) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from typing import Any
 
 from concord.errors import RunFailedError
 from concord.metric_name import metric_name
-from concord.record import EVENTS, Event, OpenRun, Run, read_events
+from concord.record import EVENTS, Event, OpenRun, Run, read_events, write_record
 from concord.redaction import redact
 from concord.storage import StorageError, append_line, read_lines
 from concord.tracking.client import import_mlflow, is_final, one_line, pages, post
-from concord.tracking.store import PARENT, Store
+from concord.tracking.store import PARENT, Store, clean_parameters
 
 CURSOR = "events.sent"
 
@@ -49,13 +49,15 @@ def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
     about: dict[str, Any] = run.record["tracking"]
     tags = {**about["tags"], _NAME: run.name, **({PARENT: group_id} if group_id else {})}
     began = None if run.began is None else int(run.began["at"])
-    run_id = store.start_run(about["experiment"], run.name, about["parameters"], tags, began)
+    # Of a group's run the parameters are sent with the first metrics: a call less for each of thousands.
+    parameters = about["parameters"] if group_id is None else {}
+    run_id = store.start_run(about["experiment"], run.name, parameters, tags, began)
     try:
         if group_id is None:
             for name, value in {"config.json": run.record["config"], **about.get("artifacts", {})}.items():
                 store.log_text(run_id, json.dumps(value, indent=2, default=str), name)
-        for name, source in run.record.get("sources", {}).items():
-            store.log_text(run_id, source, name)
+            for name, source in run.record.get("sources", {}).items():
+                store.log_text(run_id, source, name)
         run.describe(run_id=run_id)
     except BaseException:
         with contextlib.suppress(RunFailedError):
@@ -66,9 +68,21 @@ def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
 
 def retrack(store: Store, run: OpenRun) -> str:
     """Create a new MLflow run for a record whose run the store has lost; it takes all events."""
-    (run.folder.path / CURSOR).write_text("0\n")
-    run.folder.keep(CURSOR)
+    forget(run)
     return track(store, run)
+
+
+def forget(run: Run) -> None:
+    """Forget the MLflow run of a record, so that a new one takes all events."""
+    described = {name: value for name, value in run.record.items() if name != "run_id"}
+    run.record = write_record(run.folder, described["kind"], described)
+    run.folder.write(CURSOR, "0\n", durable=False)
+
+
+def is_sent(run: Run) -> bool:
+    """Whether the store has all events of a record, by the files of this machine."""
+    events, cursor = run.folder.path / EVENTS, run.folder.path / CURSOR
+    return run.run_id is not None and cursor.exists() and [*read_lines(cursor)][-1:] == [events.stat().st_size]
 
 
 @dataclass
@@ -166,15 +180,14 @@ class Mirror:
             if (mirrored := self._records.get(str(run.folder.place))) is not None:
                 mirrored.closed = True
 
-    def wait_for(self, run: OpenRun, seconds: float) -> str:
-        """The id of a run's MLflow run, once it is made (RunFailedError if it is not in time)."""
+    def wait_for(self, run: Run, seconds: float) -> None:
+        """Wait until a run that is being sent has its MLflow run (RunFailedError if it is not made in time)."""
         until = time.monotonic() + seconds
         self._wake.set()
-        while run.run_id is None:
+        while run.run_id is None and str(run.folder.place) in self._records:
             if time.monotonic() > until:
                 raise RunFailedError(f"tracking at {self._shown} did not take run {run.name} in time")
             time.sleep(0.02)
-        return run.run_id
 
     def close(self, seconds: float) -> int:
         """Send the remaining events within this number of seconds; return the number of unsent events."""
@@ -207,8 +220,9 @@ class Mirror:
             elif down:
                 time.sleep(_CLOSING_PAUSE_SECONDS)
             closing = self._deadline is not None  # read before sending: then the files hold all events
+            records = self._open_records()
             try:
-                for mirrored in self._open_records():
+                for mirrored in records:
                     sent = self._send_all(mirrored)
                     if sent and down:
                         _logger.warning("tracking at %s answers again; the kept events are being sent", self._shown)
@@ -216,10 +230,10 @@ class Mirror:
                 pause, down = _EVERY_SECONDS, False
             except Exception as error:  # no failure of tracking may end this thread silently
                 if is_final(error):
-                    self._warn("refuses events", error, next(iter(self._records.values())).file)
+                    self._warn("refuses events", error, mirrored.file)
                     return
                 if not down:
-                    self._warn("is not answering", error, next(iter(self._records.values())).file)
+                    self._warn("is not answering", error, mirrored.file)
                 pause, down = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
             if self._deadline is not None and (time.monotonic() >= self._deadline or (closing and not down)):
                 return
@@ -258,7 +272,10 @@ class Mirror:
             run_id = self._run_id(mirrored)
             ended = piece.ended.fields if piece.ended is not None else {}
             tags = {f"concord.{name}": str(ended[name]) for name in ("stopped", "failure") if ended.get(name)}
-            self._log(run_id, piece.points, {name: redact(value)[:_LONGEST_TAG] for name, value in tags.items()})
+            tags = {name: redact(value)[:_LONGEST_TAG] for name, value in tags.items()}
+            first = mirrored.group is not None and piece.began is not None
+            parameters = clean_parameters(run.record["tracking"]["parameters"]) if first else {}
+            self._log(run_id, piece.points, parameters, tags)
             for path in piece.artifacts:
                 if (file := run.folder.path / path).exists():
                     self._store.log_files(run_id, file, path.rpartition("/")[0] or None)
@@ -289,19 +306,26 @@ class Mirror:
         """Record the MLflow run that a killed process created without recording its id, if there is one."""
         client = self._store.client
         experiment = client.get_run(group_id).info.experiment_id
-        wanted = f"tags.`{PARENT}` = '{group_id}' AND tags.`{_NAME}` = '{run.name}'"
+        begun = "attributes.status = 'RUNNING'"  # one that ended is of an earlier attempt, which is trained anew
+        wanted = f"tags.`{PARENT}` = '{group_id}' AND tags.`{_NAME}` = '{run.name}' AND {begun}"
         for found in pages(lambda token: client.search_runs([experiment], wanted, page_token=token)):
             run.describe(run_id=str(found.info.run_id))
             return True
         return False
 
-    def _log(self, run_id: str, points: list[tuple[str, float, int, int]], tags: dict[str, str]) -> None:
-        """Send these in calls of at most MLflow's limit, tags with the first."""
+    def _log(
+        self,
+        run_id: str,
+        points: list[tuple[str, float, int, int]],
+        parameters: dict[str, str],
+        tags: dict[str, str],
+    ) -> None:
+        """Send these in calls of at most MLflow's limit, parameters and tags with the first."""
         import_mlflow()
-        from mlflow.entities import Metric, RunTag
+        from mlflow.entities import Metric, Param, RunTag
 
-        while points or tags:
-            size = _LARGEST_BATCH - len(tags)
+        while points or parameters or tags:
+            size = _LARGEST_BATCH - len(parameters) - len(tags)
             if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of retries
                 body: dict[str, object] = {
                     "run_id": run_id,
@@ -315,6 +339,7 @@ class Mirror:
                         }
                         for key, each, at, step in points[:size]
                     ],
+                    "params": [{"key": key, "value": value} for key, value in parameters.items()],
                     "tags": [{"key": key, "value": value} for key, value in tags.items()],
                 }
                 post(self._store.uri, "/api/2.0/mlflow/runs/log-batch", body, _HTTP_SECONDS)
@@ -322,10 +347,11 @@ class Mirror:
                 self._store.client.log_batch(
                     run_id,
                     [Metric(*point) for point in points[:size]],
-                    tags=[RunTag(key, value) for key, value in tags.items()],
+                    [Param(key, value) for key, value in parameters.items()],
+                    [RunTag(key, value) for key, value in tags.items()],
                     synchronous=True,
                 )
-            points, tags = points[size:], {}
+            points, parameters, tags = points[size:], {}, {}
 
 
 def _begins_line(file: Path, at: int) -> bool:

@@ -143,8 +143,8 @@ class Store:
             made = self.client.create_run(self._experiment(experiment), began, _clean(tags), name)
             run_id = str(made.info.run_id)
             try:
-                values = [Param(key, value[:_LONGEST_PARAMETER]) for key, value in _clean(parameters).items()]
-                self.client.log_batch(run_id, params=values, synchronous=True)
+                if values := [Param(key, value) for key, value in clean_parameters(parameters).items()]:
+                    self.client.log_batch(run_id, params=values, synchronous=True)
             except Exception:
                 self.client.delete_run(run_id)  # a run without its parameters would be misleading
                 raise
@@ -304,6 +304,11 @@ def _check_server(uri: str) -> None:
         elif "read timeout" in str(error).lower():
             reason = f"it took the connection and did not answer within {ANSWER_SECONDS:g} s"
         raise ValueError(reason) from None
+
+
+def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
+    """Parameters in stored form: text of limited length, without secrets."""
+    return {key: value[:_LONGEST_PARAMETER] for key, value in _clean(parameters).items()}
 
 
 def _clean(values: Mapping[str, object]) -> dict[str, str]:

@@ -21,8 +21,7 @@ from concord.training.comparison import Comparison
 from concord.training.context import RunContext
 from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.rule_file import RuleFile
-from concord.training.rule_options import config_with_rule
+from concord.training.rule_file import RuleFile, config_with_rule
 
 Config = TypeVar("Config", bound=RunConfig)
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import torch
 
@@ -19,8 +20,17 @@ from concord.aggregation.families import Rule, as_rule
 from concord.aggregation.rule import aggregate
 from concord.aggregation.weighting import Weighting, weights_of
 from concord.errors import ArgumentError, InputError
-from concord.hyperparameters import Hyperparameter, hyperparameters_of
+from concord.hyperparameters import Hyperparameter, hyperparameters_of, with_fields
+from concord.options import defaults_of, flag_of, options_of
 from concord.source_file import read_source, refusing, run_source
+
+if TYPE_CHECKING:
+    from concord.training.options import TrainConfig
+
+Config = TypeVar("Config", bound="TrainConfig")
+
+# Options that set the rule's field of the same name and type.
+_SHARED: dict[str, Any] = {"threshold": float, "seed": int}
 
 
 @dataclass(frozen=True)
@@ -111,3 +121,41 @@ class OwnRule:
 
     def _refused(self, problem: str) -> ArgumentError:
         return ArgumentError("aggregator", self.file.reference, problem)
+
+
+def config_with_rule(config: Config, rule: OwnRule) -> Config:
+    """The job's options and the rule's fields, at their defaults, with this rule as the only aggregator.
+
+    A field called ``threshold`` or ``seed`` takes the value of that option.
+    """
+    reference, given = rule.file.reference, config.aggregation
+    fields: list[tuple[str, Any, Any]] = [("aggregator", Literal[reference], dataclasses.field(default=reference))]
+    for name, each in rule.options.items():
+        if name in _SHARED:
+            if each.hint is not _SHARED[name]:
+                expected = f"its field {name} must be of type {_SHARED[name].__name__}, as {flag_of(name)} is"
+                raise ArgumentError("aggregator", reference, expected)
+            continue
+        if hasattr(config, name) or hasattr(given, name) or name in options_of(type(config)):
+            problem = f"its field {name} is another option of the job; rename it"
+            raise ArgumentError("aggregator", reference, problem)
+        if not _can_be_given(each.hint):
+            kinds = "a number, text, true or false, or a tuple of these"
+            problem = f"its field {name} is of type {each.hint}; make it {kinds}"
+            raise ArgumentError("aggregator", reference, problem)
+        fields.append(each.as_field(name))
+    suffix = f"With{rule.file.name}"
+    aggregation = with_fields(type(given), f"{type(given).__name__}{suffix}", fields, own_rule=rule)
+    group = ("aggregation", aggregation, dataclasses.field())
+    kind = with_fields(type(config), f"{type(config).__name__}{suffix}", [group])
+    groups = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}
+    chosen = dataclasses.replace(defaults_of(aggregation), **vars(given) | {"aggregator": reference})
+    return kind(**groups | {"aggregation": chosen})
+
+
+def _can_be_given(hint: Any) -> bool:
+    """Whether the command line and records have values of this type."""
+    kind = get_origin(hint)
+    if kind in (Union, UnionType, tuple):
+        return all(each is ... or _can_be_given(each) for each in get_args(hint))
+    return kind is Literal or hint in (bool, int, float, str, NoneType)

@@ -1,4 +1,8 @@
-"""The package of a submission: this version of Concord, and the user's files."""
+"""The package of a submission: this version of Concord, and the user's files.
+
+The files are chosen and copied here, not by Ray's ``excludes``: Ray would also send what a link names outside of the
+folder or under another name (``notes.txt`` → ``.env``), and files that a ``.gitignore`` above the folder ignores.
+"""
 
 import contextlib
 import os

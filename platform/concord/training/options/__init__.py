@@ -2,9 +2,8 @@
 
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
-from concord.training.options.optimizer_options import OptimizerOptions
+from concord.training.options.option_groups import OptimizerOptions, ScheduleOptions
 from concord.training.options.run_options import RunConfig
-from concord.training.options.schedule_options import ScheduleOptions
 from concord.training.options.train_config import TrainConfig, parallel_of
 
 __all__ = [

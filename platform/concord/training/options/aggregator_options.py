@@ -73,7 +73,7 @@ class AggregatorOptions(_RuleOptions):
 
     @property
     def own_rule(self) -> OwnRule | None:
-        """The user's own rule that --aggregator names; see :func:`concord.training.rule_options.config_with_rule`."""
+        """The user's own rule that --aggregator names; see :func:`concord.training.rule_file.config_with_rule`."""
         return None
 
     @property

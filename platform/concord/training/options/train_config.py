@@ -8,12 +8,9 @@ from concord.aggregation.rules_by_name import fields_of, has_chance, own_options
 from concord.objectives import objective_type
 from concord.options import OptionGroup, group, option_values
 from concord.training.options.aggregator_options import AggregatorOptions
-from concord.training.options.data_options import DataOptions
 from concord.training.options.objective_options import ObjectiveOptions
-from concord.training.options.optimizer_options import OptimizerOptions
-from concord.training.options.parallel_options import ParallelOptions
+from concord.training.options.option_groups import DataOptions, OptimizerOptions, ParallelOptions, ScheduleOptions
 from concord.training.options.run_options import RunConfig
-from concord.training.options.schedule_options import ScheduleOptions
 
 
 @dataclass(frozen=True, kw_only=True)
