@@ -26,7 +26,7 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.runs.sharded_data import Info, MakingOptions, make_sharded
+from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 
 _DATA = "coinrun-clone"
 _TOGETHER = 16  # environments of a level, stepped together
@@ -88,30 +88,23 @@ def cloning_folder(data_dir: Path | None, output: Path, game: str, difficulty: s
 
 
 @dataclass(frozen=True)
-class _Shard:
+class _Shard(SplitPart):
     """The content of one file: ``states`` states of one level, or one state from each of ``states`` levels.
 
     ``first`` and ``count`` are the range of levels to play, or to draw from.
     """
 
-    file: str
-    split: Split
-    first: int
-    count: int
     states: int
 
 
 def _shards(options: CloningOptions) -> list[_Shard]:
     levels = range(options.first_level, options.first_level + options.levels)
     shards = [_Shard(f"train/level-{level:010d}.parquet", "train", level, 1, options.states) for level in levels]
-    room = options.first_test_level
-    unseen: tuple[tuple[Split, int], ...] = (("test", options.test_states), ("validation", options.validation_states))
-    for split, states in unseen:
-        for number, start in enumerate(range(0, states, _SHARD)):
-            some = min(_SHARD, states - start)
-            shards.append(_Shard(f"{split}/part-{number:04d}.parquet", split, room, _ROOM, some))
-            room += _ROOM
-    return shards
+    unseen = split_parts({"test": options.test_states, "validation": options.validation_states}, _SHARD)
+    rooms = range(options.first_test_level, LARGEST_LEVEL, _ROOM)
+    return shards + [
+        _Shard(part.file, part.split, room, _ROOM, part.count) for room, part in zip(rooms, unseen, strict=False)
+    ]
 
 
 def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
