@@ -241,7 +241,7 @@ class Environments:
         checked = {name: Environment.of(name, data) for name, data in arrays.items()}
         purposes = purposes_of(checked, validation, test)
         _require_alike(list(checked.values()))
-        return Environments(lambda name: checked[name].data, **purposes)
+        return Environments(lambda name: checked[name].data, **purposes, version=None)
 
     @property
     def version(self) -> str | None:

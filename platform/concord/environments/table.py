@@ -191,11 +191,7 @@ def from_table(
     frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
-    for option, name in (
-        ("environment", environment),
-        ("target", target),
-        *(("columns", each) for each in kinds),
-    ):
+    for option, name in (("environment", environment), ("target", target), *(("columns", each) for each in kinds)):
         if name not in frame.columns:
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
