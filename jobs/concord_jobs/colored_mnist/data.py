@@ -43,18 +43,22 @@ class ColourOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        self.require("classes", self.classes in (2, 5, 10), "must be 2, 5 or 10")
+        if self.classes not in (2, 5, 10):
+            raise ArgumentError("classes", self.classes, "must be 2, 5 or 10")
         require_probabilities(
             flips=self.flips, test_flip=self.test_flip, observed_flips=self.observed_flips, patch_flips=self.patch_flips
         )
-        self.require("flips", len(self.flips) > 0, "gives no training environment")
-        right = not self.patch_flips or (self.classes == 2 and len(self.patch_flips) == len(self.flips))
-        expected = f"give one for each of the {len(self.flips)} training environments, and 2 classes"
-        self.require("patch_flips", right, expected)
+        if not self.flips:
+            raise ArgumentError("flips", self.flips, "gives no training environment")
+        if self.patch_flips and (self.classes != 2 or len(self.patch_flips) != len(self.flips)):
+            expected = f"give one for each of the {len(self.flips)} training environments, and 2 classes"
+            raise ArgumentError("patch_flips", self.patch_flips, expected)
         for value in self.noises():
-            expected = f"with a gap of {self.noise_gap}, noise {value} is outside [0, 1]"
-            self.require("noise", 0 <= value <= 1, expected)
-        self.require("side", self.side in (14, 28), "must be 14 or 28")
+            if not 0 <= value <= 1:
+                expected = f"with a gap of {self.noise_gap}, noise {value} is outside [0, 1]"
+                raise ArgumentError("noise", self.noise, expected)
+        if self.side not in (14, 28):
+            raise ArgumentError("side", self.side, "must be 14 or 28")
 
     def noises(self) -> list[float]:
         """The label noise of each training environment."""
