@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from concord.environments import Environments
 from concord.environments.label_noise import misled
 from concord.training import Job, TrainConfig
-from concord_jobs.domainbed.small_images import SETTINGS, dealt, network
+from concord_jobs.domainbed.small_images import SETTINGS, all_but, dealt, network
 from concord_jobs.domainbed.spaces import SMALL_IMAGES
 from concord_jobs.domainbed.tables import table
 
@@ -45,8 +45,7 @@ def environments(config: DomainBedColoredMNISTConfig) -> Environments:
         found[torch.arange(len(labels)), colours] = images
         return found, labels
 
-    train = [name for name in FLIPS if name != config.test_environment]
-    return Environments(coloured, train, test=[name for name in FLIPS if name == config.test_environment])
+    return all_but(coloured, list(FLIPS), config.test_environment)
 
 
 def model(config: DomainBedColoredMNISTConfig) -> nn.Module:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from concord.environments import Environments
 from concord.training import Job, TrainConfig
-from concord_jobs.domainbed.small_images import SETTINGS, dealt, network
+from concord_jobs.domainbed.small_images import SETTINGS, all_but, dealt, network
 from concord_jobs.domainbed.spaces import SMALL_IMAGES
 from concord_jobs.domainbed.tables import table
 
@@ -46,9 +46,7 @@ def turned(data_dir: Path | None, seed: int, angle: str) -> tuple[Tensor, Tensor
 
 def environments(config: RotatedMNISTConfig) -> Environments:
     """An environment for each angle."""
-    train = [angle for angle in ANGLES if angle != config.test_angle]
-    test = [angle for angle in ANGLES if angle == config.test_angle]
-    return Environments(lambda angle: turned(config.data.data_dir, config.run.seed, angle), train, test=test)
+    return all_but(functools.partial(turned, config.data.data_dir, config.run.seed), ANGLES, config.test_angle)
 
 
 def model(config: RotatedMNISTConfig) -> nn.Module:

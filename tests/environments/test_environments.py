@@ -837,15 +837,15 @@ def test_seed_and_name_choose_the_data() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"environments": 0}, "environments=0"),
-        ({"examples": 0}, "examples=0"),
-        ({"test_examples": -1}, "test_examples=-1"),
-        ({"shortcut_dimensions": -1}, "shortcut_dimensions=-1"),
-        ({"validation_environments": -2}, "validation_environments=-2"),
-        ({"shortcut_scale": -0.5}, "shortcut_scale=-0.5"),
-        ({"radius_noise": -0.1}, "radius_noise=-0.1"),
-        ({"smallest_radius": 1.5}, "smallest_radius=1.5"),
-        ({"smallest_radius": -0.1}, "smallest_radius=-0.1"),
+        ({"environments": 0}, "--environments 0: must"),
+        ({"examples": 0}, "--examples 0: must"),
+        ({"test_examples": -1}, "--test-examples -1: must"),
+        ({"shortcut_dimensions": -1}, "--shortcut-dimensions -1: must"),
+        ({"validation_environments": -2}, "--validation-environments -2: must"),
+        ({"shortcut_scale": -0.5}, "--shortcut-scale -0.5: must"),
+        ({"radius_noise": -0.1}, "--radius-noise -0.1: must"),
+        ({"smallest_radius": 1.5}, "--smallest-radius 1.5: must"),
+        ({"smallest_radius": -0.1}, "--smallest-radius -0.1: must"),
     ],
 )
 def test_numbers_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,6 +1,7 @@
 """Every example as an environment: sums from one backward pass against a float64 loop over examples."""
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,6 +117,18 @@ def of_examples(model: nn.Module, inputs: Tensor, targets: Tensor, loss=cross_en
         for i in range(len(inputs))
     ]
     return [torch.stack(of_one) for of_one in zip(*each, strict=True)]
+
+
+def updates(rule: Aggregator, model: nn.Module, inputs: Tensor, targets: Tensor, loss=cross_entropy) -> list[Tensor]:
+    """The rule's update of each parameter, the slow way."""
+    return [aggregate(rule, gradients).value for gradients in of_examples(model, inputs, targets, loss)]
+
+
+def stepped(examples: PerExample, model: nn.Module, inputs: Tensor, targets: Tensor, loss=cross_entropy):
+    """A backward pass, and the rule on what it collected."""
+    model.zero_grad()
+    loss(model(inputs), targets).backward()
+    return examples.aggregate()
 
 
 def collected(model: nn.Module, rule: Aggregator, inputs: Tensor, targets: Tensor, loss=cross_entropy, **options):
@@ -359,11 +372,9 @@ def test_in_float32_signs_differ_only_where_a_gradient_is_rounding(name):
 @pytest.mark.parametrize("rule", [Mean(), AndMask(0.4), GeometricMean(0.4), SandMask(0.2)], ids=str)
 def test_a_plain_loop_ends_with_the_rule_of_stacked_gradients(rule):
     model, inputs, targets = made("mlp")
-    expected = [aggregate(rule, gradients).value for gradients in of_examples(model, inputs, targets)]
+    expected = updates(rule, model, inputs, targets)
     examples = per_example(model, rule)
-    model.zero_grad()
-    cross_entropy(model(inputs), targets).backward()
-    finished = examples.aggregate()
+    finished = stepped(examples, model, inputs, targets)
     assert finished.environments == EXAMPLES
     assert finished.kept_fraction.shape == (len(expected),)
     assert_gradients(model, expected)
@@ -375,11 +386,9 @@ def test_later_steps_which_are_not_verified_any_more_are_as_exact(name):
     model, inputs, targets = made(name)
     examples = per_example(model, SandMask(0.1))
     for _ in range(2):
-        model.zero_grad()
-        cross_entropy(model(inputs), targets).backward()
-        examples.aggregate()
+        stepped(examples, model, inputs, targets)
     examples.remove()
-    expected = [aggregate(SandMask(0.1), gradients).value for gradients in of_examples(model, inputs, targets)]
+    expected = updates(SandMask(0.1), model, inputs, targets)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     whole = torch.cat([value.flatten() for value in expected]).norm()
     for parameter, value in zip(trainable, expected, strict=True):
@@ -391,8 +400,7 @@ def test_rescaling_divides_a_layer_by_what_was_kept_of_it():
     plain, rescaled = copy.deepcopy(model), copy.deepcopy(model)
     for network, rescale in ((plain, False), (rescaled, True)):
         examples = per_example(network, AndMask(0.4), rescale=rescale)
-        cross_entropy(network(inputs), targets).backward()
-        kept = examples.aggregate().kept_fraction
+        kept = stepped(examples, network, inputs, targets).kept_fraction
     for ours, theirs, fraction in zip(rescaled.parameters(), plain.parameters(), kept, strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad / (fraction.double() + 1e-10), rtol=1e-6, atol=0)
 
@@ -405,7 +413,7 @@ def test_microbatches_of_any_sizes_make_the_same_step_as_one_batch(parts, reduct
         return
     torch.manual_seed(1)
     model, inputs, targets = MLP(4, 3, 8, 1).double(), torch.randn(count, 4).double(), torch.randint(0, 3, (count,))
-    expected = [aggregate(AndMask(0.5), gradients).value for gradients in of_examples(model, inputs, targets)]
+    expected = updates(AndMask(0.5), model, inputs, targets)
     examples = per_example(model, AndMask(0.5), reduction=reduction)
     for batch, labels in zip(inputs.split(parts), targets.split(parts), strict=True):
         cross_entropy(model(batch), labels, reduction=reduction).backward()
@@ -415,7 +423,7 @@ def test_microbatches_of_any_sizes_make_the_same_step_as_one_batch(parts, reduct
 
 def test_two_forward_passes_before_one_backward_pass_are_one_batch():
     model, inputs, targets = made("mlp")
-    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
+    expected = updates(AndMask(0.4), model, inputs, targets)
     examples = per_example(model, AndMask(0.4), reduction="sum")
     first, second = slice(0, 3), slice(3, EXAMPLES)
     losses = [cross_entropy(model(inputs[part]), targets[part], reduction="sum") for part in (first, second)]
@@ -424,14 +432,20 @@ def test_two_forward_passes_before_one_backward_pass_are_one_batch():
     assert_gradients(model, expected)
 
 
-def test_parts_of_a_model_may_be_called_by_themselves():
-    model, inputs, targets = made("mlp")
-    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
+def layer_by_layer(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda inputs: functools.reduce(lambda hidden, layer: layer(hidden), model, inputs)
+
+
+def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    return torch.compile(model, backend="aot_eager")
+
+
+@pytest.mark.parametrize(("name", "way"), [("mlp", layer_by_layer), ("mlp", compiled), ("conv", compiled)])
+def test_a_model_may_be_compiled_or_called_layer_by_layer(name, way):
+    model, inputs, targets = made(name)
+    expected = updates(AndMask(0.4), model, inputs, targets)
     examples = per_example(model, AndMask(0.4))
-    hidden = inputs
-    for layer in model:
-        hidden = layer(hidden)
-    cross_entropy(hidden, targets).backward()
+    cross_entropy(way(model)(inputs), targets).backward()
     examples.aggregate()
     assert_gradients(model, expected)
 
@@ -694,9 +708,7 @@ def test_shared_inputs_have_gradients_of_each_example(use, length):
     exact = of_examples(model, data, targets)
     examples = per_example(model, CLIPPED)
     for _ in range(3):
-        model.zero_grad()
-        cross_entropy(model(data), targets).backward()
-        examples.aggregate()
+        stepped(examples, model, data, targets)
     for parameter, gradients in zip(model.parameters(), exact, strict=True):
         torch.testing.assert_close(parameter.grad, aggregate(CLIPPED, gradients).value, rtol=1e-9, atol=1e-12)
 
@@ -751,7 +763,7 @@ def test_one_token_an_example_is_no_line_of_positions():
         gradients = PerExampleGradients(model, cross_entropy, CLIPPED)
         gradients(inputs[None], targets[None])
         gradients.remove()
-        expected = [aggregate(CLIPPED, each).value for each in of_examples(model, inputs, targets)]
+        expected = updates(CLIPPED, model, inputs, targets)
         assert_gradients(model, expected)
 
 
@@ -796,9 +808,7 @@ def test_a_rule_may_do_without_the_gradient_or_draw_at_random(name, rule):
     exact = of_examples(model, inputs, targets)
     examples = per_example(model, rule)
     for step in range(2):
-        model.zero_grad()
-        cross_entropy(model(inputs), targets).backward()
-        examples.aggregate()
+        stepped(examples, model, inputs, targets)
         assert_gradients(model, aggregated(rule, exact, step))
     examples.remove()
     PerExampleGradients(model, cross_entropy, rule)(inputs[None], targets[None], step=5)
@@ -1044,7 +1054,7 @@ def test_parameters_whose_examples_cannot_be_seen_are_refused(kind, said):
 )
 def test_what_is_no_training_step_leaves_no_trace(interrupted):
     model, inputs, targets = made("conv")
-    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
+    expected = updates(AndMask(0.4), model, inputs, targets)
     examples = per_example(model, AndMask(0.4))
     other = inputs[:5].clone().requires_grad_()
     with torch.set_grad_enabled(interrupted != "evaluation"):
@@ -1060,9 +1070,7 @@ def test_what_is_no_training_step_leaves_no_trace(interrupted):
         with pytest.raises(ZeroDivisionError):
             loss.backward()
         handle.remove()
-    model.zero_grad()
-    cross_entropy(model(inputs), targets).backward()
-    assert examples.aggregate().environments == EXAMPLES
+    assert stepped(examples, model, inputs, targets).environments == EXAMPLES
     assert_gradients(model, expected)
 
 
@@ -1093,15 +1101,6 @@ def test_a_model_whose_trainable_parameters_changed_is_refused():
     next(model.parameters()).requires_grad_(False)
     with pytest.raises(InputError, match=r"parameter 0\.weight: it was frozen since its gradients were set up"):
         model(inputs)
-
-
-def test_a_part_of_a_collected_model_is_refused_too():
-    backbone = MLP(4, 6, 8, 1)
-    first = per_example(backbone, AndMask())
-    with pytest.raises(InputError, match="module 0: its examples are collected already"):
-        per_example(nn.Sequential(backbone, nn.Linear(6, 3)), AndMask())
-    first.remove()
-    per_example(nn.Sequential(backbone, nn.Linear(6, 3)), AndMask())
 
 
 def test_a_parameter_that_the_loss_does_not_use_keeps_no_gradient():
@@ -1156,10 +1155,12 @@ def test_one_example_and_no_backward_pass_are_refused():
         examples.aggregate()
 
 
-def test_a_second_collection_is_refused_until_the_first_is_removed():
-    model = MLP(4, 3, 8, 1)
-    first = per_example(model, AndMask())
-    with pytest.raises(InputError, match="its examples are collected already"):
+@pytest.mark.parametrize("within", [False, True])
+def test_a_second_collection_is_refused_until_the_first_is_removed(within):
+    first_model = MLP(4, 6, 8, 1)
+    model = nn.Sequential(first_model, nn.Linear(6, 3)) if within else first_model
+    first = per_example(first_model, AndMask())
+    with pytest.raises(InputError, match=f"{'module 0: ' * within}its examples are collected already"):
         per_example(model, AndMask())
     first.remove()
     per_example(model, AndMask())
@@ -1199,9 +1200,7 @@ def test_gradients_that_are_not_finite_are_named_or_left_out():
     with pytest.raises(NonFiniteGradientError, match=r"example 2 is not finite at step 5"):
         PerExampleGradients(copy.deepcopy(model), cross_entropy, AndMask(0.4))(inputs[None], targets[None], step=5)
     good = [0, 1, 3, 4, 5]
-    expected = [
-        aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs[good], targets[good])
-    ]
+    expected = updates(AndMask(0.4), model, inputs[good], targets[good])
     gradients = PerExampleGradients(model, cross_entropy, AndMask(0.4), nonfinite="skip")
     step = gradients(inputs[None], targets[None])
     assert step.skipped == ("example 2",)
@@ -1219,17 +1218,6 @@ def test_dropout_draws_once_and_every_example_has_the_mask_that_was_used():
     PerExampleGradients(model, cross_entropy, AndMask(0.4))(inputs[None], targets[None])
     for parameter, gradients in zip(model.parameters(), zip(*each, strict=True), strict=True):
         torch.testing.assert_close(parameter.grad, aggregate(AndMask(0.4), torch.stack(gradients)).value)
-
-
-@pytest.mark.parametrize("name", ["mlp", "conv"])
-def test_a_compiled_model_makes_the_same_step(name):
-    model, inputs, targets = made(name)
-    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
-    examples = per_example(model, AndMask(0.4))
-    compiled = torch.compile(model, backend="aot_eager")
-    cross_entropy(compiled(inputs), targets).backward()
-    examples.aggregate()
-    assert_gradients(model, expected)
 
 
 def test_a_sum_over_environments_leaves_out_statistics_that_are_not_wanted():

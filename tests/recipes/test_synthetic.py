@@ -119,7 +119,7 @@ def test_the_correlation_of_moments_is_pearsons(count: int, seed: int, mixed: fl
     generator = torch.Generator().manual_seed(seed)
     x, noise = torch.randn(2, count, generator=generator, dtype=torch.double)
     y = mixed * x + noise
-    assert correlation(x, y).rho == pytest.approx(float(torch.corrcoef(torch.stack([x, y]))[0, 1]), abs=1e-9)
+    assert correlation(x, y).moments.rho == pytest.approx(float(torch.corrcoef(torch.stack([x, y]))[0, 1]), abs=1e-9)
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12), st.integers(0, 2**31))

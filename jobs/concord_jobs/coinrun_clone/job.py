@@ -122,19 +122,10 @@ SEARCHED: dict[str, Entry] = {
     "l2": LogUniform(1e-5, 1.0),
     "regularization": Choice("decoupled", "coupled"),
 }
+MASKED: dict[str, Entry] = {"beta3": Uniform(0.0, 0.99), "temporal_threshold": Uniform(0.0, 1.0)}
 STUDIES = {
-    "temporal-and-mask": Study(
-        Space(
-            SEARCHED
-            | {
-                "optimizer": "temporal-and-mask",
-                "beta3": Uniform(0.0, 0.99),
-                "temporal_threshold": Uniform(0.0, 1.0),
-            }
-        ),
-        selection="validation",
-    ),
-    "adam": Study(Space(SEARCHED | {"optimizer": "adam"}), selection="validation"),
+    name: Study(Space({**SEARCHED, "optimizer": name, **own}), selection="validation")
+    for name, own in {"temporal-and-mask": MASKED, "adam": {}}.items()
 }
 
 

@@ -122,34 +122,23 @@ _VARIED: dict[str, Entry] = {
     "l2": LogUniform(1e-6, 1e-2),
     "regularization": "coupled",
 }
+_IRM: dict[str, Entry] = {
+    "objective": "irm", "penalty_weight": LogUniform(1e2, 1e6), "penalty_warmup": Uniform(0.1, 0.6),
+}  # fmt: skip
+_META_IRM: dict[str, Entry] = {
+    "objective": "meta-irm",
+    "penalty_weight": LogUniform(0.01, 10.0),
+    "penalty_warmup": 0.0,
+    "inner_lr": LogUniform(0.05, 2.0),
+    "drop_grad": Choice(0.0, 0.1, 0.2, 0.4),
+    "milestones": (0.7, 0.85),
+    "decay": 0.4,
+    "stop_spread": 0.005,  # about the standard error of a held-out loss of 5,000 examples
+    "stop_from": 0.5,
+}
 STUDIES = {
-    "irm": Study(
-        Space(
-            {
-                **_VARIED,
-                "objective": "irm",
-                "penalty_weight": LogUniform(1e2, 1e6),
-                "penalty_warmup": Uniform(0.1, 0.6),
-            }
-        )
-    ),
-    "meta-irm": Study(
-        Space(
-            {
-                **_VARIED,
-                "objective": "meta-irm",
-                "penalty_weight": LogUniform(0.01, 10.0),
-                "penalty_warmup": 0.0,
-                "inner_lr": LogUniform(0.05, 2.0),
-                "drop_grad": Choice(0.0, 0.1, 0.2, 0.4),
-                "milestones": (0.7, 0.85),
-                "decay": 0.4,
-                "stop_spread": 0.005,  # about the standard error of a held-out loss of 5,000 examples
-                "stop_from": 0.5,
-            }
-        ),
-        metric="worst_accuracy",
-    ),
+    "irm": Study(Space(_VARIED | _IRM)),
+    "meta-irm": Study(Space(_VARIED | _META_IRM), metric="worst_accuracy"),
 }
 
 job = Job(

@@ -11,31 +11,11 @@ from numpy.typing import ArrayLike
 
 from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
-from concord.errors import ArgumentError
-from concord_jobs.consistency import figures
+from concord.options import OptionGroup
+from concord_jobs.consistency import figures, surfaces
+from concord_jobs.consistency import random_gradients as random
 from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, inconsistency, inconsistency_bound
-from concord_jobs.consistency.random_gradients import (
-    Simulated,
-    decay_base,
-    kept_probability,
-    masked_descent,
-    masked_norm_bound,
-    masked_squared_norm,
-    simulated_norms,
-)
-from concord_jobs.consistency.surfaces import (
-    DESCENTS,
-    PATCHWORK_SOLUTION,
-    SEPARATE_MINIMUM,
-    SHARED_MINIMUM,
-    crossed_ellipses,
-    descent_path,
-    diverging_curvatures,
-    grid_inconsistency,
-    patchwork_losses,
-    two_minima,
-    two_minima_gradients,
-)
+from concord_jobs.consistency.random_gradients import kept_probability, masked_squared_norm
 
 # Fig. 4: n, t / d, and the exact masked norm by the number of environments d.
 COMPONENTS, AGREEMENT = 3000, 0.8
@@ -53,7 +33,7 @@ ERRATA = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsistencyReport:
+class ConsistencyReport(OptionGroup):
     """The figures and propositions of §2 and appendix A of the AND-mask paper."""
 
     # fmt: off
@@ -107,10 +87,9 @@ class Quantity:
 def report_consistency(options: ConsistencyReport, info: Callable[[str], None]) -> Mapping[str, Any]:
     """Compute the report, draw its figures, and keep the table as ``table.md``."""
     for option, least in (("seed", 0), ("draws", 2), ("problems", 1)):
-        if getattr(options, option) < least:
-            raise ArgumentError(option, getattr(options, option), f"must be at least {least}")
+        options.require(option, getattr(options, option) >= least, f"must be at least {least}")
     simulated = {
-        count: simulated_norms(COMPONENTS, count, round(AGREEMENT * count), options.draws, options.seed)
+        count: random.simulated_norms(COMPONENTS, count, round(AGREEMENT * count), options.draws, options.seed)
         for count in MASKED_NORMS
     }
     info(f"random gradients: {options.draws} draws for each of {len(simulated)} numbers of environments")
@@ -165,17 +144,19 @@ def _shown(value: ArrayLike) -> str:
 
 def _two_minima() -> Iterator[Quantity]:
     place, (half, corner) = "Fig. 1, 2", figures.STARTS
-    gradients = np.concatenate(two_minima_gradients(half))
+    gradients = np.concatenate(surfaces.two_minima_gradients(half))
     yield Quantity(place, "∇L of A, then B, at (½, ½)", [-1, 0, 0, -1], gradients, 1e-12)
-    for name, known in {"average": SEPARATE_MINIMUM, "A": (1.0, 0.5), "B": (0.5, 1.0)}.items():
-        yield Quantity(place, f"descent of {name} from (½, ½) ends at", known, descent_path(name, half)[-1], 1e-6)
-    ends = np.concatenate([descent_path(name, corner)[-1] for name in DESCENTS])
-    yield Quantity(place, "descents of average, A, B from (-1, -1.2) end at", [*SHARED_MINIMUM] * 3, ends, 1e-6)
+    shared, separate = surfaces.SHARED_MINIMUM, surfaces.SEPARATE_MINIMUM
+    for name, known in {"average": separate, "A": (1.0, 0.5), "B": (0.5, 1.0)}.items():
+        end = surfaces.descent_path(name, half)[-1]
+        yield Quantity(place, f"descent of {name} from (½, ½) ends at", known, end, 1e-6)
+    ends = np.concatenate([surfaces.descent_path(name, corner)[-1] for name in surfaces.DESCENTS])
+    yield Quantity(place, "descents of average, A, B from (-1, -1.2) end at", [*shared] * 3, ends, 1e-6)
     axis = np.linspace(-1.5, 1.5, 3001)
-    grid = two_minima(*np.meshgrid(axis, axis, indexing="ij"))
-    for at, minimum, largest in (("(-½, -½)", SHARED_MINIMUM, 0.01), ("(1, 1)", SEPARATE_MINIMUM, 3.56)):
+    grid = surfaces.two_minima(*np.meshgrid(axis, axis, indexing="ij"))
+    for at, minimum, largest in (("(-½, -½)", shared, 0.01), ("(1, 1)", separate, 3.56)):
         row, column = (int(np.abs(axis - value).argmin()) for value in minimum)
-        found = grid_inconsistency(grid, (row, column), 0.01)
+        found = surfaces.grid_inconsistency(grid, (row, column), 0.01)
         yield Quantity(place, f"I^0.01 at {at}, on a grid of [-1.5, 1.5]²", largest, found, 0.0015 * largest)
 
 
@@ -184,7 +165,7 @@ def _hessians() -> Iterator[Quantity]:
         ("Fig. 3", 0.05, 5, 5.5125, 2.3479, 20),
         ("Fig. 12", 0.01, 25, 25.5025, 5.05, 100),
     ):
-        pair = crossed_ellipses(narrow)
+        pair = surfaces.crossed_ellipses(narrow)
         found = float(np.linalg.det(arithmetic_mean(pair)) / np.linalg.det(geometric_mean(pair)))
         yield Quantity(place, "det H₊ / det H_∧, as printed", printed, found, 0.55, source="paper")
         yield Quantity(place, "det H₊ / det H_∧", ratio, found, 1e-4)
@@ -192,19 +173,20 @@ def _hessians() -> Iterator[Quantity]:
         yield Quantity(place, "I / ε", times, inconsistency(pair), 1e-6)
     at = np.array([0.6, 0.6])
     for spread, known in ((0.0, 1.0), (0.6, 0.8), (0.95, 0.3122)):
-        pair = diverging_curvatures(spread)
+        pair = surfaces.diverging_curvatures(spread)
         found = float(np.linalg.norm(geometric_mean(pair) @ at) / np.linalg.norm(arithmetic_mean(pair) @ at))
         yield Quantity("Fig. 11", f"gradient of H_∧ over that of H₊, s = {spread:g}", known, found, 1e-4)
 
 
 def _patchwork_with(place: int, value: float) -> tuple[float, float]:
     """The losses of A and B at the solution of Fig. 10 with another value of one parameter."""
-    return patchwork_losses((*PATCHWORK_SOLUTION[:place], value, *PATCHWORK_SOLUTION[place + 1 :]))
+    solution = surfaces.PATCHWORK_SOLUTION
+    return surfaces.patchwork_losses((*solution[:place], value, *solution[place + 1 :]))
 
 
 def _patchwork() -> Iterator[Quantity]:
     place = "Fig. 10"
-    a, b = patchwork_losses(PATCHWORK_SOLUTION)
+    a, b = surfaces.patchwork_losses(surfaces.PATCHWORK_SOLUTION)
     yield Quantity(place, "losses of A, B at θ*", [0.003192, 0.003193], [a, b], 1e-6)
     for weight, known in ((-0.5, 1.0584), (0.0, 0.4667), (2.0, 0.4997)):
         yield Quantity(place, f"loss of B where θ₆ = {weight:g}", known, _patchwork_with(5, weight)[1], 1e-4)
@@ -225,14 +207,15 @@ def _karcher_mean() -> Iterator[Quantity]:
 
 def _descents(seed: int, problems: int) -> Iterator[Quantity]:
     """Proposition 1, on random problems."""
-    surplus, of_bound = zip(*(masked_descent(seed * problems + number) for number in range(problems)), strict=True)
+    tried = [random.masked_descent(seed * problems + number) for number in range(problems)]
+    surplus, of_bound = zip(*tried, strict=True)
     name = "L(θᵢ) - η/2 ‖m ⊙ ∇L‖² - L(θᵢ₊₁), least"
     yield Quantity("Proposition 1", name, 0, min(surplus), 1e-12, "≥", "paper")
     name = "least ‖m ⊙ ∇L‖² over 2 L(θ⁰) / (ηk), largest"
     yield Quantity("Proposition 1", name, 1, max(of_bound), 1e-12, "≤", "paper")
 
 
-def _random_gradients(simulated: Mapping[int, Sequence[Simulated]], draws: int) -> Iterator[Quantity]:
+def _random_gradients(simulated: Mapping[int, Sequence[random.Simulated]], draws: int) -> Iterator[Quantity]:
     """Fig. 4 and proposition 2: formulas, and the rule itself within four standard errors.
 
     If few components are kept in all draws, their standard error is uncertain: it is at least that of a count.
@@ -254,9 +237,9 @@ def _random_gradients(simulated: Mapping[int, Sequence[Simulated]], draws: int) 
     some = -math.expm1(COMPONENTS * math.log1p(-kept_probability(100, 80)))
     yield Quantity(place, "chance that any component is kept, d = 100", 3.3e-6, some, 1e-7)
     place = "Proposition 2"
-    yield Quantity(place, "c, t = 0.8 d", 1.2126, decay_base(AGREEMENT), 1e-4)
+    yield Quantity(place, "c, t = 0.8 d", 1.2126, random.decay_base(AGREEMENT), 1e-4)
     pairs = [(d, t) for d in range(1, 61) for t in range(d // 2 + 1, d + 1)]
-    worst = max(masked_squared_norm(1, *pair) / masked_norm_bound(1, *pair) for pair in pairs)
+    worst = max(masked_squared_norm(1, *pair) / random.masked_norm_bound(1, *pair) for pair in pairs)
     yield Quantity(place, "norm over 2 n (d - t + 1) / cᵈ, largest to d = 60", 1, worst, 1e-9, "≤")
     name, known = "norm where the printed bound is 0, n = 1, t = d = 3", (1 + 4 / math.pi) / 12
     yield Quantity(place, name, known, masked_squared_norm(1, 3, 3), 1e-9)
@@ -269,8 +252,8 @@ def _pairs(seed: int, pairs: int) -> Iterator[Quantity]:
     yield Quantity(place, "λ = (10, 1): I / ε", 10, inconsistency(pair), 1e-9)
     yield Quantity(place, "its bound / ε with the printed 2", 6.05, bound / 2, 1e-9, source="paper")
     yield Quantity(place, "its bound / ε with 4", 12.1, bound, 1e-9)
-    random = (_random_pair(np.random.default_rng([seed, number])) for number in range(pairs))
-    worst = max(inconsistency(each) / inconsistency_bound(each) for each in random)
+    drawn = (_random_pair(np.random.default_rng([seed, number])) for number in range(pairs))
+    worst = max(inconsistency(each) / inconsistency_bound(each) for each in drawn)
     yield Quantity(place, f"I over the bound with 4, largest of {pairs} random pairs", 1, worst, 1e-9, "≤")
     tight = [[1e8]], [[1.0]]
     name = "I over the bound with 4, λ = (1e8, 1)"

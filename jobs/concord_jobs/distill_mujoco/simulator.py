@@ -156,12 +156,6 @@ class ReturnBins:
     returns: npt.NDArray[np.float64]
     bins: int = 32
 
-    def __post_init__(self) -> None:
-        given = np.asarray(self.returns, np.float64)
-        if given.ndim != 1 or not len(given) or not np.isfinite(given).all():
-            raise InputError(f"returns {given.shape}: expected (examples,), at least one, all of them finite")
-        object.__setattr__(self, "returns", given)
-
     def places(self, returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The quantiles of returns, in [0, 1]."""
         there, counts = np.unique(self.returns, return_counts=True)

@@ -2,6 +2,7 @@
 and the model-based baselines of C.2.2.3: squared errors of predicted returns.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from concord.training import Comparison, Run
@@ -49,67 +50,64 @@ COLUMNS: dict[str, Any] = {
     "selected": at_best("ood_squared_error", "validation_squared_error", "min"),
     "at the end": "ood_squared_error",
 }
-
-
+ENDS: dict[str, Any] = {"training": "train_squared_error", "gap": gap}
 MODEL_BASED: dict[str, dict[str, Any]] = {  # C.2.2.3, which prints no number
     "model of trajectories": {"teacher": "none", "dynamics": "trajectory"},
     "model of transitions": {"teacher": "none", "dynamics": "transition"},
 }
 
 
+def errors(
+    title: str, rows: dict[str, dict[str, Any]], paper: Mapping[str, float | str], seeds: int = 2, ends: bool = True
+) -> Comparison:
+    """A table of squared errors and the published minima, with ``ends`` also of the errors in training."""
+    columns = COLUMNS | (ENDS if ends else {})
+    minima = {row: {"min. over training (oracle)": value} for row, value in paper.items()}
+    # Seed 0 chose the constants of the gates.
+    return Comparison(rows, seeds=seeds, first_seed=1, columns=columns, paper=minima, digits=5, title=title)
+
+
 def table(simulators: list[str], seeds: int, title: str, **options: Any) -> Comparison:
     """The methods with each simulator, and the paper's minima."""
-    names = [(simulator, method) for simulator in simulators for method in METHODS]
-    return Comparison(
-        {
-            f"{method}, {simulator}": {
-                "simulator": simulator,
-                **METHODS[method],
-                **(SETTINGS[simulator] if method == "LDT" else {}),
-                **options,
-            }
-            for simulator, method in names
-        },
-        seeds=seeds,
-        first_seed=1,  # seed 0 chose the constants of the gates
-        columns={**COLUMNS, "training": "train_squared_error", "gap": gap},
-        paper={
-            f"{method}, {simulator}": {"min. over training (oracle)": value}
-            for simulator in simulators
-            for method, value in zip(METHODS, PUBLISHED[simulator], strict=True)
-        },
-        digits=5,
-        title=title,
-    )
+    rows = {
+        f"{method}, {simulator}": {
+            "simulator": simulator,
+            **METHODS[method],
+            **(SETTINGS[simulator] if method == "LDT" else {}),
+            **options,
+        }
+        for simulator in simulators
+        for method in METHODS
+    }
+    paper = {
+        f"{method}, {simulator}": value
+        for simulator in simulators
+        for method, value in zip(METHODS, PUBLISHED[simulator], strict=True)
+    }
+    return errors(title, rows, paper, seeds)
 
 
 comparisons = {
     "reduced": table(list(PUBLISHED), 2, "all simulators, 40 epochs, two seeds"),
     "hopper": table(["Hopper"], 2, "Hopper, 120 epochs, two seeds", epochs=120, evaluations=60),
-    "fig-4.9": Comparison(
+    "fig-4.9": errors(
+        "ablations of figure 4.9 on Hopper, 15 epochs, two seeds",
         {
             row: {"simulator": "Hopper", "epochs": 15, "evaluations": 15, **options}
             for row, (options, _) in ABLATIONS.items()
         },
-        seeds=2,
-        first_seed=1,
-        columns=COLUMNS,
-        paper={row: {"min. over training (oracle)": words} for row, (_, words) in ABLATIONS.items() if words},
-        digits=5,
-        title="ablations of figure 4.9 on Hopper, 15 epochs, two seeds",
+        {row: words for row, (_, words) in ABLATIONS.items() if words},
+        ends=False,
     ),
-    "model-based": Comparison(
+    "model-based": errors(
+        "models of the dynamics in all simulators, 40 epochs, two seeds",
         {
             # Each example takes 16 evaluations of the network, so the test is seen ten times, not forty.
             f"{method}, {simulator}": {"simulator": simulator, "evaluations": 10, **options}
             for simulator in PUBLISHED
             for method, options in MODEL_BASED.items()
         },
-        seeds=2,
-        first_seed=1,
-        columns={**COLUMNS, "training": "train_squared_error", "gap": gap},
-        digits=5,
-        title="models of the dynamics in all simulators, 40 epochs, two seeds",
+        {},
     ),
     "C.7": table(list(PUBLISHED), 8, "all simulators, 400 epochs, eight seeds", epochs=400, evaluations=100),
 }

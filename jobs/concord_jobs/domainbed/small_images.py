@@ -4,13 +4,14 @@ Appendix D of Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, 
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from concord.environments import image_dataset
+from concord.environments import Environments, image_dataset
 from concord.environments.collection import generator_for
 from concord.models import Pixels
 
@@ -30,6 +31,12 @@ def dealt(data_dir: Path | None, seed: int, index: int, environments: int) -> tu
     images, labels = _digits(data_dir)
     own = torch.randperm(len(labels), generator=generator_for(seed, "domainbed"))[index::environments]
     return images[own], labels[own]
+
+
+def all_but(load: Callable[[str], tuple[Tensor, Tensor]], names: Sequence[str], left_out: str) -> Environments:
+    """These environments; one of them, unless ``left_out`` is none of their names, is the test."""
+    test = [name for name in names if name == left_out]
+    return Environments(load, [name for name in names if name != left_out], test=test)
 
 
 def network(channels: int, classes: int) -> nn.Module:

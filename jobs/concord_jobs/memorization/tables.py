@@ -21,51 +21,31 @@ def by_threshold(thresholds: tuple[float, ...], shared: dict[str, Any]) -> dict[
     }
 
 
-FIGURES = {"memorization": memorization_figure, "thresholds": thresholds_figure}
+def table(
+    title: str, rows: dict[str, dict[str, Any]], seeds: int, suffix: str = "", thresholds: bool = True
+) -> Comparison:
+    """The accuracies, Fig. 8, and, with several thresholds, Fig. 16."""
+    figures = {f"memorization{suffix}": memorization_figure}
+    if thresholds:
+        figures[f"thresholds{suffix}"] = thresholds_figure
+    return Comparison(rows, seeds=seeds, columns=columns, figures=figures, title=title)
+
+
+BATCH_NORM = {"train_images": 2000, "epochs": 60, "batch_norm": True}
+DEFINITIONS = {
+    f"by {definition}, {row}": {**options, **BATCH_NORM, "example_gradient": definition}
+    for row, options in by_threshold((0.0, 0.2), MNIST).items()
+    for definition in ("contribution", "loss")
+}
+ON_MNIST = by_threshold((*THRESHOLDS[:3], 0.15, *THRESHOLDS[3:]), MNIST)
+ON_CIFAR = by_threshold((0.0, 0.2, 0.4), CIFAR)
+ON_SMALL_CIFAR = by_threshold((0.0, 0.2), SMALL_CIFAR)
 comparisons = {
-    "mnist": Comparison(
-        by_threshold((*THRESHOLDS[:3], 0.15, *THRESHOLDS[3:]), MNIST),
-        seeds=2,
-        columns=columns,
-        figures={f"{name}-mnist": draw for name, draw in FIGURES.items()},
-        title="Fig. 8 and 16 on 6,000 images of MNIST",
+    "mnist": table("Fig. 8 and 16 on 6,000 images of MNIST", ON_MNIST, 2, "-mnist"),
+    "cifar10": table("Fig. 8 and 16 on 10,000 images of CIFAR-10, 20 epochs", ON_CIFAR, 1, "-cifar10-10000"),
+    "cifar10-small": table("Fig. 8 on 1,000 images of CIFAR-10", ON_SMALL_CIFAR, 1, "-cifar10", thresholds=False),
+    "definitions": table(
+        "what an example's gradient is under batch norm", DEFINITIONS, 1, "-definitions", thresholds=False
     ),
-    "cifar10": Comparison(
-        by_threshold((0.0, 0.2, 0.4), CIFAR),
-        seeds=1,
-        columns=columns,
-        figures={f"{name}-cifar10-10000": draw for name, draw in FIGURES.items()},
-        title="Fig. 8 and 16 on 10,000 images of CIFAR-10, 20 epochs",
-    ),
-    "cifar10-small": Comparison(
-        by_threshold((0.0, 0.2), SMALL_CIFAR),
-        seeds=1,
-        columns=columns,
-        figures={"memorization-cifar10": memorization_figure},
-        title="Fig. 8 on 1,000 images of CIFAR-10",
-    ),
-    "definitions": Comparison(
-        {
-            f"by {definition}, {row}": {
-                **options,
-                "train_images": 2000,
-                "epochs": 60,
-                "batch_norm": True,
-                "example_gradient": definition,
-            }
-            for row, options in by_threshold((0.0, 0.2), MNIST).items()
-            for definition in ("contribution", "loss")
-        },
-        seeds=1,
-        columns=columns,
-        figures={"memorization-definitions": memorization_figure},
-        title="what an example's gradient is under batch norm",
-    ),
-    "fig-8": Comparison(
-        by_threshold(THRESHOLDS, {}),
-        seeds=2,
-        columns=columns,
-        figures=FIGURES,
-        title="Fig. 8 and 16, the paper's protocol: for a GPU",
-    ),
+    "fig-8": table("Fig. 8 and 16, the paper's protocol: for a GPU", by_threshold(THRESHOLDS, {}), 2),
 }

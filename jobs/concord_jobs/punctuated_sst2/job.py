@@ -83,31 +83,19 @@ _VARIED: dict[str, Entry] = {
     "l2": LogUniform(1e-6, 1e-2),
     "regularization": "coupled",
 }
+_IRM: dict[str, Entry] = {
+    "objective": "irm", "penalty_weight": LogUniform(10.0, 1e6), "penalty_warmup": Uniform(0.0, 0.6),
+}  # fmt: skip
+_META_IRM: dict[str, Entry] = {
+    "objective": "meta-irm",
+    "penalty_weight": LogUniform(0.01, 30.0),
+    "penalty_warmup": 0.0,
+    "inner_lr": LogUniform(0.05, 10.0),
+    "drop_grad": Choice(0.0, 0.1, 0.2, 0.4),
+}
 STUDIES = {
-    "irm": Study(
-        Space(
-            {
-                **_VARIED,
-                "objective": "irm",
-                "penalty_weight": LogUniform(10.0, 1e6),
-                "penalty_warmup": Uniform(0.0, 0.6),
-            }
-        ),
-        selection="validation",
-    ),
-    "meta-irm": Study(
-        Space(
-            {
-                **_VARIED,
-                "objective": "meta-irm",
-                "penalty_weight": LogUniform(0.01, 30.0),
-                "penalty_warmup": 0.0,
-                "inner_lr": LogUniform(0.05, 10.0),
-                "drop_grad": Choice(0.0, 0.1, 0.2, 0.4),
-            }
-        ),
-        selection="validation",
-    ),
+    "irm": Study(Space(_VARIED | _IRM), selection="validation"),
+    "meta-irm": Study(Space(_VARIED | _META_IRM), selection="validation"),
 }
 
 job = Job(

@@ -21,12 +21,7 @@ SHORTER_SCHEDULES = {**FULL_SIZE, "epochs": 80, "evaluations": 4, "exploration_s
 ONE_FRAME = {**UNEXPLORED, "skip": "fixed", "stride": 1, "epochs": 8, "evaluations": 2}
 FRAMES_SEEN = {**COLUMNS, "frames seen": "ood_frames_seen"}
 comparisons = {
-    "reduced": table(
-        REDUCED,
-        "32 × 32, 200 trajectories, half the kernels",
-        seeds=3,
-        columns=FRAMES_SEEN,
-    ),
+    "reduced": table(REDUCED, "32 × 32, 200 trajectories, half the kernels", seeds=3, columns=FRAMES_SEEN),
     "full-size": table(
         {
             "ASI": FULL_SIZE,

@@ -53,16 +53,6 @@ class Correlation(NamedTuple):
     signal: str
     moments: Moments
 
-    @property
-    def rho(self) -> float:
-        """Pearson's correlation over the kept components."""
-        return self.moments.rho
-
-    @property
-    def components(self) -> int:
-        """The number of kept components."""
-        return self.moments.components
-
 
 class Summary(NamedTuple):
     """The correlations of several networks, and the numbers of networks and components.
@@ -86,13 +76,13 @@ class Summary(NamedTuple):
 
 def summarize(correlations: Iterable[Correlation]) -> Summary:
     """Summarize the correlations of several networks with one mask, threshold and signal."""
-    found = list(correlations)
+    found = [each.moments for each in correlations]
     counts = tuple(sorted(each.components for each in found))
     rhos = [each.rho for each in found if each.components >= FEWEST_COMPONENTS and not math.isnan(each.rho)]
     enough = len(rhos) >= max(2, len(found) / 2)
     mean, deviation = (statistics.mean(rhos), statistics.stdev(rhos)) if enough else (math.nan, math.nan)
     count = sum(counts)
-    sums = [sum(column) for column in zip(*(each.moments[1:] for each in found), strict=True)]
+    sums = [sum(column) for column in zip(*(each[1:] for each in found), strict=True)]
     pooled = Moments(count, *sums).rho if count >= FEWEST_COMPONENTS else math.nan
     return Summary(len(rhos), len(found), counts, mean, deviation, pooled)
 

@@ -107,10 +107,10 @@ def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
             pooled = [(t, each.pooled) for t, each in at.items() if not np.isnan(each.pooled)]
             if pooled:
                 above.plot(*zip(*pooled, strict=True), "x", color=colour, label=f"{signal}, networks pooled")
-        counts = [(c.threshold, c.components) for c in of_mask if c.signal == "mechanism" and c.components > 0]
-        if counts:
-            below.plot(*zip(*counts, strict=True), ".", color=GREY, markersize=4)
-        empty = [c.threshold for c in of_mask if c.signal == "mechanism" and c.components == 0]
+        counts = [(c.threshold, c.moments.components) for c in of_mask if c.signal == "mechanism"]
+        if any(count > 0 for _, count in counts):
+            below.plot(*zip(*(each for each in counts if each[1] > 0), strict=True), ".", color=GREY, markersize=4)
+        empty = [threshold for threshold, count in counts if count == 0]
         below.plot(empty, [0.5] * len(empty), "v", color=RED, markersize=4, label="none left")
         below.axhline(FEWEST_COMPONENTS, color=GREY, linewidth=0.6, linestyle=":")
         below.set(yscale="log", xlabel="agreement threshold τ")

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from concord.environments import Environments
 from concord.environments.collection import generator_for
-from concord.errors import ArgumentError
 from concord.options import OptionGroup, option_values
 
 MECHANISM_DIMENSIONS = 2
@@ -43,21 +42,11 @@ class SpiralOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        for option in ("environments", "examples", "test_examples"):
-            if getattr(self, option) < 1:
-                raise ArgumentError(option, getattr(self, option), "must be at least 1")
-        for option in (
-            "shortcut_dimensions",
-            "validation_environments",
-            "shortcut_scale",
-            "revolutions",
-            "radius_noise",
-        ):
-            if getattr(self, option) < 0:
-                raise ArgumentError(option, getattr(self, option), "must not be negative")
-        if not 0 <= self.smallest_radius < self.largest_radius:
-            expected = f"must be at least 0 and below the largest, {self.largest_radius}"
-            raise ArgumentError("smallest_radius", self.smallest_radius, expected)
+        self.require_at_least(1, "environments", "examples", "test_examples")
+        self.require_at_least(0, "validation_environments", "shortcut_dimensions", "shortcut_scale", "revolutions")
+        self.require_at_least(0, "radius_noise")
+        right = 0 <= self.smallest_radius < self.largest_radius
+        self.require("smallest_radius", right, f"must be at least 0 and below the largest, {self.largest_radius}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,6 @@
 """The comparisons of Fig. 6, 14 and 15 of the AND-mask paper."""
 
-import functools
 import itertools
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,6 +27,7 @@ COUNTS = (2, 8, 32, 128, 512, 1024)
 ROBUSTNESS = {"o.o.d.": "ood_accuracy", "validation": "validation_accuracy", "held out": "held_out_accuracy"}
 DIFFICULTIES = ((0.1, 1.0), (1.0, 2.0, 3.0))  # variances of the shortcuts, and revolutions
 ENVIRONMENTS = (4, 7, 10, 20, 32, 50, 100)
+Rows = dict[str, dict[str, Any]]
 Methods = Mapping[str, Mapping[str, Any]]  # given options; all others have the job's defaults
 DEFAULTS: Methods = {"defaults": {}}
 AND_MASK: Methods = {"and-mask": {"aggregator": "and-mask"}}
@@ -72,10 +71,9 @@ PUBLISHED: dict[str, Any] = {
     "epochs": 150,
     "milestones": (0.75,),
 }
-FIVE: dict[str, Any] = {"seeds": 5, "first_seed": 101, "columns": ROBUSTNESS}
 
 
-def on(methods: Methods, counts: Iterable[int], variance: float, revolutions: float) -> dict[str, dict[str, Any]]:
+def on(methods: Methods, counts: Iterable[int], variance: float, revolutions: float) -> Rows:
     """A row for each method and number of environments, on these data."""
     data = {"shortcut_scale": variance**0.5, "revolutions": revolutions, "evaluations": 1}
     difficulty = f"variance {variance:g}, {revolutions:g} rev."
@@ -99,6 +97,12 @@ def grouped(aggregator: str, environments: int) -> dict[str, Any]:
     per_step = 32 if environments > 32 else 0
     row = counted(aggregator, per_step or environments)
     return {**row, "environments": environments, "environments_per_step": per_step}
+
+
+def robustness(title: str, rows: Rows, figure: str = "", seeds: int = 5) -> Comparison:
+    """A table, and with ``figure`` a figure, of accuracies with seeds that chose no setting."""
+    figures = {figure: robustness_figure} if figure else {}
+    return Comparison(rows, seeds=seeds, first_seed=101, columns=ROBUSTNESS, figures=figures, title=title)
 
 
 comparisons = {
@@ -173,50 +177,29 @@ comparisons = {
         figures={"fig-15": environments_of_runs},
         title="accuracy by the number of environments",
     ),
-    "difficulty": Comparison(
-        on({**CHOSEN, **LONGER}, (32,), 1.0, 3.0),
-        **FIVE,
-        title="32 environments with shortcuts of variance 1",
+    "difficulty": robustness("32 environments with shortcuts of variance 1", on({**CHOSEN, **LONGER}, (32,), 1.0, 3.0)),
+    "few": robustness("the defaults where environments are few", on(DEFAULTS, ENVIRONMENTS[:3], 0.1, 3.0)),
+    "between": robustness(
+        "the defaults between 10 and 20 environments", on(DEFAULTS, range(11, 20), 0.1, 3.0), seeds=3
     ),
-    "few": Comparison(
-        on(DEFAULTS, ENVIRONMENTS[:3], 0.1, 3.0),
-        **FIVE,
-        title="the defaults where environments are few",
-    ),
-    "between": Comparison(
-        on(DEFAULTS, range(11, 20), 0.1, 3.0),
-        **{**FIVE, "seeds": 3},
-        title="the defaults between 10 and 20 environments",
-    ),
-    "environments": Comparison(
+    "environments": robustness(
+        "masks and the average, by the number of environments",
         on({**AND_MASK, **MEAN}, ENVIRONMENTS, 0.1, 2.0)
         | on(AND_MASK, ENVIRONMENTS, 0.1, 3.0)
         | on(DEFAULTS, ENVIRONMENTS[:3], 0.1, 3.0),
-        **FIVE,
-        figures={"environments": robustness_figure},
-        title="masks and the average, by the number of environments",
+        figure="environments",
     ),
-    "defaults": Comparison(
-        on(DEFAULTS, ENVIRONMENTS, 0.1, 3.0),
-        **FIVE,
-        title="nothing given but the number of environments",
+    "defaults": robustness("nothing given but the number of environments", on(DEFAULTS, ENVIRONMENTS, 0.1, 3.0)),
+    "votes": robustness(
+        "more votes or stricter ones, by the number of environments", on(VOTES, ENVIRONMENTS[1:4], 0.1, 3.0), "votes"
     ),
-    "votes": Comparison(
-        on(VOTES, ENVIRONMENTS[1:4], 0.1, 3.0),
-        **FIVE,
-        figures={"votes": robustness_figure},
-        title="more votes or stricter ones, by the number of environments",
-    ),
-    "robustness": Comparison(
-        functools.reduce(
-            operator.or_,
-            (
-                on({**DEFAULTS, **AND_MASK, **MEAN, **VOTES}, ENVIRONMENTS, *data)
-                for data in itertools.product(*DIFFICULTIES)
-            ),
-        ),
-        **FIVE,
-        figures={"robustness": robustness_figure},
-        title="defaults, by number of environments, variance of the shortcuts and revolutions",
+    "robustness": robustness(
+        "defaults, by number of environments, variance of the shortcuts and revolutions",
+        {
+            name: row
+            for data in itertools.product(*DIFFICULTIES)
+            for name, row in on({**DEFAULTS, **AND_MASK, **MEAN, **VOTES}, ENVIRONMENTS, *data).items()
+        },
+        figure="robustness",
     ),
 }

@@ -85,9 +85,7 @@ def mean_curves_figure(
     return figure
 
 
-def bootstrapped_interval(
-    values: npt.NDArray[np.float64],
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def bootstrapped_interval(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """The ends of the 95 % interval of the mean over runs, ``(runs, ...)``: quantiles over resampled runs."""
     generator = np.random.default_rng(0)
     runs = len(values)

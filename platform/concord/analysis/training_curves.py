@@ -1,13 +1,13 @@
 """Curves of a run: training, held-out and out-of-distribution accuracy (or loss) by epoch."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from concord.analysis.figures import BLUE, GREEN, ORANGE, RED, finish, one_panel
+from concord.record import Evaluation
 
 _SPLITS = {
     "train": ("training environments", BLUE),
@@ -17,19 +17,7 @@ _SPLITS = {
 }
 
 
-class Evaluated(Protocol):
-    """An evaluation: the epoch, and metrics by name."""
-
-    @property
-    def epoch(self) -> int:
-        """The number of epochs done."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """All metrics at that time."""
-
-
-Histories = Sequence[Sequence[Evaluated]]
+Histories = Sequence[Sequence[Evaluation]]
 """The evaluations of runs that differ in their seed alone."""
 
 
@@ -45,7 +33,7 @@ def draw_by_epoch(
             axes.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
 
 
-def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:
+def training_curves(history: Sequence[Evaluation], measure: str) -> Figure:
     """One panel with a line for each split: ``{split}_{measure}`` by epoch."""
     figure, axes = one_panel(5, 3.2, layout=None)
     for split, (label, colour) in _SPLITS.items():

@@ -239,10 +239,9 @@ class Environments:
             InputError: a name is not among the arrays, or the data are invalid.
         """
         checked = {name: Environment.of(name, data) for name, data in arrays.items()}
-        require_names([*validation, *test], checked)
+        purposes = purposes_of(checked, validation, test)
         _require_alike(list(checked.values()))
-        train = [name for name in checked if name not in {*validation, *test}]
-        return Environments(lambda name: checked[name].data, train, validation, test)
+        return Environments(lambda name: checked[name].data, **purposes, version=None)
 
     @property
     def version(self) -> str | None:
@@ -347,6 +346,20 @@ def require_names(names: Iterable[str], known: Iterable[str], option: str | None
             if option is not None:
                 raise ArgumentError(option, name, f"there is no such environment; there are {shown}")
             raise InputError(f"environment {name}: there is none of this name; there are {shown}")
+
+
+def purposes_of(
+    known: Iterable[str], validation: Iterable[str], test: Iterable[str], *, options: bool = False
+) -> dict[str, tuple[str, ...]]:
+    """The environments of each purpose: those that are named, and all others to train on.
+
+    Refuses unknown names (InputError), as the values of options with ``options``.
+    """
+    known, validation, test = tuple(known), tuple(validation), tuple(test)
+    require_names(validation, known, "validation" if options else None)
+    require_names(test, known, "test" if options else None)
+    train = tuple(name for name in known if name not in {*validation, *test})
+    return {"train": train, "validation": validation, "test": test}
 
 
 def split_held_out(environment: Environment, fraction: float, seed: int) -> HeldOut:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from concord.environments.collection import Array, Environments, as_tensor, require_names
+from concord.environments.collection import Array, Environments, as_tensor, purposes_of
 from concord.environments.readers import empty
 from concord.environments.source import ExampleSource
 from concord.environments.tree import Tree, is_pair, leaf_name
@@ -197,11 +197,9 @@ def from_dataset(
     places: dict[str, list[int]] = {name: [] for name in sorted(set(map(str, labels)))}
     for place, label in enumerate(labels):
         places[str(label)].append(place)
-    validation, test = tuple(map(str, validation)), tuple(map(str, test))
-    require_names([*validation, *test], places)
-    train = [name for name in places if name not in {*validation, *test}]
-    if len(train) < 2:
-        found = ", ".join(train) or "none"
+    purposes = purposes_of(places, map(str, validation), map(str, test))
+    if len(purposes["train"]) < 2:
+        found = ", ".join(purposes["train"]) or "none"
         raise ArgumentError("groups", ", ".join(places), f"two training environments are needed; found {found}")
     known = None if targets is None else as_tensor("of the dataset", "targets", _column(dataset, "targets", targets))
 
@@ -210,7 +208,7 @@ def from_dataset(
         own_targets = None if known is None else known[own]
         return DatasetSource(name, dataset, own, own_targets, transform, train_transform or transform)
 
-    return Environments(load, train, validation, test, version=_version(dataset, places, known))
+    return Environments(load, **purposes, version=_version(dataset, places, known))
 
 
 def _version(dataset: Any, places: Mapping[str, list[int]], targets: Tensor | None) -> str | None:

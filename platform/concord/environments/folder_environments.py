@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from concord.environments.collection import Array, Environments, require_names
+from concord.environments.collection import Array, Environments, purposes_of
 from concord.environments.parquet import read_table
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, file_checksum, is_remote, listing, local
@@ -59,8 +59,7 @@ def from_folder(
     if not files:
         missing = "has no .npz or .parquet file; add one for each environment"
         raise ArgumentError("data_dir", display_path(folder), missing)
-    require_names([*validation, *test], files)
-    train = [name for name in files if name not in {*validation, *test}]
+    purposes = purposes_of(files, validation, test)
 
     def load(name: str) -> tuple[Array, Array]:
         path = local(files[name])
@@ -73,7 +72,7 @@ def from_folder(
         except Exception as error:  # each format has its own errors for an incomplete file
             raise InputError(f"environment {name}: {path} cannot be read ({first_line(error)})") from error
 
-    return Environments(load, train, validation, test, version=functools.partial(_version, files))
+    return Environments(load, **purposes, version=functools.partial(_version, files))
 
 
 def _version(files: Mapping[str, Path]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from concord.environments.collection import Environments, require_names
+from concord.environments.collection import Environments, purposes_of
 from concord.environments.datasets import Transform, from_dataset
 from concord.environments.images import IMAGE_ENDINGS
 from concord.errors import ArgumentError, InputError, first_line
@@ -94,9 +94,7 @@ def from_image_folder(
         expected = f"images are at DOMAIN/CLASS/IMAGE and end with {' '.join(sorted(IMAGE_ENDINGS))}"
         warnings.warn(f"{shown}: {counted}; they are left out, since {expected}", stacklevel=2)
     by_domain = _classes(names)
-    require_names(validation, by_domain, "validation")
-    require_names(test, by_domain, "test")
-    train = [domain for domain in by_domain if domain not in {*validation, *test}]
+    train = purposes_of(by_domain, validation, test, options=True)["train"]
     if len(train) < 2:
         expected = "two training domains are needed, as DOMAIN/CLASS/IMAGE"
         raise ArgumentError("data", shown, f"{expected}; found {', '.join(train) or 'none'}")

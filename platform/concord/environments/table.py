@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from concord.environments.collection import Environments, RawRows, held_out_places, require_names
+from concord.environments.collection import Environments, RawRows, held_out_places, purposes_of
 from concord.environments.parquet import read_table
 from concord.environments.table_encoder import TableEncoder, plain
 from concord.errors import ArgumentError, InputError, first_line
@@ -191,11 +191,7 @@ def from_table(
     frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
-    for option, name in (
-        ("environment", environment),
-        ("target", target),
-        *(("columns", each) for each in kinds),
-    ):
+    for option, name in (("environment", environment), ("target", target), *(("columns", each) for each in kinds)):
         if name not in frame.columns:
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
@@ -205,11 +201,8 @@ def from_table(
     if len(rows) < len(frame):
         warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=2)
     names = _environment_names(rows[environment], environment, environment_bins)
-    known = list(dict.fromkeys(sorted(names)))
-    validation, test = tuple(map(str, validation)), tuple(map(str, test))
-    require_names(validation, known, "validation")
-    require_names(test, known, "test")
-    train = tuple(name for name in known if name not in {*validation, *test})
+    purposes = purposes_of(sorted(set(names)), map(str, validation), map(str, test), options=True)
+    train = purposes["train"]
     if len(train) < 2:
         raise ArgumentError(
             "environment",
@@ -225,7 +218,6 @@ def from_table(
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
     classes = _classes(rows, training, target, task)
-    purposes = {"train": train, "validation": tuple(validation), "test": tuple(test)}
     return TableEnvironments(Table(rows, names, target, used, classes, purposes, int((~labelled).sum())))
 
 

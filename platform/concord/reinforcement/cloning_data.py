@@ -26,7 +26,7 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.runs.sharded_data import Info, MakingOptions, make_sharded
+from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 
 _DATA = "coinrun-clone"
 _TOGETHER = 16  # environments of a level, stepped together
@@ -88,30 +88,23 @@ def cloning_folder(data_dir: Path | None, output: Path, game: str, difficulty: s
 
 
 @dataclass(frozen=True)
-class _Shard:
+class _Shard(SplitPart):
     """The content of one file: ``states`` states of one level, or one state from each of ``states`` levels.
 
     ``first`` and ``count`` are the range of levels to play, or to draw from.
     """
 
-    file: str
-    split: Split
-    first: int
-    count: int
     states: int
 
 
 def _shards(options: CloningOptions) -> list[_Shard]:
     levels = range(options.first_level, options.first_level + options.levels)
     shards = [_Shard(f"train/level-{level:010d}.parquet", "train", level, 1, options.states) for level in levels]
-    room = options.first_test_level
-    unseen: tuple[tuple[Split, int], ...] = (("test", options.test_states), ("validation", options.validation_states))
-    for split, states in unseen:
-        for number, start in enumerate(range(0, states, _SHARD)):
-            some = min(_SHARD, states - start)
-            shards.append(_Shard(f"{split}/part-{number:04d}.parquet", split, room, _ROOM, some))
-            room += _ROOM
-    return shards
+    unseen = split_parts({"test": options.test_states, "validation": options.validation_states}, _SHARD)
+    rooms = range(options.first_test_level, LARGEST_LEVEL, _ROOM)
+    return shards + [
+        _Shard(part.file, part.split, room, _ROOM, part.count) for room, part in zip(rooms, unseen, strict=False)
+    ]
 
 
 def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
@@ -144,11 +137,6 @@ def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
     }
 
 
-def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, seed: int) -> Sequence[RowGroupData]:
-    states = states_of(expert, shard.split, shard.first, shard.count, shard.states, game, difficulty, seed)
-    return [RowGroupData(vars(states), {"levels": sorted(set(states.level.tolist()))})]
-
-
 @dataclass(frozen=True)
 class States:
     """States, and the expert's distribution over actions in them.
@@ -167,31 +155,23 @@ class States:
     step: npt.NDArray[np.int64]
 
 
-def states_of(
-    expert: Expert,
-    split: Split,
-    first: int,
-    count: int,
-    states: int,
-    game: str = "coinrun",
-    difficulty: Difficulty = "easy",
-    seed: int = 0,
-) -> States:
-    """States from an expert's own episodes.
+def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, seed: int) -> Sequence[RowGroupData]:
+    """The states of one file, from an expert's own episodes.
 
-    For training: ``states`` of one level, drawn without replacement from all states of at least 32 episodes; more
-    episodes are played if their states are too few. For validation and test: one state from one episode of each of
-    ``states`` levels, which are drawn from the ``count`` levels from ``first`` on. The seed draws episodes and states.
+    For training: states of one level, drawn without replacement from all states of at least 32 episodes; more episodes
+    are played if their states are too few. For validation and test: one state from one episode of each of as many
+    levels, drawn from the file's range of levels. The seed draws episodes and states.
     """
-    key = np.random.SeedSequence([seed, first, count])
+    training, states = shard.split == "train", shard.states
+    key = np.random.SeedSequence([seed, shard.first, shard.count])
     drawn = np.random.default_rng(key)
-    episodes = _FIRST_EPISODES if split == "train" else states + 8  # some levels may come twice
+    episodes = _FIRST_EPISODES if training else states + 8  # some levels may come twice
     while True:
         environment = ProcgenVectorEnv(
-            min(_TOGETHER if split == "train" else 64, episodes),
+            min(_TOGETHER if training else 64, episodes),
             game,
-            levels=count,
-            first_level=first,
+            levels=shard.count,
+            first_level=shard.first,
             difficulty=difficulty,
             seed=int(key.generate_state(1)[0]) % LARGEST_LEVEL,
             threads=0,
@@ -199,11 +179,11 @@ def states_of(
         try:
             generator = torch.Generator().manual_seed(int(key.generate_state(2)[1]))
             played = steps(Policy(expert.network), environment, episodes, generator)
-            found = _some_of_all(played, states, drawn) if split == "train" else one_a_level(played, states, drawn)
+            found = _some_of_all(played, states, drawn) if training else one_a_level(played, states, drawn)
         finally:
             environment.close()
         if found is not None:
-            return found
+            return [RowGroupData(vars(found), {"levels": sorted(set(found.level.tolist()))})]
         episodes *= 2
 
 

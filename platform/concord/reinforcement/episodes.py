@@ -57,14 +57,7 @@ def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generato
         levels = info["level_seed"]
         frames, _, ended, _, info = environment.step(actions)
         returns = info["episode"]["r"] if "episode" in info else nothing
-        yield Step(
-            seen,
-            logits.numpy(),
-            number[rows],
-            levels[rows],
-            ended[rows],
-            returns[rows].astype(np.float32),
-        )
+        yield Step(seen, logits.numpy(), number[rows], levels[rows], ended[rows], returns[rows].astype(np.float32))
         number[ended] = begun + np.arange(int(ended.sum()))
         begun += int(ended.sum())
 
