@@ -18,7 +18,8 @@ from concord.errors import InputError, RunFailedError
 from concord.options import RESULT, names_of, option_values
 from concord.record import RECORD, OpenRun, folder_of, read_record, require_run, write_record
 from concord.runs.key import KEYS, Key, finished_run, index_run, recorded_config, require_same
-from concord.runs.lifecycle import RunSpec, open_run, reserved_run
+from concord.runs.lifecycle import open_run, reserved_run
+from concord.runs.spec import RunSpec
 from concord.training import JobFile, TrainConfig, load_job
 
 TEXT = '''"""A job."""
