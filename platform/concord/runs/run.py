@@ -94,8 +94,6 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
             report, tracked = finish(job, config, begun.run, begun.store, checked, info)
-            for line in advice(job.job, config, begun.run.history, checked.environments, checked.measures):
-                info(line)
             # Without ``report`` --resume keeps it in MLflow later.
             found = {**report, "seconds": round(time.perf_counter() - started, 3)}
             begun.report = {"report" if tracked else "untracked": found}
@@ -167,7 +165,7 @@ def finish(
     info: Info,
     lineage: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], bool]:
-    """Draw the figures of a trained run, and keep data and model in MLflow.
+    """Draw the figures of a trained run, keep data and model in MLflow, and tell what may help.
 
     Returns the run's report, and whether MLflow took all. ``lineage`` becomes tags of the registered version.
     """
@@ -207,6 +205,8 @@ def finish(
             registered = register(store, uri, run_id, name, metrics, criterion, mode, lineage, unfit, scored)
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True
+    for line in advice(job.job, config, run.history, environments, checked.measures):
+        info(line)
     report = {
         "job": job.name,
         "name": run.name,
