@@ -1,10 +1,10 @@
-"""What a training loop tells its recorder, what a run reports, and metrics without the speed of the machine."""
+"""What a training loop tells its recorder, what runs and groups record, and metrics without the machine's speed."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from concord.record import Run
+from concord.record import OpenRun, Run, folder_of, write_record
 from concord.training.context import Silent
 
 
@@ -30,6 +30,21 @@ def report_of(run: Run) -> Mapping[str, Any]:
     """The result of a finished run, as ``concord train --json`` has it."""
     assert run.report is not None
     return run.report
+
+
+def record_run(group: OpenRun, metrics: Mapping[str, float] | None, **place: Any) -> str:
+    """Record a run that a group asked for, with its metrics at its end; None if it failed. Returns its name."""
+    words = [group.name, *(f"{name}-{place[name]}" for name in ("kind", "trial", "seed", "left_out") if name in place)]
+    folder = folder_of(group.folder.place.parent.parent, "-".join(words))
+    key = {"key": f"{place}"}
+    group.append("asked", run=folder.place.name, key=key["key"], **place)
+    run = OpenRun(folder, write_record(folder, "run", {"job": "mine", "config": {}, "group": group.name, "key": key}))
+    run.append("began", resumed=False)
+    if metrics is not None:
+        run.append("evaluated", epoch=1, step=1, metrics=dict(metrics))
+    run.append("ended", **({"status": "FINISHED"} if metrics is not None else {"status": "FAILED", "failure": "ValueError: no"}))
+    run.close()
+    return run.name
 
 
 def without_time(metrics: Mapping[str, float]) -> dict[str, float]:

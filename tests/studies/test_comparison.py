@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import time
@@ -25,13 +26,12 @@ from concord.cli import main
 from concord.environments import Environments
 from concord.errors import ArgumentError, InputError, StoppedError
 from concord.options import option_values
-from concord.record import EVENTS, Events, read_history, require_record
-from concord.storage import Folder
+from concord.record import EVENTS, Run, folder_of, read_run, require_run
+from concord.runs.execute import CHECKPOINTS
 from concord.studies.comparison_plan import ComparisonPlan, kept_command, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
-from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
-from concord.training import Comparison, Evaluation, ProcessContext, Run, load_job, train
+from concord.training import Comparison, Evaluation, ProcessContext, load_job, train
 from concord.training.comparison import at_best
 from concord.training.context import Silent
 from documents import with_tables
@@ -52,14 +52,12 @@ def compared(
     return run_comparison(plan_of(output, tables, **options), info)
 
 
-def ended(result: ComparisonResult | Path) -> Mapping[str, EndedRun]:
-    folder = Folder(result if isinstance(result, Path) else result.folder)
-    return {each.run.key: each for each in GroupRuns(read_history(folder)).ended("run")}
-
-
-def run_events(folder: Path) -> list[dict[str, Any]]:
-    """The events of its runs, as they are written."""
-    return [event for event in map(json.loads, (folder / EVENTS).read_text().splitlines()) if "run" in event]
+def ended(output: Path) -> dict[str, tuple[str | None, list[Evaluation], float]]:
+    """Of the ended runs that the comparison asked for: how and when they ended, and their evaluations."""
+    group = read_run(folder_of(output, NAME, "comparison"), "comparison")
+    runs = [read_run(folder_of(output, name)) for name in ([] if group is None else group.asked)]
+    ended = [run for run in runs if run is not None and run.status in ("FINISHED", "FAILED")]
+    return {run.name: (run.status, run.history, run.ended_at) for run in ended}
 
 
 def trained_here(seed: int, **options: Any) -> Mapping[str, float]:
@@ -95,10 +93,11 @@ def test_means_and_spreads_are_those_of_the_same_trainings_in_this_process(whole
 
 
 def test_a_row_that_two_tables_have_is_trained_once(whole: ComparisonResult) -> None:
-    trained = (whole.folder.parent.parent / "witness").read_text().splitlines()
+    output = whole.plan.base.run.output
+    trained = (output / "witness").read_text().splitlines()
     # 6 runs of the one table and 2 of the other; the model is also made once to try it before anything starts
     assert len(trained) == 8 + 1
-    assert len(ended(whole)) == whole.finished == 8
+    assert len(ended(output)) == whole.finished == 8
     assert [run.metrics for run in whole.runs["rates"]["0.1"]] == [
         run.metrics for run in whole.runs["masks"]["average"][:2]
     ]
@@ -113,11 +112,11 @@ def test_the_papers_numbers_stand_below_ours_in_the_units_of_the_metric(whole: C
     ours = [100 * run.metrics["ood_accuracy"] for run in whole.runs["masks"]["average"]]
     assert rows[0][2] == f"{statistics.fmean(ours):.1f} ± {statistics.stdev(ours):.1f}"
     assert table.text().startswith("masks: few epochs\n")
-    assert (whole.folder / "tables" / "masks.md").read_text().startswith("few epochs\n\n| | seeds |")
+    assert (whole.folder.path / "tables" / "masks.md").read_text().startswith("few epochs\n\n| | seeds |")
     average = table.as_json()[0]["metrics"]
     assert (average["ood_accuracy"]["paper"], average["ood_accuracy"]["paper_std"]) == pytest.approx((0.885, 0.015))
     assert average["accuracy/train/a"]["paper"] == pytest.approx(0.9)
-    assert (whole.folder / "figures" / "dots.png").stat().st_size > 0
+    assert (whole.folder.path / "figures" / "dots.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("criterion", [[math.nan, 0.5, 0.7], [0.7, math.nan, 0.5], [0.5, 0.7, math.nan]])
@@ -132,15 +131,16 @@ def test_a_column_at_the_best_evaluation_ranks_nan_last(criterion: list[float]) 
 
 def test_every_run_is_a_child_of_the_comparisons_run_in_mlflow(whole: ComparisonResult) -> None:
     client = Store.open(whole.plan.base.run.output).client
-    parent = client.get_run(require_record(Folder(whole.folder), "comparison")["run_id"])
+    parent = client.get_run(str(require_run(whole.folder, "comparison").run_id))
     children = client.search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'", max_results=100
     )
     assert parent.info.status == "FINISHED"
     assert len(children) == 8
     assert {run.info.status for run in children} == {"FINISHED"}
-    by_name = {run.info.run_name: run for run in children}
-    run = by_name["masks, and-mask, seed 2"]
+    by_row = {run.data.tags["concord.row"]: run for run in children}
+    run = by_row["masks, and-mask, seed 2"]
+    assert run.info.run_name == whole.runs["masks"]["and-mask"][2].name
     assert run.data.metrics["ood_accuracy"] == whole.runs["masks"]["and-mask"][2].metrics["ood_accuracy"]
     assert run.data.params["lr"] == "0.1"
     assert run.data.params["seed"] == "2"
@@ -149,10 +149,11 @@ def test_every_run_is_a_child_of_the_comparisons_run_in_mlflow(whole: Comparison
 
 
 def test_what_is_there_is_not_trained_again_and_more_seeds_are_added(whole: ComparisonResult) -> None:
-    before = ended(whole)
-    output = whole.plan.base.run.output
-    again = compared(output, "rates", seeds=3, first_seed=0, witness=output / "witness")
-    after = ended(again)
+    output, lines = whole.plan.base.run.output, list[str]()
+    before = ended(output)
+    again = compared(output, "rates", lines.append, seeds=3, first_seed=0, witness=output / "witness")
+    assert any("rates; 6 runs, of which 5 are there" in line for line in lines)
+    after = ended(output)
     assert {key: after[key] for key in before} == before
     assert len(after) == len(before) + 1  # seed 2 of the row that the other table does not have
     assert [row["seeds"] for row in again.as_json()["rows"]] == [3, 3]
@@ -176,7 +177,7 @@ def test_patterns_choose_rows_by_their_names_or_as_they_are_shown(tmp_path: Path
         plan = planned(load_job(JOB_FILE), [], ["--only", *words, "--output", str(tmp_path)], check=False)
         assert plan.tables.keys() == plan.runs.keys()
         assert shlex.join(["--only", *words]) in plan.command
-        return {name: [*dict.fromkeys(run.configuration for run in runs)] for name, runs in plan.runs.items()}
+        return {name: [*dict.fromkeys(run.place["row"] for run in runs)] for name, runs in plan.runs.items()}
 
     assert rows("AND-mask") == {"masks": ["and-mask"]}
     assert rows("a*e", "0.01") == {"masks": ["average"], "rates": ["0.01"], "broken": ["average"]}
@@ -185,11 +186,11 @@ def test_patterns_choose_rows_by_their_names_or_as_they_are_shown(tmp_path: Path
 def test_rows_asked_for_are_trained_alone_and_a_report_shows_all(
     whole: ComparisonResult, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    before = ended(whole)
     output = whole.plan.base.run.output
+    before = ended(output)
     some = compared(output, "masks", only="and-mask", witness=output / "witness")
     assert [row[0] for row in some.tables[0].cells()[1]] == ["AND-mask", "best possible"]
-    assert (some.drawn, ended(some)) == ({}, before)
+    assert (some.drawn, ended(output)) == ({}, before)
     words = ["report", JOB_FILE, "masks", "--output", str(output), "--results", str(tmp_path), "--json"]
 
     def reported(*more: str) -> tuple[list[tuple[str, int]], int]:
@@ -207,14 +208,11 @@ def test_rows_asked_for_are_trained_alone_and_a_report_shows_all(
 
 
 def test_a_run_is_found_where_a_newer_option_has_its_default(whole: ComparisonResult, output: Path) -> None:
-    folder = output / "comparisons" / NAME
-    folder.mkdir(parents=True)
-    (folder / "record.json").write_bytes((whole.folder / "record.json").read_bytes())
-    lines = (whole.folder / EVENTS).read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    for event in events:  # as a version wrote them that did not have the option
-        event.get("point", {}).pop("width", None)
-    (folder / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    shutil.copytree(whole.plan.base.run.output, output)
+    for file in output.glob("runs/*/record.json"):  # as a version wrote them that did not have the option
+        record = json.loads(file.read_text())
+        del record["config"]["width"]
+        file.write_text(json.dumps(record))
     job = load_job(JOB_FILE)
     assert option_values(job.job.config)["width"] == 4
 
@@ -242,32 +240,25 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     record = json.loads(json.dumps({"asked": {"rates": plan.given}, "sources": plan.base.sources()}))
     rule.write_text(rule.read_text().replace("AndMask", "GeometricMean"))
     other = planned(job, ["rates"], words, check=False)
-    assert not {run.identity for run in other.runs["rates"]} & {run.identity for run in plan.runs["rates"]}
+    keys = {run.key.value for run in plan.runs["rates"]}
+    assert len(keys) == 3
+    assert not {run.key.value for run in other.runs["rates"]} & keys
     rule.unlink()
     recorded = plan_as_recorded(job, "rates", record, tmp_path, None)
-    assert [run.identity for run in recorded.runs["rates"]] == [run.identity for run in plan.runs["rates"]]
-    assert len(recorded.runs["rates"]) == 3
+    assert {run.key.value for run in recorded.runs["rates"]} == keys
     assert recorded.command == plan.command.replace(str(rule), rule.name)  # the record has no folders of a machine
 
 
-@pytest.mark.parametrize("in_the_point", [{}, {"hub_token": "***"}], ids=["now", "earlier"])
-def test_a_report_finds_runs_that_had_a_secret(tmp_path: Path, in_the_point: dict[str, str]) -> None:
+def test_a_report_finds_runs_that_had_a_secret(ray_cluster: None, tmp_path: Path) -> None:
     source = Path(JOB_FILE).with_name("tiny_study.py").read_text()
     source = source.replace("    width: int = 4\n", "    hub_token: str | None = None\n    width: int = 4\n")
     source = source.replace("import Job", "import Comparison, Job")
     path = tmp_path / "mine.py"
     path.write_text(source.replace("loss=torch", 'comparisons={"one": Comparison({"a": {}})},\n    loss=torch'))
     job = load_job(str(path))
-    plan = planned(job, ["one"], ["--hub-token", "abc", "--seeds", "1", "--output", str(tmp_path)], check=False)
-    (run,) = plan.runs["one"]
-    begun = plan.proposal(run, 0, {})
-    plan.kept.path.mkdir(parents=True)
-    events = Events(plan.kept)
-    events.append("began", run=begun.key, **begun.as_event() | {"point": {**begun.point, **in_the_point}})
-    events.append("evaluated", run=begun.key, epoch=1, step=1, metrics={"ood_accuracy": 1.0})
-    events.append("ended", run=begun.key, status="FINISHED", seconds=1.0)
-    events.close()
-    assert "abc" not in (plan.kept.path / EVENTS).read_text()
+    plan = planned(job, ["one"], ["--hub-token", "my-secret", "--seeds", "1", "--output", str(tmp_path)])
+    assert run_comparison(plan, lambda _: None).finished == 1
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"my-secret" in file.read_bytes()]
     recorded = plan_as_recorded(job, "one", {"asked": json.loads(json.dumps(plan.asked))}, tmp_path, None)
     for each in (plan, recorded):
         assert read_comparison(each).missing == {}
@@ -276,7 +267,7 @@ def test_a_report_finds_runs_that_had_a_secret(tmp_path: Path, in_the_point: dic
 def test_a_report_reads_alone_and_names_missing_runs_and_their_command(
     whole: ComparisonResult, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    before = (whole.folder / EVENTS).read_bytes()
+    before = (whole.folder.path / EVENTS).read_bytes()
     output = str(whole.plan.base.run.output)
     assert main(["report", JOB_FILE, "--output", output, "--results", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr()
@@ -284,7 +275,7 @@ def test_a_report_reads_alone_and_names_missing_runs_and_their_command(
     assert shown["masks"]["rows"] == [row for row in whole.as_json()["rows"] if row["table"] == "masks"]
     assert shown["broken"]["missing"] == 2
     assert f"concord compare {JOB_FILE} broken --output {output} makes them" in printed.err
-    assert (whole.folder / EVENTS).read_bytes() == before
+    assert (whole.folder.path / EVENTS).read_bytes() == before
     lines = [json.loads(line) for line in (tmp_path / f"{NAME}-masks.jsonl").read_text().splitlines()]
     assert [(line["configuration"], line["seed"]) for line in lines][:2] == [("average", 0), ("average", 1)]
     assert set(lines[0]) == {"configuration", "seed", "values", "seconds", "command", "machine", "commit"}
@@ -302,8 +293,11 @@ def test_a_run_that_fails_is_said_and_tried_again_and_the_others_are_kept(
         result = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert (result["runs"], result["failed"], result["missing"]) == (1, 1, 0)
         assert "ArithmeticError: this model cannot be made" in result["error"]
-    events = run_events(output / "comparisons" / NAME)
-    assert sorted(event["run"] for event in events if event["event"] == "ended") == ["run 0", "run 1", "run 1"]
+    group = require_run(folder_of(output, NAME, "comparison"), "comparison")
+    average, raises = (require_run(folder_of(output, name)) for name in group.asked)
+    assert (average.status, raises.status) == ("FINISHED", "FAILED")
+    events = (group.folder.path / EVENTS).read_text()
+    assert (events.count(f'"{average.name}"'), events.count(f'"{raises.name}"')) == (1, 2)
 
 
 def test_kept_rows_stay_where_every_run_of_a_table_failed(ray_cluster: None, output: Path, tmp_path: Path) -> None:
@@ -326,18 +320,17 @@ def test_a_killed_comparison_resumes_and_trains_nothing_twice(
         *("--output", str(output), "--address", address, "--concurrent", "1", "--witness", str(witness)),
         *("--pause", "0.05"),
     ]
-    folder = output / "comparisons" / NAME
     with Command(*words) as process:
-        wait_for(lambda: process.poll() is not None or len(ended(folder)) >= 1, 120)
+        wait_for(lambda: process.poll() is not None or len(ended(output)) >= 1, 120)
         assert process.poll() is None, process.communicate()
         process.kill()
-    before = ended(folder)
+    before = ended(output)
     assert 1 <= len(before) < 4
     models = len(witness.read_text().splitlines())
     time.sleep(0.5)
     resumed = compared(output, "rates", pause=0.05, witness=witness, concurrent=1)
-    assert len(ended(resumed)) == 4
-    assert {key: ended(resumed)[key] for key in before} == before
+    assert len(ended(output)) == 4
+    assert {name: ended(output)[name] for name in before} == before
     # the trial of the first look, and what had not ended
     assert len(witness.read_text().splitlines()) <= models + 1 + (4 - len(before)) + 1
     undisturbed = {name: [comparable(run.metrics) for run in runs] for name, runs in whole.runs["rates"].items()}
@@ -350,10 +343,11 @@ def test_a_stopped_run_continues_from_its_checkpoint(
     monkeypatch.setattr("concord.studies.pool._CHECKPOINT_SECONDS", 0.0)
     options = {"epochs": 40, "evaluations": 20, "checkpoints": 10}
     asked = {**options, "only": "average", "seeds": 1, "pause": 0.03}
-    folder = output / "comparisons" / NAME
+    (spec,) = plan_of(output, "masks", **asked).runs["masks"]
+    folder = folder_of(output, str(spec.name))
 
     def stop() -> None:
-        wait_for(lambda: len(list(folder.glob("unfinished/run-0-*/checkpoints/*.json"))) == 2, 120)
+        wait_for(lambda: len(folder.names(CHECKPOINTS)) == 2, 120)
         os.kill(os.getpid(), signal.SIGINT)
 
     with ThreadPoolExecutor() as threads:
@@ -362,15 +356,15 @@ def test_a_stopped_run_continues_from_its_checkpoint(
             compared(output, "masks", **asked)
         stopped.result()
     assert str(stopping.value).endswith(f"continue with {plan_of(output, 'masks', **asked).command}")
-    (before,) = [event["seconds"] for event in run_events(folder) if event["event"] == "ended"]
+    before = require_run(folder).seconds
     said: list[str] = []
     result = compared(output, "masks", said.append, **asked)
-    assert any("average, seed 0 continues from its checkpoint" in line for line in said)
-    run = ended(result)["run 0"]
+    assert any(f"{spec.name} continues from its checkpoint" in line for line in said)
+    (run,) = result.runs["masks"]["average"]
     assert [each.epoch for each in run.history] == list(range(2, 41, 2))
     assert comparable(run.metrics) == comparable(trained_here(0, aggregator="mean", lr=0.1, **options))
     assert run.seconds > before / 2
-    assert not (folder / "unfinished").exists()
+    assert folder.names(CHECKPOINTS) == []
 
 
 @pytest.mark.parametrize(
@@ -489,7 +483,7 @@ def test_the_documents_tables_are_those_that_their_results_make() -> None:
 def test_a_documents_table_follows_its_results(whole: ComparisonResult, tmp_path: Path) -> None:
     result = read_comparison(whole.plan)
     text = f"before\n<!-- results: {JOB_FILE} masks -->\nwrong\n<!-- end of results -->\nafter\n"
-    tables = whole.folder / "tables"
+    tables = whole.folder.path / "tables"
     (tmp_path / "results").mkdir()
     target = tmp_path / "results" / f"{NAME}-masks.jsonl"
     target.write_bytes((tables / f"{NAME}-masks.jsonl").read_bytes())

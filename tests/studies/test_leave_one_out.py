@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concord.cli.job_options import read_command
-from concord.record import EVENTS, read_history
-from concord.storage import Folder, append_line
+from concord.record import EVENTS, RECORD
 from concord.studies.comparison_plan import LEAVE_ONE_OUT
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.leave_one_out import (
@@ -23,9 +22,7 @@ from concord.studies.leave_one_out import (
     plan_leave_one_out,
     with_choices,
 )
-from concord.studies.proposals import GroupRuns
 from concord.studies.result_lines import ResultLine, as_lines
-from concord.tracking.mirror import CURSOR
 from concord.training import Evaluation, ProcessContext, Run, load_job, train
 from concord.training.comparison import Folds
 from concord.training.context import Silent
@@ -53,6 +50,10 @@ def compared(file: Path, output: Path, words: str = FEW) -> ComparisonResult:
 @pytest.fixture(scope="module")
 def whole(ray_cluster: None, stations: Path, tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
     return compared(stations, tmp_path_factory.mktemp("whole"))
+
+
+def events_of_runs(result: ComparisonResult) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in result.plan.base.run.output.glob(f"runs/*/{EVENTS}")}
 
 
 def metrics_of(result: ComparisonResult) -> Mapping[str, Any]:
@@ -83,26 +84,28 @@ def test_the_table_shows_the_method_that_holds_where_it_has_not_been(whole: Comp
     assert header == ["leave-one-out", "average", "V-REx", CHOSEN, BEST]
     summary = [f"{which} accuracy{suffix}" for suffix in ("", " (oracle)") for which in ("mean", "worst")]
     assert [row[0] for row in cells] == ["seeds", *STATIONS, *summary]
-    assert (whole.folder / "figures" / "leave-one-out.png").stat().st_size > 0
+    assert (whole.folder.path / "figures" / "leave-one-out.png").stat().st_size > 0
     assert "(oracle): the left-out environment itself chooses" in whole.tables[0].title
 
 
 def test_a_killed_comparison_continues_to_the_same_table(
     whole: ComparisonResult, stations: Path, tmp_path: Path
 ) -> None:
-    before = GroupRuns(read_history(Folder(whole.folder))).ended("run")
+    before = events_of_runs(whole)
     cut = compared(stations, tmp_path, FEW.replace("--seeds 2", "--seeds 1"))
-    kept = "".join((cut.folder / EVENTS).read_text().splitlines(keepends=True)[:-12])
-    (cut.folder / EVENTS).write_text(kept)
-    append_line(cut.folder / CURSOR, len(kept.encode()))  # the store has seen no more
+    events = cut.folder.path / EVENTS
+    events.write_text("".join(events.read_text().splitlines(keepends=True)[:-12]))
+    for name in sorted(path.name for path in tmp_path.glob("runs/*"))[:3]:  # killed before these ended
+        of_run = tmp_path / "runs" / name / EVENTS
+        of_run.write_text("".join(of_run.read_text().splitlines(keepends=True)[:-1]))
     assert compared(stations, tmp_path).tables[0].cells() == whole.tables[0].cells()
     again = compared(stations, whole.plan.base.run.output)
     assert again.tables[0].cells() == whole.tables[0].cells()
-    assert GroupRuns(read_history(Folder(whole.folder))).ended("run") == before  # nothing is trained again
+    assert events_of_runs(whole) == before  # nothing is trained again
 
 
 def test_report_and_documents_show_the_kept_runs(whole: ComparisonResult, stations: Path, tmp_path: Path) -> None:
-    record = json.loads((whole.folder / "record.json").read_text())
+    record = json.loads((whole.folder.path / RECORD).read_text())
     plan = leave_one_out_as_recorded(load_job(str(stations)), record, whole.plan.base.run.output, None)
     found = read_comparison(plan)
     assert found.tables[0].cells() == whole.tables[0].cells()
@@ -116,9 +119,9 @@ def test_report_and_documents_show_the_kept_runs(whole: ComparisonResult, statio
 def test_another_measure_trains_nothing_again_and_is_in_the_kept_command(
     whole: ComparisonResult, stations: Path
 ) -> None:
-    before = GroupRuns(read_history(Folder(whole.folder))).ended("run")
+    before = events_of_runs(whole)
     by_loss = compared(stations, whole.plan.base.run.output, f"{FEW} --metric loss")
-    assert GroupRuns(read_history(Folder(whole.folder))).ended("run") == before
+    assert events_of_runs(whole) == before
     commands = {line.origin["command"] for line in by_loss.tables[0].runs}
     assert len(commands) == 1
     assert " --metric loss " in commands.pop()

@@ -19,7 +19,7 @@ from tracked import tracked_runs
 from concord.cli.job_options import read_command
 from concord.errors import InputError
 from concord.objectives import OBJECTIVES
-from concord.record import read_history
+from concord.record import EVENTS, Run
 from concord.space import Uniform
 from concord.storage import Folder
 from concord.studies.methods import (
@@ -32,7 +32,8 @@ from concord.studies.methods import (
     plan_methods,
     run_methods,
 )
-from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
+from concord.studies.criterion import Judge
+from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult
 from concord.tracking import Store
@@ -75,10 +76,9 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
     assert len(rows) == 3
 
     # What was found is there, and nothing is trained again.
-    kept = planned.studies["vrex"].kept
-    before = GroupRuns(read_history(kept)).ended("trial")
+    before = {file: file.read_bytes() for file in tmp_path.glob(f"runs/*/{EVENTS}")}
     again = run_methods(plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few), [], lambda _: None)
-    assert GroupRuns(read_history(kept)).ended("trial") == before
+    assert {file: file.read_bytes() for file in tmp_path.glob(f"runs/*/{EVENTS}")} == before != {}
     assert again.table().cells() == result.table().cells()
     store = Store.open(tmp_path, None)
     assert {"sensors-methods-mean", "sensors-methods-vrex"} < {
@@ -115,7 +115,7 @@ def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched_and_one_that
     result = run_methods(planned, [], lambda _: None)
     assert list(result.studies) == [own, "mean"]
     assert all(set(study.reruns) == {1, 2} for study in result.studies.values())
-    assert {"lr", "l2", "threshold"} == {name for run in result.studies[own].finished for name in run.run.point}
+    assert {"lr", "l2", "threshold"} == {name for run in result.studies[own].finished for name in run.point}
     only = dataclasses.replace(result, studies={own: result.studies[own]})
     assert f"--aggregator {own} " in _train_command(planned, only)
 
@@ -207,20 +207,15 @@ def test_environments_left_out_recommend_the_method_without_the_shortcut(ray_clu
 def study(method: str, values: Sequence[float], mode: str = "max", selection: str = "validation") -> StudyResult:
     split = {"validation": "validation", "held-out": "held_out"}[selection]
     criterion = {"selection": selection, "metric": f"{split}_accuracy", "mode": mode}
-    record = {"name": method, "criterion": criterion, "measure": "accuracy", "identity": {"space": {}}}
-    evaluations = [Evaluation(1, 1, {f"{split}_accuracy": 1.0})]
-    trial = EndedRun(RunProposal("trial", 0, {"lr": 0.1}), evaluations, 1.0, 1.0)
-    reruns = [
-        EndedRun(
-            RunProposal("seed", 0, {"lr": 0.1}, seed),
-            [Evaluation(1, 1, {f"{split}_accuracy": value, "ood_accuracy": -value})],
-            1.0,
-            1.0,
-        )
-        for seed, value in enumerate(values)
-    ]
+    record = {"name": method, "criterion": criterion, "measure": "accuracy", "space": {}}
+
+    def of(seed: int | None, **metrics: float) -> Trial:
+        return Trial("trial", 0, {"lr": 0.1}, seed, {}, Run.of([Evaluation(1, 1, metrics)]), {}, Judge())
+
+    trial = of(None, **{f"{split}_accuracy": 1.0})
+    reruns = [of(seed, **{f"{split}_accuracy": value, "ood_accuracy": -value}) for seed, value in enumerate(values)]
     return StudyResult(
-        kept=Folder(Path(method)),
+        folder=Folder(Path(method)),
         record=record,
         finished=[trial],
         failed=[],
@@ -393,7 +388,7 @@ def test_every_method_has_a_space_that_a_built_in_job_can_begin_with(tmp_path: P
     study = plan("synthetic", tmp_path, {}, methods=("mean", method)).studies[method]
     assert study.own is not None
     assert study.space.varied()
-    assert json.dumps(study.record())
+    assert json.dumps(study.record(Store.open(tmp_path)))
 
 
 def test_every_known_method_is_planned_with_options_that_it_uses(tmp_path: Path) -> None:

@@ -1,18 +1,19 @@
 """Reports of studies: selections side by side, best trials, methods over seeds, searches compared."""
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from recorded import record_run
 
 from concord.cli import main
 from concord.errors import InputError
-from concord.record import Events, write_record
+from concord.record import OpenRun, read_record, write_record
 from concord.space import Choice, LogUniform, OneOf, Space
 from concord.storage import Folder
-from concord.studies.proposals import RunProposal
 from concord.studies.report import ReportOptions, report_groups
 from concord.studies.results import StudyResult, read_study, write_results
 from concord.training import load_job
@@ -20,20 +21,24 @@ from concord.training import load_job
 SPACE = Space({"lr": LogUniform(1e-3, 1.0), "penalty": OneOf({"none": {"l2": 0.0}, "l2": {"l2": Choice(0.1, 0.2)}})})
 
 
-def append(folder: Path, *runs: tuple[RunProposal, dict[str, float] | None]) -> None:
-    """Record these runs with their metrics; None failed."""
-    events = Events(Folder(folder))
-    for run, metrics in runs:
-        events.append("began", run=run.key, **run.as_event())
-        if metrics is not None:
-            events.append("evaluated", run=run.key, epoch=1, step=1, metrics=metrics)
-        ended = {"status": "FINISHED"} if metrics is not None else {"status": "FAILED", "failure": "ValueError: no"}
-        events.append("ended", run=run.key, seconds=1.0, **ended)
-        time.sleep(0.002)  # results come in the order of their ends
-    events.close()
+Runs = tuple[dict[str, float] | None, dict[str, Any]]  # the metrics, None of one that failed; and the place
 
 
-FAILED = (RunProposal("trial", 3, {"lr": 0.9, "penalty": "none"}), None)
+def append(folder: Path, *runs: Runs) -> None:
+    """Record these runs of a study."""
+    record = read_record(Folder(folder), "study")
+    assert record is not None
+    with contextlib.closing(OpenRun(Folder(folder), record)) as group:
+        for metrics, place in runs:
+            record_run(group, metrics, **place)
+            time.sleep(0.002)  # results come in the order of their ends
+
+
+def trial(number: int, **more: Any) -> dict[str, Any]:
+    return {"kind": "trial", "trial": number, "point": {"lr": 0.5, "penalty": "none"}, **more}
+
+
+FAILED: Runs = (None, trial(3))
 
 
 def study(output: Path, name: str, **changes: Any) -> Path:
@@ -44,48 +49,45 @@ def study(output: Path, name: str, **changes: Any) -> Path:
         folder,
         *(
             (
-                RunProposal("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1}),
                 {"held_out_accuracy": held_out, "ood_accuracy": ood, "train_accuracy": 1.0},
+                trial(number, point={"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1}),
             )
             for number, (held_out, ood) in enumerate(values)
         ),
         FAILED,
         *(
-            (RunProposal("left-out", number, {}, left_out=("a",), whole=False), {"left_out_accuracy": left_out})
+            ({"validation_accuracy": left_out}, {"kind": "left-out", "trial": number, "left_out": "a"})
             for number, left_out in ((0, 0.5), (1, 0.6))
         ),
-        *(
-            (RunProposal("seed", 0, {}, seed=seed), {"train_accuracy": 1.0, "ood_accuracy": 0.4 + seed / 10})
-            for seed in (1, 2)
-        ),
+        *((seed_metrics(seed), {"kind": "seed", "trial": 0, "seed": seed}) for seed in (1, 2)),
     )
     return folder
 
 
+def seed_metrics(seed: int) -> dict[str, float]:
+    return {"train_accuracy": 1.0, "ood_accuracy": 0.4 + seed / 10}
+
+
 def recorded(output: Path, name: str, **changes: Any) -> Path:
     """The same study before its first trial."""
+    deciding = {"search": "tpe", "startup": 20, "seed": 0, "method": changes.get("method", "plain")}
     record: dict[str, Any] = {
         "job": "mine",
-        "name": name,
         "started": 0.0,
-        "identity": {
-            "method": "plain",
-            "space": SPACE.as_json(),
-            "search": "tpe",
-            "startup": 20,
-            "config": {"seed": 0},
-        },
+        "method": "plain",
+        "space": SPACE.as_json(),
         "criterion": {"selection": "held-out", "metric": "held_out_accuracy", "mode": "max"},
         "measure": "accuracy",
+        "modes": {},
         "oracle": None,
         "validation": False,
         "config": {},
         "options": {"top": 2},
     }
-    identity = record["identity"] | changes.pop("identity", {})
     folder = output / "studies" / name
     folder.mkdir(parents=True)
-    write_record(Folder(folder), "study", record | changes | {"identity": identity})
+    deciding |= changes.pop("deciding", {})
+    write_record(Folder(folder), "study", record | changes | {"deciding": deciding})
     return folder
 
 
@@ -146,8 +148,7 @@ def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
 def test_the_worst_environment_stands_beside_each_selections_choice(tmp_path: Path) -> None:
     criterion = {"selection": "oracle", "metric": "worst_ood_accuracy", "mode": "max"}
     folder = study(tmp_path, "s", criterion=criterion, measure="worst_accuracy")
-    run = RunProposal("trial", 4, {"lr": 0.5, "penalty": "none"})
-    append(folder, (run, {"worst_held_out_accuracy": 0.25, "worst_ood_accuracy": 0.125}))
+    append(folder, ({"worst_held_out_accuracy": 0.25, "worst_ood_accuracy": 0.125}, trial(4)))
     header, rows = read_study(Folder(folder)).selections_table().cells()
     assert header[3] == "held_out worst_accuracy"
     assert rows == [
@@ -160,8 +161,7 @@ def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: P
     folder = study(tmp_path, "s")
     for number, name in ((4, "and-mask"), (5, "mean")):
         resolved: dict[str, Any] = {"aggregator": name, "epochs": 94}
-        run = RunProposal("trial", number, {"lr": 0.5, "penalty": "none"}, resolved=resolved)
-        append(folder, (run, {"held_out_accuracy": 0.99 - number / 1000}))
+        append(folder, ({"held_out_accuracy": 0.99 - number / 1000}, trial(number, resolved=resolved)))
     result = read_study(Folder(folder))
     header, rows = result.best_table().cells()
     assert header == ["held_out_accuracy", "lr", "penalty", "l2", "aggregator", "epochs", "trial"]
@@ -193,7 +193,7 @@ def test_the_json_keeps_its_contract(result: StudyResult) -> None:
 def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
     criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
     result = read_study(Folder(study(tmp_path, "s", criterion=criterion, oracle="selection")))
-    assert result.best.run.trial == 2
+    assert result.best.number == 2
     assert result.criterion.label == "o.o.d. test (oracle)"
     assert result.best_table().cells()[0][0] == "ood_accuracy (oracle)"
     assert result.as_json()["oracle"] == "selection"
@@ -209,8 +209,8 @@ def test_a_report_calls_every_choice_by_the_test_an_oracle(tmp_path: Path, monke
     monkeypatch.setattr("concord.studies.report.save", save)
     criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
     study(tmp_path, "s", criterion=criterion, oracle="selection")
-    study(tmp_path, "random", criterion=criterion, oracle="selection", identity={"search": "random"})
-    study(tmp_path, "other", identity={"method": "mask"})
+    study(tmp_path, "random", criterion=criterion, oracle="selection", deciding={"search": "random"})
+    study(tmp_path, "other", method="mask")
     shown = report(tmp_path)
     assert shown["best trials (oracle)"].keys() == {"plain", "mask"}
     assert shown["searches"].keys() == {"plain (oracle)"}
@@ -224,15 +224,15 @@ def test_every_figure_is_drawn_from_the_folder_alone(result: StudyResult) -> Non
     drawn = write_results(result, lines.append).drawn
     assert drawn.keys() == {"history", "slices", "parallel"}
     assert lines == ["no figure of importances: it needs 16 finished trials, and there are 3"]
-    assert all(path == str(result.folder / "figures" / f"{name}.png") for name, path in drawn.items())
+    assert all(path == str(result.folder.path / "figures" / f"{name}.png") for name, path in drawn.items())
     assert all(Path(path).stat().st_size > 5000 for path in drawn.values())
 
 
 def test_methods_are_compared_over_the_seeds_of_their_newest_study(tmp_path: Path) -> None:
     study(tmp_path, "old", started=1.0)
-    study(tmp_path, "other", started=2.0, identity={"method": "mask"})
+    study(tmp_path, "other", started=2.0, method="mask")
     study(tmp_path, "new", started=3.0)
-    append(tmp_path / "studies" / "new", (RunProposal("seed", 0, {}, seed=3), {"train_accuracy": 1, "ood_accuracy": 1}))
+    append(tmp_path / "studies" / "new", (seed_metrics(3), {"kind": "seed", "trial": 0, "seed": 3}))
     shown = report(tmp_path)
     assert [each["study"] for each in shown["studies"]] == ["old", "other", "new"]
     assert {name: runs["ood"]["seeds"] for name, runs in shown["methods"].items()} == {"plain": 3, "mask": 2}
@@ -243,7 +243,7 @@ def test_methods_are_compared_over_the_seeds_of_their_newest_study(tmp_path: Pat
 
 def test_methods_are_printed_as_a_table_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study(tmp_path, "s")
-    study(tmp_path, "other", identity={"method": "mask"})
+    study(tmp_path, "other", method="mask")
     out, said = printed(tmp_path, capsys)
     lines = [line.split() for line in out.splitlines()]
     assert ["methods", "median", "least", "largest", "seeds"] in lines
@@ -258,9 +258,9 @@ def test_methods_are_printed_as_a_table_of_their_own(tmp_path: Path, capsys: pyt
 
 def test_searches_are_compared_where_nothing_but_search_and_seed_differs(tmp_path: Path) -> None:
     study(tmp_path, "t0")
-    study(tmp_path, "t1", identity={"config": {"seed": 1}})
-    study(tmp_path, "r0", identity={"search": "random"})
-    study(tmp_path, "another", identity={"search": "random", "config": {"seed": 0, "epochs": 3}})
+    study(tmp_path, "t1", deciding={"seed": 1})
+    study(tmp_path, "r0", deciding={"search": "random"})
+    study(tmp_path, "another", deciding={"search": "random", "epochs": 3})
     shown = report(tmp_path)
     assert shown["searches"].keys() == {"plain"}
     searches = shown["searches"]["plain"]

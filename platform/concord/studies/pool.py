@@ -352,7 +352,7 @@ class _Runs(Searcher):
         if member is None:
             return
         last = self._last.pop(trial_id, None)
-        if self._interruption and (error or last is None or not last["done"]):
+        if self._interruption and (error or last is None or not last["ended"]):
             return  # given up
         del self._running[trial_id]
         name = member.run.name
@@ -365,7 +365,7 @@ class _Runs(Searcher):
         elif last["failure"] is not None:
             why = {"failure": last["failure"]}
         else:
-            stopped = last["stopped"] if last["done"] else SCHEDULER
+            stopped = last["stopped"] if last["ended"] else SCHEDULER
             why = {} if stopped is None else {"stopped": stopped}
         with self._capture_error():
             run = member.run

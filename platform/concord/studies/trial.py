@@ -103,8 +103,9 @@ class TrialProcess(Trainable):
         except (Exception, SystemExit) as error:  # the job's own code
             result = _failed(reason(error, self._pool.task.path))
         events, self._events = self._events, []
-        # As text: Ray Tune would keep statistics of every number in a result.
-        return {"stopped": None, "failure": None, **result, "events": json.dumps(events)}
+        # Events as text: Ray Tune would keep statistics of every number in a result. It also marks a trial that a
+        # scheduler stops as done.
+        return {"stopped": None, "failure": None, **result, "ended": result["done"], "events": json.dumps(events)}
 
     def _training(self, asked: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The results of a run, of which the last is done."""

@@ -309,6 +309,7 @@ class Mirror:
         begun = "attributes.status = 'RUNNING'"  # one that ended is of an earlier attempt, which is trained anew
         wanted = f"tags.`{PARENT}` = '{group_id}' AND tags.`{_NAME}` = '{run.name}' AND {begun}"
         for found in pages(lambda token: client.search_runs([experiment], wanted, page_token=token)):
+            self._store.log_parameters(found.info.run_id, run.record["tracking"]["parameters"])
             run.describe(run_id=str(found.info.run_id))
             return True
         return False

@@ -146,9 +146,6 @@ class Store:
         A parameter's value is stored as text of at most 6000 characters. Values named like secrets (``token``,
         ``api_key``) and passwords inside URIs are stored as ``***``.
         """
-        import_mlflow()
-        from mlflow.entities import Param
-
         with failures(self.uri, f"start run {name!r}"):
             about = began, _clean(tags), name
             try:
@@ -160,12 +157,17 @@ class Store:
                 made = self.client.create_run(self._experiment(experiment), *about)
             run_id = str(made.info.run_id)
             try:
-                if values := [Param(key, value) for key, value in clean_parameters(parameters).items()]:
-                    self.client.log_batch(run_id, params=values, synchronous=True)
+                if parameters:
+                    self.log_parameters(run_id, parameters)
             except Exception:
                 self.client.delete_run(run_id)  # a run without its parameters would be misleading
                 raise
         return run_id
+
+    def log_parameters(self, run_id: str, parameters: Mapping[str, object]) -> None:
+        """Keep a run's parameters; those that it has already may be among them."""
+        values = [Param(key, value) for key, value in clean_parameters(parameters).items()]
+        self.client.log_batch(run_id, params=values, synchronous=True)
 
     def resume_run(self, run_id: str) -> bool:
         """Set the run's status to running again; False if there is no such run."""

@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from concord.runs.run_folder import restored_config
-
 from concord.benchmark import Row
-from concord.record import read_history, require_record
+from concord.record import folder_of, require_run
+from concord.runs.spec import restored_config
 from concord.space import Space
 from concord.storage import Folder
-from concord.studies.plan import group_folder
-from concord.studies.proposals import EndedRun, GroupRuns
+from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule
 from concord.training import ProcessContext, load_job
@@ -70,12 +68,12 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder)
         tune(output, "trivial", str(TRIVIAL), "--trials", str(TRIALS))
-        trivial = trials(group_folder("study", output, "trivial"))
+        trivial = trials(folder_of(output, "trivial", "study"))
         ends = [each.ended for each in trivial]
         each = (ends[-1] - min(each.ended - each.seconds for each in trivial)) / len(ends)
         first, last = (ends[99] - ends[0]) / 99, (ends[-1] - ends[-100]) / 99
         yield Row(f"a trial, the last 100 of {TRIALS}", last, "the first 100", first, last / first, "≤ 2")
-        loop = loops_over(group_folder("study", output, "trivial").path, 1, 1).wall / len(ends)
+        loop = loops_over(folder_of(output, "trivial", "study").path, 1, 1).wall / len(ends)
         yield Row(f"a trivial trial in a study of {TRIALS}", each, "in a loop", loop, each / loop, "≤ 0.15 s")
         yield from short_trials(output)
 
@@ -93,7 +91,7 @@ def short_trials(output: Path) -> Iterator[Row]:
         ("the same in one loop, 1 thread", 1, 1),
         ("the same in two loops at once, 1 thread each", 2, 1),
     ):
-        loop = loops_over(group_folder("study", output, "short").path, loops, threads)
+        loop = loops_over(folder_of(output, "short", "study").path, loops, threads)
         wall, cpu = study.wall / loop.wall, study.cpu / loop.cpu
         yield Row(f"wall time, {name}", study.wall, reference, loop.wall, wall, "≤ 0.65 (one loop)")
         yield Row(f"CPU time, {name}", study.cpu, reference, loop.cpu, cpu, "≤ 1.15")
@@ -141,21 +139,21 @@ def processor_seconds() -> dict[int, tuple[int, float]]:
     return found
 
 
-def trials(folder: Folder) -> list[EndedRun]:
+def trials(folder: Folder) -> list[Trial]:
     """The trials of a study, in the order of their ends."""
-    return GroupRuns(read_history(folder)).finished("trial")
+    return GroupRuns(require_run(folder, "study")).finished("trial")
 
 
 def _loop(folder: Path, threads: int, part: int, parts: int) -> None:
     """Train every ``parts``-th trial of a study from trial ``part`` on, one after the other."""
     tune_process(threads)
-    record = require_record(Folder(folder), "study")
+    record = require_run(Folder(folder), "study").record
     job: Job[Any] = load_job(str(TRIVIAL) if record["job"] == "trivial" else record["job"]).job
     base = restored_config(job.config, record["config"])
-    rule = StopRule.of([part for part in record["identity"]["stop_when"].split(" and ") if part])
-    space = Space.from_json(record["identity"]["space"])
+    rule = StopRule.of([part for part in record["deciding"]["stop_when"].split(" and ") if part])
+    space = Space.from_json(record["space"])
     for trial in trials(Folder(folder))[part::parts]:
-        for evaluation in training(job, config_at(base, space, trial.run.point), ProcessContext(), Silent()):
+        for evaluation in training(job, config_at(base, space, trial.point), ProcessContext(), Silent()):
             if rule.holds(evaluation.metrics):
                 break
 
