@@ -12,20 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from concord.aggregation import (
-    Aggregator,
-    AndMask,
-    GeometricMean,
-    Mean,
-    SandMask,
-    TMask,
-    XorMask,
-)
-from concord.gradients import (
-    AggregationHook,
-    NonFiniteGradientError,
-    StackedGradients,
-)
+from concord.aggregation import Aggregator, AndMask, GeometricMean, Mean, SandMask, TMask, XorMask
+from concord.gradients import AggregationHook, NonFiniteGradientError, StackedGradients
 
 TINY = 20 / (1 << 20)  # a bucket of 20 bytes, in MiB
 

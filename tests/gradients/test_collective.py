@@ -36,15 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from concord.aggregation import (
-    SIGN,
-    AndMask,
-    Mean,
-    Statistic,
-    Statistics,
-    Update,
-    aggregate,
-)
+from concord.aggregation import SIGN, AndMask, Mean, Statistic, Statistics, Update, aggregate
 from concord.environments.batches import names_of_batches
 from concord.errors import InputError
 from concord.gradients import (

@@ -8,33 +8,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from collective import (
-    Probe,
-    backward,
-    batches,
-    ddp,
-    environment_names,
-    identity,
-    local,
-    of_two_level,
-    two_level,
-)
+from collective import Probe, backward, batches, ddp, environment_names, identity, local, of_two_level, two_level
 from process_groups import in_processes
 from torch import Tensor, nn
 
-from concord.aggregation import (
-    GRADIENT,
-    SIGN,
-    AndMask,
-    Statistic,
-    Statistics,
-    Update,
-)
-from concord.gradients import (
-    AggregationHook,
-    StackedGradients,
-    aggregation_hook,
-)
+from concord.aggregation import GRADIENT, SIGN, AndMask, Statistic, Statistics, Update
+from concord.gradients import AggregationHook, StackedGradients, aggregation_hook
 
 
 @in_processes(2, 4, total=[127, 128, 140, 300])
@@ -174,13 +153,7 @@ def test_two_level_and_mask_sends_a_quarter_more_at_first() -> None:
 
 @pytest.mark.parametrize(
     ("environments", "dtype"),
-    [
-        (1, torch.int8),
-        (127, torch.int8),
-        (128, torch.int16),
-        (32_767, torch.int16),
-        (32_768, torch.int32),
-    ],
+    [(1, torch.int8), (127, torch.int8), (128, torch.int16), (32_767, torch.int16), (32_768, torch.int32)],
 )
 def test_counts_of_signs_travel_as_the_smallest_integer_that_holds_them(environments: int, dtype: torch.dtype) -> None:
     assert SIGN.wire_dtype(environments, torch.float32) is dtype

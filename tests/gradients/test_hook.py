@@ -33,12 +33,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
-from concord.aggregation import (
-    AndMask,
-    Mean,
-    XorMask,
-    aggregate,
-)
+from concord.aggregation import AndMask, Mean, XorMask, aggregate
 from concord.errors import InputError
 from concord.gradients import (
     AggregationHook,

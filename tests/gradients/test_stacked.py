@@ -761,10 +761,7 @@ def test_a_risk_without_a_graph_is_refused() -> None:
             lambda m: StackedGradients(m, cross_entropy, Mean(), names=["a", "a"], environment_momentum=0.9),
             "names=a, a: two environments have one name",
         ),
-        (
-            lambda m: PerExampleGradients(m, cross_entropy, Mean(), definition="losses"),
-            "definition=losses: must be",
-        ),
+        (lambda m: PerExampleGradients(m, cross_entropy, Mean(), definition="losses"), "definition=losses: must be"),
         (lambda m: StackedGradients(m, cross_entropy, AndMask), "rule AndMask: is a class; give an instance"),
         (lambda m: aggregate(UPGrad(), torch.randn(4, 5)), "rule UPGrad: compares whole gradients"),
         (lambda m: register_aggregation_hook(m, Mean()), "model: Linear, expected a model in DistributedDataParallel"),

@@ -265,19 +265,13 @@ CASES: dict[str, tuple[Objective, Callable[..., Tensor]]] = {
         lambda *all_: erm(*all_) + 0.7 * irm_half_penalties(*all_),
     ),
     "vrex": (VREx(cross_entropy, PenaltyWeight(0.7)), lambda *all_: erm(*all_) + 0.7 * variance(*all_)),
-    "vrex, large weight": (
-        VREx(cross_entropy, PenaltyWeight(50.0)),
-        lambda *all_: erm(*all_) / 50 + variance(*all_),
-    ),
+    "vrex, large weight": (VREx(cross_entropy, PenaltyWeight(50.0)), lambda *all_: erm(*all_) / 50 + variance(*all_)),
     "mm-rex": (MMREx(cross_entropy, PenaltyWeight(0.7)), lambda *all_: worst_combination(*all_, least=-0.7)),
     "mm-rex, large weight": (
         MMREx(cross_entropy, PenaltyWeight(4.0)),
         lambda *all_: worst_combination(*all_, least=-4.0) / 4,
     ),
-    "mm-rex, worst": (
-        MMREx(cross_entropy, PenaltyWeight(0.0)),
-        lambda *all_: torch.stack(risks(*all_)).max(),
-    ),
+    "mm-rex, worst": (MMREx(cross_entropy, PenaltyWeight(0.0)), lambda *all_: torch.stack(risks(*all_)).max()),
     "group-dro": (GroupDRO(cross_entropy, 0.3), group_dro),
     "eqrm": (EQRM(cross_entropy, 0.75), quantile_of_risks),
     "fishr": (Fishr(cross_entropy, PenaltyWeight(0.7), momentum=0.0), fishr),
@@ -418,10 +412,7 @@ def test_the_penalty_waits_for_its_warmup() -> None:
     assert [weight.at(step) for step in (0, 9, 10, 50)] == [1.0, 1.0, 1e4, 1e4]
     assert PenaltyWeight(0.3, warmup=10).at(0) == 0.3
     model, (inputs, targets) = network(), batches()
-    for ours in (
-        MMREx(cross_entropy, weight),
-        MetaIRM(cross_entropy, 0.5, weight=weight),
-    ):
+    for ours in (MMREx(cross_entropy, weight), MetaIRM(cross_entropy, 0.5, weight=weight)):
         terms, _ = ours.terms(model, (inputs, targets), 3)
         assert_close(ours.combine(terms, 3), terms.mean())
         assert not torch.isclose(ours.combine(terms, 10), terms.mean())

@@ -9,27 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from collective import (
-    assert_same_everywhere,
-    batches,
-    environment_names,
-    local,
-    network,
-)
+from collective import assert_same_everywhere, batches, environment_names, local, network
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from process_groups import in_processes
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from concord.aggregation import (
-    Mean,
-)
+from concord.aggregation import Mean
 from concord.errors import InputError
-from concord.gradients import (
-    HookedGradients,
-    NonFiniteGradientError,
-)
+from concord.gradients import HookedGradients, NonFiniteGradientError
 from concord.objectives import (
     CORAL,
     DANN,

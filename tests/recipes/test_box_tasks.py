@@ -249,10 +249,7 @@ def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], sa
             "--perturbed True: the data in .* are of the standard physics",
         ),
         ({"size": 32, "trajectories": 6}, "--trajectories 6: .* has 5 for training"),
-        (
-            {"data_dir": Path("nowhere")},
-            "--data-dir nowhere: no data of room-runner; concord data room-runner",
-        ),
+        ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no data of room-runner; concord data room-runner"),
     ],
 )
 def test_a_job_refuses_data_that_are_not_its_own(made: Path, options: dict[str, Any], said: str) -> None:

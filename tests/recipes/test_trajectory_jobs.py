@@ -168,10 +168,7 @@ def read(output: Path, options: dict[str, Any]) -> None:
         ({"perturbed": True, "perturbed_dir": Path("x")}, "--perturbed-dir x: with --perturbed there is no other"),
         ({"perturbed": True, "switch_epoch": 1}, "--switch-epoch 1: with --perturbed there is no other physics"),
         ({"switch_epoch": -1}, "--switch-epoch -1: must not be negative"),
-        (
-            {"switch_epoch": 1},
-            "--switch-epoch 1: must come before the last of the 1 epochs",
-        ),
+        ({"switch_epoch": 1}, "--switch-epoch 1: must come before the last of the 1 epochs"),
         ({"environments_per_step": 1}, "--environments-per-step 1: --lr-decay-steps counts steps of all environments"),
         ({"lr_decay_steps": -1}, "--lr-decay-steps -1: must not be negative"),
         ({"held_out": 0.1}, "--held-out 0.1: there are trajectories for validation; give 0"),

@@ -271,10 +271,7 @@ def test_a_trained_clone_plays_levels_that_it_never_saw(data: Path) -> None:
         ({"levels": 4}, "--levels 4: the data have 3 training levels"),
         ({"states": 13}, "--states 13: the data have 12 states of each level"),
         ({"difficulty": "hard"}, "--difficulty hard: the data in"),
-        (
-            {"data_dir": Path("nowhere")},
-            "--data-dir nowhere: no data of coinrun-clone; concord data",
-        ),
+        ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no data of coinrun-clone; concord data"),
     ],
 )
 def test_options_that_do_not_fit_the_data_are_refused(data: Path, options: dict[str, Any], said: str) -> None:

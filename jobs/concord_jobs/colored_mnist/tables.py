@@ -70,13 +70,7 @@ FIVE_CLASSES = {**SHARED, **META, **TRIALS[5]["trial 21"]}
 # The settings in the published code of Choe et al. for more classes, whose numbers the paper has: 5,000 steps for ERM,
 # 500 or 1,000 for IRMv1, whose penalty has its full weight after 100 (20 epochs). Two things differ: a step has 5,000
 # examples of each environment, theirs all, and IRMv1 has one scale for all outputs, theirs one for each class.
-CHOE: dict[str, Any] = {
-    "hidden_layers": 2,
-    "lr": 1e-3,
-    "l2": 2 * 1e-3,
-    "regularization": "coupled",
-    "evaluations": 1,
-}
+CHOE: dict[str, Any] = {"hidden_layers": 2, "lr": 1e-3, "l2": 2 * 1e-3, "regularization": "coupled", "evaluations": 1}
 MORE_CLASSES: dict[int, dict[str, dict[str, Any]]] = {
     classes: {
         "erm": {**CHOE, "objective": "erm", "aggregator": "mean", "epochs": 1000},

@@ -116,11 +116,7 @@ def simulate(simulator: Simulator, split: Split, seed: int, first: int, count: i
 
 
 def _observed(
-    reward: _Reward,
-    visited: npt.NDArray[np.float64],
-    actions: npt.NDArray[np.int8],
-    positions: int,
-    seconds: float,
+    reward: _Reward, visited: npt.NDArray[np.float64], actions: npt.NDArray[np.int8], positions: int, seconds: float
 ) -> MujocoTrajectories:
     """Observations and rewards of the simulator's states ``(examples, 17, positions and velocities)``."""
     velocities = visited[..., positions:].clip(-reward.largest_velocity, reward.largest_velocity)

@@ -30,12 +30,7 @@ class Bound(NamedTuple):
 
 
 def certified_bound(
-    losses: EnvironmentLosses,
-    own: str,
-    other: str,
-    epsilon: float,
-    radius: float,
-    directions: Iterable[Tensor],
+    losses: EnvironmentLosses, own: str, other: str, epsilon: float, radius: float, directions: Iterable[Tensor]
 ) -> Bound:
     """The largest change of L_e' found within N_e and the ball ‖δ‖ ≤ ρ.
 
