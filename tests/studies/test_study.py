@@ -663,7 +663,8 @@ def test_trials_with_two_workers_are_trained_once_however_the_study_is_killed(
             else:
                 for trial in children_named(os.getpid(), "ray::TrialProcess"):
                     os.kill(trial, signal.SIGKILL)
-                assert process.communicate(240) and process.returncode == 0
+                assert process.communicate(240)
+                assert process.returncode == 0
     if killed != "trial":
         assert main(words) == 0
     assert outline(whole(output, 4)) == outline(two_workers)

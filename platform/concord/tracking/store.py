@@ -166,6 +166,8 @@ class Store:
 
     def log_parameters(self, run_id: str, parameters: Mapping[str, object]) -> None:
         """Keep a run's parameters; those that it has already may be among them."""
+        from mlflow.entities import Param
+
         values = [Param(key, value) for key, value in clean_parameters(parameters).items()]
         self.client.log_batch(run_id, params=values, synchronous=True)
 
