@@ -42,7 +42,10 @@ def record_run(group: OpenRun, metrics: Mapping[str, float] | None, **place: Any
     run.append("began", resumed=False)
     if metrics is not None:
         run.append("evaluated", epoch=1, step=1, metrics=dict(metrics))
-    run.append("ended", **({"status": "FINISHED"} if metrics is not None else {"status": "FAILED", "failure": "ValueError: no"}))
+    run.append(
+        "ended",
+        **({"status": "FINISHED"} if metrics is not None else {"status": "FAILED", "failure": "ValueError: no"}),
+    )
     run.close()
     return run.name
 

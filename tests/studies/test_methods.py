@@ -22,6 +22,7 @@ from concord.objectives import OBJECTIVES
 from concord.record import EVENTS, Run
 from concord.space import Uniform
 from concord.storage import Folder
+from concord.studies.criterion import Judge
 from concord.studies.methods import (
     KNOWN,
     MethodsCommand,
@@ -32,7 +33,6 @@ from concord.studies.methods import (
     plan_methods,
     run_methods,
 )
-from concord.studies.criterion import Judge
 from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult

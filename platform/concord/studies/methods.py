@@ -19,7 +19,17 @@ from concord.aggregation import RULES
 from concord.aggregation.rules_by_name import has_chance, masks, searched
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import OBJECTIVES, objective_type
-from concord.options import OptionGroup, Role, as_words, did_you_mean, group, names_of, option_values, options_of
+from concord.options import (
+    OptionGroup,
+    Place,
+    Role,
+    as_words,
+    did_you_mean,
+    group,
+    names_of,
+    option_values,
+    options_of,
+)
 from concord.record import Run, read_run
 from concord.redaction import is_secret, redact_words
 from concord.runs.execute import only_process
@@ -96,7 +106,7 @@ class MethodsOptions(OptionGroup):
     """Mode of the measure, if the job gives none."""
     folds: int = 0
     """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
-    results: Path | None = None
+    results: Place[Path | None] = None
     """Folder for the values of each method's seeds, one JSON line a seed."""
     sharing: SharingOptions = group(SharingOptions)
     # fmt: on
