@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file, save_file
+from recorded import report_of
 from tracked import points_of, tracked_runs
 
 from concord.errors import CheckpointError, InputError, RunFailedError
-from concord.record import Events, read_events
+from concord.record import read_events, require_run
 from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.agent_options import AgentConfig
 from concord.reinforcement.agent_training import (
@@ -242,15 +243,15 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
     ]
     assert lines[3].startswith("kept in ")
     assert finished.metrics["steps"] == 256
-    assert finished.model is None
+    assert finished.report is None
     assert "the model could not be kept in MLflow: " in lines[-1]
-    assert store.run(finished.run_id).status == "FINISHED"
-    assert points_of(store, finished.run_id, "unseen_return")[-1] == (256, finished.metrics["unseen_return"])
+    assert store.run(str(finished.run_id)).status == "FINISHED"
+    assert points_of(store, str(finished.run_id), "unseen_return")[-1] == (256, finished.metrics["unseen_return"])
     in_the_way.unlink()
     for file in ("figures/return.png", "figures/episode.gif", EXPERT):
-        assert (finished.folder / file).stat().st_size > 1000
-    assert {file.name for file in (finished.folder / "figures").iterdir()} == {"return.png", "episode.gif"}
-    expert = load_expert(finished.folder / EXPERT, "bigfish", "easy")
+        assert (finished.folder.path / file).stat().st_size > 1000
+    assert {file.name for file in (finished.folder.path / "figures").iterdir()} == {"return.png", "episode.gif"}
+    expert = load_expert(finished.folder.path / EXPERT, "bigfish", "easy")
     assert expert.provenance["steps"] == 256
     assert expert.provenance["command"].startswith("concord train coinrun-expert --tracking-uri")
     assert "secret" not in json.dumps(expert.provenance)
@@ -258,22 +259,24 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
         run(job, config, lines.append)
 
     # As if it had been killed while it wrote its last checkpoint.
-    before = dict(points_of(store, finished.run_id, "policy_loss"))
-    checkpoints = sorted(finished.folder.glob("checkpoints/*"))
+    before = dict(points_of(store, str(finished.run_id), "policy_loss"))
+    checkpoints = sorted(finished.folder.path.glob("checkpoints/*"))
     assert [path.name for path in checkpoints] == [f"checkpoint_{n:012d}" for n in (192, 256)]
     checkpoints[-1].rename(checkpoints[-1].with_suffix(".new"))
-    (finished.folder / EXPERT).unlink()
+    (finished.folder.path / EXPERT).unlink()
     again = run(job, AgentConfig().with_options(**expert_options(tmp_path), resume=True), lines.append)
     assert any(line.startswith("training resumes from epoch 3 with one worker") for line in lines)
-    assert [path.name for path in sorted(again.folder.glob("checkpoints/*"))] == [path.name for path in checkpoints]
+    assert [path.name for path in sorted(again.folder.path.glob("checkpoints/*"))] == [
+        path.name for path in checkpoints
+    ]
     assert again.metrics["steps"] == 256
-    assert again.model == "models:/coinrun-expert-bigfish-easy/1"
-    expert = load_expert(again.folder / EXPERT)
+    assert report_of(again)["model"] == "models:/coinrun-expert-bigfish-easy/1"
+    expert = load_expert(again.folder.path / EXPERT)
     assert expert.provenance["unseen_return"] == round(again.metrics["unseen_return"], 3)
     # New episodes after the checkpoint, in the store as in the record; what was before it is there once.
-    after = dict(points_of(store, again.run_id, "policy_loss"))
+    after = dict(points_of(store, str(again.run_id), "policy_loss"))
     assert [step for step, loss in before.items() if after[step] != loss] == [256]
-    events = [each.fields for each in read_events(again.folder / "events.jsonl") if each.name == "metrics"]
+    events = [each.fields for each in read_events(again.folder.path / "events.jsonl") if each.name == "metrics"]
     losses = [(each["step"], each["metrics"]["policy_loss"]) for each in events if "policy_loss" in each["metrics"]]
     assert [step for step, _ in losses] == [64, 128, 192, 256, 256]
     assert dict(losses) == after
@@ -283,7 +286,7 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
     with torch.no_grad():
         torch.testing.assert_close(program(frames), expert.network(frames)[0], rtol=1e-3, atol=1e-5)
     done = run(job, AgentConfig().with_options(**expert_options(tmp_path), resume=True), lines.append)
-    assert done.model == again.model
+    assert report_of(done) == report_of(again)
 
 
 @pytest.mark.slow
@@ -297,9 +300,7 @@ def test_where_nothing_is_kept_an_agent_learns_the_same(tmp_path: Path) -> None:
     assert [(each.epoch, each.step) for each in evaluations] == [(1, 128), (2, 256)]
     assert not list(tmp_path.iterdir())
     kept = run(job, config, lambda _: None)
-    events = Events(kept.kept)
-    events.close()
-    assert [Evaluation(*moment, metrics) for moment, metrics in events.own.evaluations.items()] == evaluations
+    assert require_run(kept.folder).history == evaluations
 
 
 @pytest.mark.slow
@@ -316,12 +317,12 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
     result = run_study(plan, lambda _: None)
     assert not result.failed
     ended = result.best
-    assert ended.run.point == {"lr": 5e-4, "entropy": 0.01}
+    assert ended.point == {"lr": 5e-4, "entropy": 0.01}
     assert [(at.epoch, at.step) for at in ended.history] == [(1, 128), (2, 256)]
     assert result.criterion.metric == "unseen_return"
     assert ended.metrics["steps"] == 256
     store = Store.open(tmp_path)
-    (winner,) = (each for each in tracked_runs(store, "coinrun-expert-studies") if each.name.startswith("agent-winner"))
+    (winner,) = (each for each in tracked_runs(store, "coinrun-expert-studies") if each.name == "agent-trial-0")
     (version,) = store.client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
     lineage = {"concord.study": "agent", "concord.trial": "0", "concord.method": "ppo", "concord.seed": "0"}
     assert lineage.items() <= winner.tags.items()

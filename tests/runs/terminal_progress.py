@@ -3,11 +3,11 @@
 import sys
 import termios
 
+from concord.record import Evaluation, Run
 from concord.runs.progress import RunProgress
-from concord.studies.criterion import Criterion
+from concord.studies.criterion import Criterion, Judge
 from concord.studies.group_progress import GroupProgress
-from concord.studies.proposals import EndedRun, RunProposal
-from concord.training import Evaluation
+from concord.studies.proposals import Trial
 
 
 def info(line: str) -> None:
@@ -44,15 +44,16 @@ def resumed() -> None:
 
 
 def study() -> None:
-    runs = [RunProposal("trial", number, {}) for number in range(3)]
-    shown = GroupProgress("trials", 20, info, Criterion("validation", "validation_accuracy", "max"))
-    with shown:
+    criterion = Criterion("validation", "validation_accuracy", "max")
+    done = Run.of([Evaluation(1, 1, {"validation_accuracy": 0.9})])
+    with GroupProgress("trials", 20, info, criterion) as shown:
         input()
-        for run in runs:
-            shown.evaluated(run, 0.0)
-        shown.evaluated(runs[1], 50.0)
+        for name in (done.name, "s-trial-1", "s-trial-2"):
+            shown.evaluated(name, 0.0)
+        shown.evaluated("s-trial-1", 50.0)
         input()
-        shown.ended(EndedRun(runs[0], [Evaluation(1, 1, {"validation_accuracy": 0.9})], 1.0, 0.0))
+        shown.ended(done, "trial 0")
+        shown.compared(Trial("trial", 0, {}, None, {}, done, {}, Judge(criterion)))
         input()
 
 

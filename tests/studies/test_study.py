@@ -27,12 +27,11 @@ import torch
 from forked import Command
 from recorded import comparable
 from test_run import children_named
-from tracked import points_of, tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.record import EVENTS, RECORD, OpenRun, Run, folder_of, read_run, require_run, write_record
+from concord.record import EVENTS, RECORD, Run, folder_of, read_run, require_run
 from concord.runs.execute import CHECKPOINTS
 from concord.storage import Folder
 from concord.studies.plan import StudyPlan, plan_study
@@ -44,8 +43,7 @@ from concord.studies.spaces import config_at
 from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
-from concord.tracking import Mirror, Store, show
-from concord.tracking.mirror import track
+from concord.tracking import Store, show
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.loop import training
@@ -1028,96 +1026,3 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
     assert output.read_text() == "in the way"
     if tracked_elsewhere:
         assert Store.open(output.parent, elsewhere).client.search_experiments(filter_string="name != 'Default'") == []
-
-
-# --- trials as MLflow's child runs
-
-
-@contextlib.contextmanager
-def mirrored(output: Path, store: Store, *names: str) -> Iterator[tuple[Mirror, OpenRun, list[OpenRun]]]:
-    """A group's record and those of its runs, with a mirror that sends their events."""
-
-    def opened(folder: Folder, record: dict[str, Any]) -> OpenRun:
-        kind = record["kind"]
-        earlier = read_run(folder, kind)
-        return OpenRun(folder, write_record(folder, kind, record) if earlier is None else earlier.record)
-
-    tracking = {"experiment": "children", "parameters": {"lr": 0.2}, "tags": {}}
-    common = {"job": "j", "config": {}, "tracking": tracking}
-    group = opened(folder_of(output, "group", "study"), {**common, "kind": "study"})
-    if group.run_id is None:
-        track(store, group)
-    runs = [opened(folder_of(output, name), {**common, "kind": "run", "group": "group"}) for name in names]
-    mirror = Mirror(store)
-    for run in runs:
-        mirror.add(run, group)
-    yield mirror, group, runs
-    for each in (group, *runs):
-        each.close()
-
-
-def children_of(store: Store) -> dict[str, Any]:
-    return {run.name: run for run in tracked_runs(store, "children", False) if run.name != "group"}
-
-
-def test_a_child_that_the_store_took_in_part_gets_the_rest(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store.open(output)
-    client = store.client
-    log_batch, refusals = client.log_batch, [OSError("no answer")]
-
-    def unreliable(*words: Any, **options: Any) -> Any:
-        if refusals:
-            raise refusals.pop()
-        return log_batch(*words, **options)
-
-    with mirrored(output, store, "0", "1") as (mirror, _, (first, second)):
-        monkeypatch.setattr(client, "log_batch", unreliable)
-        for run in (first, second):
-            run.append("began", resumed=False)
-        for step in range(300):  # more than one call takes
-            metrics = {f"metric {number}": float(step) for number in range(5)}
-            first.append("evaluated", epoch=step, step=step, metrics=metrics)
-        first.append("ended", status="FINISHED")
-        second.append("ended", status="KILLED")
-        assert mirror.close(60) == 0
-    children = children_of(store)
-    assert (children["0"].status, children["0"].parameters) == ("FINISHED", {"lr": "0.2"})
-    assert [len(points_of(store, children["0"].run_id, f"metric {number}")) for number in range(5)] == [300] * 5
-    assert (children["1"].status, children["1"].parameters) == ("KILLED", {"lr": "0.2"})
-
-    with mirrored(output, store, "1") as (mirror, _, (second,)):
-        second.append("began", resumed=False)
-        second.append("ended", status="FINISHED")
-        assert mirror.close(60) == 0
-    assert {name: run.status for name, run in children_of(store).items()} == {"0": "FINISHED", "1": "FINISHED"}
-
-
-def test_a_child_that_was_made_just_before_a_kill_is_found_again(output: Path) -> None:
-    store = Store.open(output)
-    with mirrored(output, store, "0") as (killed, group, (run,)):
-        killed.discard()  # otherwise it would also send the beginning
-        run.append("began", resumed=False)
-        tags = {"mlflow.parentRunId": str(group.run_id), "concord.run": "0"}
-        made = store.start_run("children", "0", {}, tags)  # killed before it sent the parameters
-    with mirrored(output, store, "0") as (mirror, _, (run,)):
-        run.append("evaluated", epoch=1, step=1, metrics={"loss": 0.5})
-        run.append("ended", status="FINISHED")
-        assert mirror.close(60) == 0
-    (child,) = children_of(store).values()
-    assert (child.run_id, child.parameters, child.metrics) == (made, {"lr": "0.2"}, {"loss": 0.5})
-    assert require_run(folder_of(output, "0")).run_id == made
-
-
-def test_a_child_that_was_deleted_does_not_keep_the_others_waiting(output: Path) -> None:
-    store = Store.open(output)
-    with mirrored(output, store, "0") as (mirror, _, (run,)):
-        run.append("began", resumed=False)
-        assert mirror.close(60) == 0
-    store.client.delete_run(children_of(store)["0"].run_id)
-    with mirrored(output, store, "0", "1") as (mirror, _, runs):
-        for run in runs:
-            run.append("began", resumed=False)
-            run.append("ended", status="FINISHED")
-        assert mirror.close(60) == 0
-    (other,) = children_of(store).values()
-    assert (other.name, other.status) == ("1", "FINISHED")

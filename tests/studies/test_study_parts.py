@@ -6,14 +6,13 @@ import itertools
 import json
 import math
 import pickle
-import resource
 import signal
 import string
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from concord.runs.worker import RunSpec
-from concord.studies.unfinished import RunCheckpoints, UnfinishedRuns
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_study import comparable
+from recorded import comparable, record_run
+from waiting import wait_for
 
 from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
 from concord.environments import Environments, ExampleSource
 from concord.environments.tree import Tree
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError
 from concord.options import OptionGroup, option_values
-from concord.record import EVENTS, Events, read_history
-from concord.runs.execute import execute
+from concord.record import EVENTS, OpenRun, Run, folder_of, read_record, read_run, require_run, write_record
+from concord.runs.execute import CHECKPOINTS, RunTask, execute, last_checkpoint, remove_older
+from concord.runs.lifecycle import Member, Open, RunSpec, open_run, reserved_group
 from concord.storage import Folder
 from concord.studies.criterion import (
     SCORED_ON,
     Criterion,
+    Judge,
     check_metric,
     chosen_mode,
     left_out_metrics,
@@ -45,249 +45,262 @@ from concord.studies.criterion import (
     worst_environments,
 )
 from concord.studies.group_progress import GroupProgress
-from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
+from concord.studies.plan import StudyPlan, plan_study
+from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
+from concord.studies.study_options import options_for
 from concord.training import Evaluation, Job, TrainConfig, load_job
+from concord.training.checkpoint import MODEL
 from concord.training.evaluation import Mode, worst
 
 claim = settings(max_examples=20, deadline=None)
 
 
-def proposal(number: int, **more: Any) -> RunProposal:
-    return RunProposal(**{"kind": "trial", "trial": number, "point": {"lr": 0.1 * number}, **more})
+def ended(number: int = 0, history: list[Evaluation] | None = None, **metrics: float) -> Trial:
+    run = Run.of(history or [Evaluation(1, 10, metrics)])
+    return Trial("trial", number, {"lr": 0.1 * number}, None, {}, run, {}, Judge())
 
 
-def ended(number: int = 0, history: list[Evaluation] | None = None, **metrics: float) -> EndedRun:
-    return EndedRun(proposal(number), history or [Evaluation(1, 10, metrics)], 2.5, 1.7e9)
-
-
-# The runs of a group in its record
+# The runs of a group in their records
 
 words = st.text(max_size=4)
 metrics = st.dictionaries(st.sampled_from(["held_out_loss", "ood_accuracy"]), st.floats(allow_nan=False))
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
 chosen = st.dictionaries(words, values | st.tuples(values, st.tuples(values)), max_size=3)
-proposals = st.builds(
-    RunProposal,
-    kind=st.sampled_from(["trial", "left-out", "seed"]),
-    trial=st.integers(0, 3),
-    point=chosen,
-    seed=st.none() | st.integers(0, 2),
-    left_out=st.lists(words, max_size=2).map(tuple),
-    whole=st.booleans(),
-    resolved=chosen,
-    name=st.none() | words,
+places = st.fixed_dictionaries(
+    {"kind": st.sampled_from(["trial", "left-out", "seed"]), "trial": st.integers(0, 3), "point": chosen},
+    optional={"seed": st.integers(0, 2), "left_out": st.sampled_from("ab"), "resolved": chosen},
 )
-ends = st.fixed_dictionaries({"seconds": st.floats(0, 1e9)}, optional={"stopped": words}).map(
-    lambda fields: {"status": "FINISHED", **fields}
-) | st.builds(lambda why: {"status": "FAILED", "seconds": 1.0, "failure": why}, words)
-group_events = st.lists(st.tuples(proposals, metrics, st.none() | ends), max_size=4)
-
-
-def known(folder: Path) -> Any:
-    """What is known of a group's runs, in its order."""
-    runs = GroupRuns(read_history(Folder(folder)))
-    return [(runs.begun(kind), runs.ended(kind)) for kind in KINDS]
-
-
+group_runs = st.lists(
+    st.tuples(places, st.none() | metrics),
+    max_size=4,
+    unique_by=lambda run: tuple(run[0].get(name) for name in ("kind", "trial", "seed", "left_out")),
+)
 KINDS: list[Any] = ["trial", "left-out", "seed"]
 
 
-def written(folder: Path, group: Sequence[tuple[RunProposal, dict[str, float], Any]]) -> list[Any]:
-    """What was known after each event."""
-    events = Events(Folder(folder))
-    states = [known(folder)]
-    for began, at, end in group:
-        events.append("began", run=began.key, **began.as_event())
-        states.append(known(folder))
-        events.append("evaluated", run=began.key, epoch=1, step=1, metrics=at)
-        states.append(known(folder))
-        if end is not None:
-            events.append("ended", run=began.key, **end)
-            states.append(known(folder))
-    events.close()
-    return states
+def group_folder(output: Path) -> Folder:
+    return folder_of(output, "s", "study")
+
+
+@contextlib.contextmanager
+def opened(output: Path) -> Iterator[OpenRun]:
+    """A group's record, open."""
+    folder = group_folder(output)
+    record = read_record(folder, "study") or write_record(folder, "study", {"job": "mine", "config": {}})
+    with contextlib.closing(OpenRun(folder, record)) as group:
+        yield group
+
+
+def runs_of(output: Path) -> GroupRuns:
+    return GroupRuns(read_run(group_folder(output), "study") or Run(group_folder(output)))
+
+
+def known(output: Path) -> Any:
+    """What is known of a group's runs, in its order and in that of their ends."""
+    runs = runs_of(output)
+    found = [trials for kind in KINDS for trials in (runs.begun(kind), runs.ended(kind))]
+    return [[(each.number, each.seed, each.point, each.failure, each.metrics) for each in trials] for trials in found]
 
 
 def test_a_group_cut_off_anywhere_resumes_from_its_last_whole_event() -> None:
-    later = proposal(7, kind="seed", seed=9)
+    later: dict[str, Any] = {"kind": "seed", "trial": 7, "point": {}, "seed": 9}
 
     @claim
-    @given(group_events, st.data())
-    def any_group(group: list[tuple[RunProposal, dict[str, float], Any]], data: st.DataObject) -> None:
+    @given(group_runs, st.data())
+    def any_group(group: list[tuple[dict[str, Any], dict[str, float] | None]], data: st.DataObject) -> None:
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            states = written(folder, group)
-            path = folder / EVENTS
+            output = Path(name)
+            with opened(output):
+                states = [known(output)]
+            for place, at in group:
+                with opened(output) as record:
+                    record_run(record, at, **place)
+                states.append(known(output))
+            path = group_folder(output).path / EVENTS
             text = path.read_bytes()
-            assert text.count(b"\n") == len(states) - 1
+            assert text.count(b"\n") == len(group)
             kept = text[: data.draw(st.integers(0, len(text)))]
             whole = kept[: kept.rfind(b"\n") + 1]
             path.write_bytes(kept)
-            assert known(folder) == states[whole.count(b"\n")]
+            assert known(output) == states[whole.count(b"\n")]
             assert path.read_bytes() == kept  # who only reads changes nothing
-            (state,) = written(folder, [(later, {"held_out_loss": 1.0}, {"status": "FINISHED", "seconds": 1.0})])[-1:]
+            with opened(output) as record:
+                record_run(record, {"held_out_loss": 1.0}, **later)
             assert path.read_bytes().startswith(whole)
-            assert state[2][0][-1] == later
-            assert state[2][1][-1].metrics == {"held_out_loss": 1.0}
-            assert state[:2] == states[whole.count(b"\n")][:2]
+            assert known(output)[-1][-1] == (7, 9, {}, None, {"held_out_loss": 1.0})
+            assert known(output)[:4] == states[whole.count(b"\n")][:4]
 
     any_group()
 
 
-def test_a_full_disk_ends_the_group_and_leaves_no_torn_event(tmp_path: Path) -> None:
-    events = Events(Folder(tmp_path))
-    events.append("began", run="trial 0", **proposal(0).as_event())
-    size = (tmp_path / EVENTS).stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
-        with pytest.raises(RunFailedError):
-            events.append("began", run="trial 1", **proposal(1).as_event())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (tmp_path / EVENTS).stat().st_size == size
-    events.append("began", run="trial 2", **proposal(2).as_event())
-    assert known(tmp_path)[0][0] == [proposal(0), proposal(2)]
-
-
-WRITER = """
+WRITER = f"""
 import itertools, sys
 from pathlib import Path
-from concord.record import Events
-from concord.storage import Folder
-folder = Folder(Path(sys.argv[1]))
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from recorded import record_run
+from concord.record import OpenRun, folder_of, write_record
+folder = folder_of(Path(sys.argv[1]), "s", "study")
+folder.make()
 with folder.locked("study"):
-    events = Events(folder)
+    group = OpenRun(folder, write_record(folder, "study", {{"job": "mine", "config": {{}}}}))
     for number in itertools.count():
-        run = f"trial {number}"
-        events.append("began", run=run, kind="trial", trial=number, point={"lr": 0.1})
-        events.append("ended", run=run, status="FINISHED", seconds=1.0)
-        events.sync()
+        record_run(group, {{"loss": 1.0}}, kind="trial", trial=number, point={{"lr": 0.1}})
+        group.sync()
 """
 
 
 def test_a_killed_process_loses_nothing_that_ended_and_leaves_no_lock(tmp_path: Path) -> None:
-    path = tmp_path / EVENTS
+    path = group_folder(tmp_path).path / EVENTS
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
-    deadline = time.monotonic() + 60
-    while (not path.exists() or path.stat().st_size < 20_000) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_for(lambda: path.exists() and path.stat().st_size > 5_000, 60)
     with (
-        pytest.raises(InputError, match=r"--name .*: another process is using this study"),
-        Folder(tmp_path).locked("study"),
+        pytest.raises(InputError, match=r"--name s: another process is using this study"),
+        group_folder(tmp_path).locked("study"),
     ):
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
-    count = path.read_bytes().count(b"\n")
-    with Folder(tmp_path).locked("study"):
-        runs = GroupRuns(Events(Folder(tmp_path)).history)
-    assert len(runs.ended("trial")) == count // 2 > 0
-    assert [began.trial for began in runs.unfinished("trial")] == [count // 2] * (count % 2)
+    asked = path.read_bytes().count(b"\n")
+    with group_folder(tmp_path).locked("study"):
+        over = [each.complete for each in runs_of(tmp_path).begun("trial")]
+    assert len(over) == asked > 0
+    assert all(over[:-1])
 
 
 def test_results_come_in_order_of_ends_and_abandoned_trials_have_none(tmp_path: Path) -> None:
-    again = [proposal(1, kind="left-out", whole=False), proposal(1, kind="seed", seed=5)]
-    assert [each.key for each in again] == ["left-out 1", "seed 1 seed 5"]
-    events = Events(Folder(tmp_path))
-    for each in (*map(proposal, range(4)), *again):
-        events.append("began", run=each.key, **each.as_event())
-    for each, status in ((proposal(2), "FINISHED"), (proposal(0), "FINISHED"), (proposal(3), "FAILED")):
-        time.sleep(0.002)
-        more = {"failure": "no number"} if status == "FAILED" else {}
-        events.append("evaluated", run=each.key, epoch=1, step=1, metrics={"ood_accuracy": 0.5})
-        events.append("ended", run=each.key, status=status, seconds=1.0, **more)
-    events.append("ended", run="trial 1", status="KILLED", seconds=1.0)
-    for runs in (GroupRuns(events.history), GroupRuns(read_history(Folder(tmp_path)))):
-        assert [each.run.trial for each in runs.ended("trial")] == [2, 0, 3]
-        assert [each.run.trial for each in runs.finished("trial")] == [2, 0]
-        assert (runs.ended("trial")[2].failure, runs.ended("trial")[2].metrics) == ("no number", {})
-        assert runs.unfinished("trial") == [proposal(1)]
-        assert runs.unfinished("seed") == [again[1]]
+    def place(number: int, kind: str = "trial", **more: Any) -> dict[str, Any]:
+        return {"kind": kind, "trial": number, "point": {"lr": 0.1 * number}, **more}
+
+    with opened(tmp_path) as group:
+        group.append("asked", run="s-kind-trial-trial-1", key="", **place(1))  # and its process was killed
+        for number, at in ((2, 0.5), (0, 0.5), (3, None)):
+            record_run(group, None if at is None else {"ood_accuracy": at}, **place(number))
+            time.sleep(0.002)
+        group.append("asked", run="never", key="", **place(1, "seed", seed=5))
+        for runs in (GroupRuns(group), runs_of(tmp_path)):
+            assert [each.number for each in runs.ended("trial")] == [2, 0, 3]
+            assert [each.number for each in runs.finished("trial")] == [2, 0]
+            assert (runs.ended("trial")[2].failure, runs.ended("trial")[2].metrics) == ("ValueError: no", {})
+            assert [each.number for each in runs.begun("trial") if not each.complete] == [1]
+            assert [each.seed for each in runs.begun("seed") if not each.complete] == [5]
 
 
-def part_of_a_run(run: RunCheckpoints, seconds: float, evaluations: int | None) -> list[Evaluation]:
-    """Some evaluations of a run of eight epochs that keeps checkpoints alone, from its last one on."""
-    file = load_job(str(Path(__file__).parents[1] / "jobs" / "tiny_study.py"))
+TINY = str(Path(__file__).parents[1] / "jobs" / "tiny_study.py")
+
+
+def part_of_a_run(folder: Folder, seconds: float, evaluations: int | None) -> list[Evaluation]:
+    """Some evaluations of a group's run of eight epochs, from its last checkpoint on, recorded in its folder."""
+    file = load_job(TINY)
     options: dict[str, Any] = {"epochs": 8, "evaluations": 8, "checkpoints": 8}
-    config = file.job.config.with_options(**options)
-    spec = RunSpec(file.path, file.source, None, option_values(config), run.folder, checkpoint_seconds=seconds)
-    found = []
-    with contextlib.closing(execute(spec, file, config, run, run.start)) as training:
-        for evaluation in itertools.islice(training, evaluations):
-            found.append(evaluation)
-            run.reports.append({"step": evaluation.step})
-    return found
+    config = file.job.config.with_options(**options).resolve()
+    record = read_record(folder) or write_record(folder, "run", {"job": "tiny-study", "config": {}})
+    with contextlib.closing(OpenRun(folder, record)) as run:
+        run.append("began", resumed=bool(run.checkpoints))
+
+        def take(name: str, /, **fields: Any) -> None:
+            run.append(name, **fields)
+            if name == "checkpoint":
+                remove_older(folder, run.checkpoints)
+
+        task = RunTask(file.path, file.source, None, option_values(config), folder, checkpoint_seconds=seconds)
+        start = last_checkpoint(folder, run.checkpoints, lambda _: None)
+        with contextlib.closing(execute(task, file, config, take, start)) as training:
+            return list(itertools.islice(training, evaluations))
 
 
 def test_an_unfinished_run_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
-    folder, other = Folder(tmp_path / "unfinished" / "trial-3"), Folder(tmp_path / "undisturbed")
-    undisturbed = part_of_a_run(RunCheckpoints.read(other), math.inf, None)
-    assert not other.exists()  # too short for a checkpoint
-    part_of_a_run(RunCheckpoints.read(folder), 0.0, 6)
-    assert folder.names() == ["checkpoints"]
-    kept = [f"checkpoint_{each.step:012d}" for each in undisturbed[3:5]]  # the sixth epoch's is written after it
-    assert folder.names("checkpoints") == sorted([*kept, *(f"{name}.json" for name in kept)])
-    (folder.path / "checkpoints" / "checkpoint_000000009999").mkdir()  # a process died as it wrote it
-    again = RunCheckpoints.read(folder)
-    assert (again.start, again.reports) == (kept[1], [{"step": each.step} for each in undisturbed[:5]])
-    assert 0 < again.seconds_before < 60
-    rest = part_of_a_run(again, 0.0, None)
-    assert [(each.step, comparable(each.metrics)) for each in rest] == [
-        (each.step, comparable(each.metrics)) for each in undisturbed[5:]
-    ]
+    folder, other = (folder_of(tmp_path, name) for name in ("s-trial-3", "undisturbed"))
+    undisturbed = part_of_a_run(other, math.inf, None)
+    steps = [each.step for each in undisturbed]
+    assert other.names(CHECKPOINTS) == [f"checkpoint_{steps[-1]:012d}"]  # too short for another one
+    part_of_a_run(folder, 0.0, 6)
+    assert folder.names(CHECKPOINTS) == [f"checkpoint_{step:012d}" for step in steps[3:5]]  # the sixth is not yet there
+    (folder.path / CHECKPOINTS / "checkpoint_000000009999.new").mkdir()  # a process died as it wrote it
+    rest = part_of_a_run(folder, 0.0, None)
+    assert [comparable(each.metrics) for each in rest] == [comparable(each.metrics) for each in undisturbed[5:]]
+    run = require_run(folder)
+    assert [each.step for each in run.history] == steps
+    assert 0 < run.seconds_before < 60
 
 
 def test_the_time_left_counts_the_training_before_a_checkpoint() -> None:
     said: list[str] = []
     shown = GroupProgress("trials", 6, said.append)
-    for number in (1, 2):  # both trained for 10 minutes before the group was stopped
-        shown.evaluated(proposal(number), 0.0)
-    for number in (1, 2):
-        shown.continues(proposal(number), 600.0)
-    for number in (1, 2):
-        shown.ended(ended(number))
+    names = ["s-trial-1", "s-trial-2"]
+    for name in names:  # both trained for 10 minutes before the group was stopped
+        shown.evaluated(name, 0.0)
+    for name in names:
+        shown.continues(name, 600.0)
+    for name in names:
+        shown.ended(Run(Folder(Path(name))))
     assert shown.line() == "2/6 trials, 0 running, 20 min left"
-    assert said == [f"trial {number} continues from its checkpoint, after 10 min of training" for number in (1, 2)]
+    assert said == [f"{name} continues from its checkpoint, after 10 min of training" for name in names]
 
 
 def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "trial-3")
-    part_of_a_run(RunCheckpoints.read(folder), 0.0, 4)
-    first, second = [name for name in folder.names("checkpoints") if not name.endswith(".json")]
-    weights = folder.path / "checkpoints" / second / "model.safetensors"
+    folder = folder_of(tmp_path, "s-trial-3")
+    part_of_a_run(folder, 0.0, 4)
+    listed = folder.names(CHECKPOINTS)
+    weights = folder.path / CHECKPOINTS / listed[1] / MODEL
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert RunCheckpoints.read(folder).start == first
-    (folder.path / "checkpoints" / f"{first}.json").write_text("{")
-    again = RunCheckpoints.read(folder)
-    assert (again.start, again.reports) == (None, [])
+    assert last_checkpoint(folder, listed, lambda _: None) == listed[0]
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "trial-3").mkdir()
-    folder = Folder(tmp_path / "trial-3" / ("n" * 300))  # too long a name for a folder
-    assert len(part_of_a_run(RunCheckpoints(folder), 0.0, None)) == 8
+    folder = folder_of(tmp_path, "s-trial-3")
+    folder.make()
+    (folder.path / CHECKPOINTS).write_text("in the way")
+    assert len(part_of_a_run(folder, 0.0, None)) == 8
     assert "a checkpoint is missing" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"point": {"lr": 0.5}}, {"origin": {"data": "v2"}}, {"seed": 7}, {"left_out": ("a",)}, {"resolved": {"a": 1}}],
-)
-def test_a_checkpoint_of_another_run_or_other_code_is_not_found(other: dict[str, Any], tmp_path: Path) -> None:
-    runs, changed = (UnfinishedRuns(Folder(tmp_path / "unfinished"), code) for code in ("old", "new"))
-    run = proposal(3, origin={"commit": "a", "machine": "b", "data": "v1"})
-    own = runs.name(run)
-    assert own == runs.name(dataclasses.replace(run, name="table 2", origin={"machine": "c", "data": "v1"}))
-    assert own not in {changed.name(run), runs.name(dataclasses.replace(run, **other))}
-    for name in (own, changed.name(run), runs.name(proposal(33))):
-        (tmp_path / "unfinished" / name).mkdir(parents=True)
-    runs.remove(["trial 3", "trial 4"])
-    assert runs.folder.names() == [runs.name(proposal(33))]
-    runs.close(["trial 33"])
-    assert not runs.folder.exists()
+@contextlib.contextmanager
+def open_study(output: Path) -> Iterator[tuple[StudyPlan, Open]]:
+    """A study whose runs a test begins itself."""
+    job = load_job(TINY)
+    given: dict[str, Any] = {"name": "s", "output": output, "vary": ("lr=0.1,0.2",)}
+    plan = plan_study(job, options_for(job.job.config).with_options(**given), set(given))
+    with (
+        reserved_group("study", plan.base, plan.folder) as reserved,
+        open_run(reserved, plan.record(reserved.store), lambda _: None) as group,
+    ):
+        yield plan, group
+
+
+def begun(spec: RunSpec, group: Open, until: str = "KILLED") -> tuple[Mapping[str, Any] | None, list[str]]:
+    """How a run begins that ends so, and with which checkpoints."""
+    member = Member(spec, group)
+    found = member.run.began, list(member.run.checkpoints)
+    member.end(until)  # type: ignore[arg-type]
+    return found
+
+
+def test_a_run_goes_on_only_with_what_the_same_run_left(tmp_path: Path) -> None:
+    """A checkpoint counts once the evaluations before it are recorded, even if its own event was lost."""
+    with open_study(tmp_path) as (plan, group):
+        (spec,) = plan.parts("trial", 0, {"lr": 0.1, "threshold": 0.5, "penalty": "none"})
+        member = Member(spec, group)
+        member.run.append("evaluated", epoch=1, step=3, metrics={"train_loss": 0.5})
+        member.end("KILLED")
+        for name in ("checkpoint_000000000003", "checkpoint_000000000006", "checkpoint_000000000003.new"):
+            (member.run.folder.path / CHECKPOINTS / name).mkdir(parents=True)
+        for _ in range(2):
+            began, checkpoints = begun(spec, group)
+            assert began is not None
+            assert (began["resumed"], checkpoints) == (True, ["checkpoint_000000000003"])
+        key = spec.key
+        for other in (
+            {"options": {**key.options, "lr": 0.2}},
+            {"sources": {**key.sources, "tiny_study.py": "changed"}},
+        ):
+            changed = dataclasses.replace(spec, key=dataclasses.replace(key, **other))
+            began, checkpoints = begun(changed, group)
+            assert began is not None
+            assert (began["resumed"], checkpoints) == (False, [])
+            assert member.run.folder.names(CHECKPOINTS) == []
+            (member.run.folder.path / CHECKPOINTS / "checkpoint_000000000003").mkdir(parents=True)
 
 
 # When a trial ends early
@@ -363,7 +376,7 @@ def test_a_condition_on_what_is_not_reported_is_refused() -> None:
 # Schedulers
 
 
-def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iterator[EndedRun | None]:
+def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iterator[Trial | None]:
     """A trial as Ray Tune runs it, an evaluation at a time; in the end what became of it."""
     from ray.tune.experiment import Trial
 
@@ -377,21 +390,23 @@ def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iter
         if itself or stopping.on_trial_result(None, trial, result) == "STOP":
             stopping.on_trial_complete(None, trial, result)
             stopped = ("a rule" if epoch < len(scores) else None) if itself else SCHEDULER
-            yield EndedRun(proposal(0), history, 1.0, 1.0, stopped)
+            run = Run.of(history)
+            run.ended = {"status": "FINISHED", "at": 0, **({} if stopped is None else {"stopped": stopped})}
+            yield dataclasses.replace(ended(), run=run)
             return
         yield None
 
 
-def last(trial: Iterator[EndedRun | None]) -> EndedRun:
+def last(trial: Iterator[Trial | None]) -> Trial:
     (*_, end) = trial
     assert end is not None
     return end
 
 
-def replayed(kind: Any, results: list[EndedRun], epochs: dict[int, int]) -> Any:
+def replayed(kind: Any, results: list[Trial], epochs: dict[int, int]) -> Any:
     """A new scheduler to which these trials are replayed."""
     new = scheduler(kind)
-    replay(new, results, lambda metrics: metrics["score"], lambda run: epochs[run.trial])
+    replay(new, results, lambda metrics: metrics["score"], lambda trial: epochs[trial.number])
     return new
 
 
@@ -414,7 +429,7 @@ def test_a_scheduler_told_of_earlier_trials_decides_as_if_it_saw_them(kind: Any)
             number = random.choice(list(running))
             end = next(running[number])
             if end is not None:
-                results.append(dataclasses.replace(end, run=proposal(number)))
+                results.append(dataclasses.replace(end, number=number))
                 del running[number]
         telling = replayed(kind, results, {number: len(scores) for number, (scores, _) in enumerate(earlier)})
         for scores in later:
@@ -425,9 +440,9 @@ def test_a_scheduler_told_of_earlier_trials_decides_as_if_it_saw_them(kind: Any)
 
 @pytest.mark.parametrize("kind", ["asha", "median"])
 def test_a_trial_that_falls_behind_earlier_ones_is_stopped(kind: Any) -> None:
-    def trials(count: int) -> list[EndedRun]:
+    def trials(count: int) -> list[Trial]:
         ends = [last(live(scheduler("none"), [0.8 + number / 100] * 10)) for number in range(count)]
-        return [dataclasses.replace(end, run=proposal(number)) for number, end in enumerate(ends)]
+        return [dataclasses.replace(end, number=number) for number, end in enumerate(ends)]
 
     epochs = dict.fromkeys(range(6), 10)
     for scores, epoch in (([0.1] * 20, {"asha": 2, "median": 4}[kind]), ([0.9] * 20, 20)):
@@ -495,7 +510,7 @@ def test_a_run_below_what_the_job_requires_has_no_value() -> None:
     assert spread.score(trained) == -0.1
     assert spread.score(untrained) == spread.score({"held_out_spread": 0.0}) < -1e20
     runs = [ended(number, [Evaluation(1, 1, metrics)]) for number, metrics in enumerate((untrained, trained))]
-    assert [each.run.trial for each in spread.ranked(runs)] == [1]
+    assert [each.number for each in spread.ranked(runs)] == [1]
     assert Criterion(**json.loads(json.dumps(dataclasses.asdict(spread)))) == spread
 
 
@@ -531,15 +546,14 @@ def test_the_best_comes_first_equals_by_loss_and_then_by_number(
     expected = [each for each in results if math.isfinite(each.metrics.get(criterion.metric, math.nan))]
     random.shuffle(results)
     ranked = criterion.ranked(results)
-    assert sorted(each.run.trial for each in ranked) == [each.run.trial for each in expected]
+    assert sorted(each.number for each in ranked) == [each.number for each in expected]
     for one, other in itertools.pairwise(ranked):
-        better, worse = one.run, other.run
         scores = criterion.score(one.metrics), criterion.score(other.metrics)
         assert scores[0] >= scores[1]
         if scores[0] == scores[1]:
             losses = [each.metrics.get("validation_loss", math.inf) for each in (one, other)]
             losses = [loss if math.isfinite(loss) else math.inf for loss in losses]  # no number is the worst
-            assert (losses[0], better.trial) < (losses[1], worse.trial)
+            assert (losses[0], one.number) < (losses[1], other.number)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from concord.runs.run_folder import recorded_config
 from test_readme import snippet
 from tracked import tracked_runs
 
@@ -20,11 +19,12 @@ from concord.cli.parsing import job_and_words, parse
 from concord.cli.submit import check_command
 from concord.errors import InputError
 from concord.options import option_values
-from concord.record import EVENTS, read_history
+from concord.record import EVENTS, folder_of, require_run
+from concord.runs.key import recorded_config
 from concord.runs.run import run
 from concord.runs.submission.package import inside
 from concord.space import Choice, Uniform
-from concord.storage import Folder, append_line
+from concord.storage import append_line
 from concord.studies.plan import plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.spaces import config_at, derived
@@ -323,20 +323,20 @@ def test_a_run_trains_by_the_rule_and_resumes_from_another_folder(
     (tracked,) = tracked_runs(store, "shared-rule")
     assert tracked.parameters["aggregator"] == "my_rule.py:TrimmedSign"
     assert float(tracked.parameters["dead_zone"]) == 1e9
-    kept = store.client.download_artifacts(finished.run_id, "my_rule.py", str(tmp_path))
+    kept = store.client.download_artifacts(str(finished.run_id), "my_rule.py", str(tmp_path))
     assert Path(kept).read_text() == text
     # As if it had not come to its end, in the store as well.
-    events = finished.folder / EVENTS
+    events = finished.folder.path / EVENTS
     before = "".join(line for line in events.read_text().splitlines(True) if '"event":"ended"' not in line)
     events.write_text(before)
-    append_line(finished.folder / CURSOR, len(before.encode()))
+    append_line(finished.folder.path / CURSOR, len(before.encode()))
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
     again = ["train", JOB, "--output", str(output), "--name", "a", "--resume"]
     assert main(again) == 0
-    ended = read_history(Folder(finished.folder))[""].ended
-    assert ended is not None
-    assert ended["report"]["run_id"] == finished.run_id
+    report = require_run(finished.folder).report
+    assert report is not None
+    assert report["run_id"] == finished.run_id
     # Another text is another rule.
     (tmp_path / "there" / "my_rule.py").write_text(text + "\n# changed\n")
     changed = job_with(tmp_path / "there" / "my_rule.py")
@@ -360,8 +360,10 @@ def test_a_study_searches_a_field_of_the_rule_and_goes_on_without_its_file(
 
     options = ["--search", "grid", "--space", "space.toml", "--concurrent", "1", "--reruns", "0", "--shortlist", "0"]
     first = tuned("--aggregator", "my_rule.py:TrimmedSign", *options, "--no-register")
-    first_run, second_run = GroupRuns(read_history(Folder(tmp_path / "runs/studies/s"))).finished("trial")
-    assert [each.run.point["dead_zone"] for each in (first_run, second_run)] == [0.0, 1e9]
+    first_run, second_run = GroupRuns(require_run(folder_of(tmp_path / "runs", "s", "study"), "study")).finished(
+        "trial"
+    )
+    assert [each.point["dead_zone"] for each in (first_run, second_run)] == [0.0, 1e9]
     assert second_run.metrics["kept_fraction"] == 0.0 < first_run.metrics["kept_fraction"]
     rule_file.unlink()
     assert tuned()["best"] == first["best"]
@@ -377,8 +379,8 @@ def test_a_weighting_or_column_rule_of_a_file_trains(tmp_path: Path, name: str) 
     job = job_with(file, name)
     config = job.job.config.with_options(**SHORT, output=tmp_path / "runs", register=False)
     config.check()
-    report = run(job, config, lambda _: None)
-    metrics = json.loads((report.kept.path / "metrics.json").read_text())
+    finished = run(job, config, lambda _: None)
+    metrics = json.loads((finished.folder.path / "metrics.json").read_text())
     assert not any("kept_fraction" in each for each in metrics)
     assert any(each.startswith("weight/") for each in metrics) == (name == "Weights")
 

@@ -208,6 +208,7 @@ class StudyPlan(GroupPlan):
                         "concord.study": self.name,
                         "concord.trial": str(trial),
                         "concord.kind": kind,
+                        "concord.seed": str(config.run.seed),
                         "concord.method": self.method,
                         "concord.selection": self.options.selection,
                         **({} if left_out is None else {"concord.left_out": left_out}),
