@@ -32,7 +32,8 @@ from concord.errors import InputError
 from concord.options import OptionGroup, option_values
 from concord.record import EVENTS, OpenRun, Run, folder_of, read_record, read_run, require_run, write_record
 from concord.runs.execute import CHECKPOINTS, RunTask, execute, last_checkpoint, remove_older
-from concord.runs.lifecycle import Member, Open, RunSpec, open_run, reserved_group
+from concord.runs.lifecycle import Member, Open, open_run, reserved_group
+from concord.runs.spec import RunSpec
 from concord.storage import Folder
 from concord.studies.criterion import (
     SCORED_ON,

@@ -264,7 +264,7 @@ def check_command(command: JobCommand) -> str:
         for word in as_words({option: value}):
             if redact(word) != word:
                 raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
-    from concord.runs.lifecycle import new_names
+    from concord.runs.spec import new_names
 
     job, options = command.job, command.options
     if command.name == "compare":
