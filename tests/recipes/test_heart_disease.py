@@ -53,13 +53,13 @@ def test_a_champion_is_not_replaced_by_a_model_of_other_hospitals(made: Path, ou
     file = load_job("heart-disease")
     config = file.job.config.with_options(data_dir=made, output=output, epochs=1, evaluations=1)
     first, second = (
-        run(file, config.with_options(test_hospital=hospital), lambda _: None).registered
+        run(file, config.with_options(test_hospital=hospital), lambda _: None).report
         for hospital in ("va", "cleveland")
     )
     assert first is not None
-    assert first.champion
+    assert first["champion"]
     assert second is not None
-    assert second.reason == (
+    assert second["registration"] == (
         "not compared with champion version 1: it was scored on cleveland, hungarian, switzerland, this one on "
         "hungarian, switzerland, va; promote one of them"
     )

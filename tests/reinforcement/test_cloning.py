@@ -361,7 +361,7 @@ def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data:
     plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert plan.criterion.metric == "validation_loss"
     assert plan.test_usage is None
-    assert plan.identity()["data"] == CloningData(data).version
+    assert plan.spec().key.data == CloningData(data).version
     options["selection"] = "oracle"
     oracle = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert oracle.test_usage == "selection"

@@ -250,7 +250,8 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
     for name, value in chosen.items():
         if name not in known:
             raise InputError(f"{where}: there is no option {name}{did_you_mean(name, known)}")
-        if name == "seed" or known[name].role in (Role.PLACE, Role.UNKEPT):
+        # How often it writes a checkpoint is a run's own; the rest of its place is the comparison's.
+        if name == "seed" or (known[name].role in (Role.PLACE, Role.UNKEPT) and name != "checkpoints"):
             raise InputError(f"{where}: {name} cannot differ between configurations; give it on the command line")
         if name not in given and not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
