@@ -22,9 +22,9 @@ from ray.exceptions import OutOfMemoryError
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, Trainable, TuneConfig
 from ray.tune.search import Searcher
 
-from concord.errors import RunFailedError
+from concord.errors import InputError, RunFailedError
 from concord.options import option_values
-from concord.record import EVENTS, OpenRun, Run
+from concord.record import EVENTS, OpenRun, Run, folder_of, read_record
 from concord.runs.dashboard import described
 from concord.runs.execute import RunTask, checkpoint_step, last_checkpoint, remove_checkpoints, remove_older
 from concord.runs.key import finished_run, index_run
@@ -32,6 +32,7 @@ from concord.runs.lifecycle import Info, Member, Open, RunSpec, open_run, reserv
 from concord.runs.live_metrics import Published
 from concord.runs.session import ray_session
 from concord.runs.termination import signal_handler
+from concord.storage import Folder
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
@@ -177,7 +178,8 @@ class Pool:
             option_values(self.plan.base),
             folder=self.group.run.folder,
             scratch=self.group.run.folder / _SCRATCH,
-            checkpoint_seconds=_CHECKPOINT_SECONDS,
+            # A loop of the job's own may write its last checkpoint before its last evaluation.
+            checkpoint_seconds=_CHECKPOINT_SECONDS if job.job.loop is None else 0.0,
         )
         spec = PoolSpec(task, judge, self._shared_data, resources.threads)
         trainable = tune.with_resources(tune.with_parameters(TrialProcess, pool=spec), bundles)
@@ -303,8 +305,11 @@ class _Runs(Searcher):
         output = self._group.run.folder.place.parent.parent
         reused = []
         for spec in specs:
-            run = finished_run(output, spec.key)
-            name = spec.name if run is None else run.name
+            # The last checkpoint of a winner that is trained again is not there.
+            run = None if spec.place["kind"] == "winner" else finished_run(output, spec.key)
+            name = str(spec.name if run is None else run.name)
+            if run is None:
+                self._require_own(folder_of(output, name))
             self._group.run.append("asked", run=name, key=spec.key.value, **spec.place)
             self._group.run.folder.keep(EVENTS)  # at an address, for another machine that goes on
             if run is None:
@@ -314,6 +319,14 @@ class _Runs(Searcher):
                 reused.append((spec, run))
         for spec, run in reused:
             self._tell(spec, run)
+
+    def _require_own(self, folder: Folder) -> None:
+        """Refuse the folder of a run that is not this group's (InputError)."""
+        record, group = None, self._group.run.name
+        with contextlib.suppress(InputError):  # damaged, or of an earlier version: the run begins again
+            record = read_record(folder)
+        if record is not None and record.get("group") != group:
+            raise InputError(f"--name {group}: {folder.display_path} is a run of its own; give another name")
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         member = self._running.get(trial_id)
