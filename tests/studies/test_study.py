@@ -661,8 +661,8 @@ def test_trials_with_two_workers_are_trained_once_however_the_study_is_killed(
             else:
                 for trial in children_named(os.getpid(), "ray::TrialProcess"):
                     os.kill(trial, signal.SIGKILL)
-                assert process.communicate(240)
-                assert process.returncode == 0
+                _, errors = process.communicate(240)
+                assert process.returncode == 0, errors
     if killed != "trial":
         assert main(words) == 0
     assert outline(whole(output, 4)) == outline(two_workers)
@@ -747,6 +747,16 @@ def test_a_run_that_another_group_trained_is_not_trained_again(ray_cluster: None
     assert second.record["model"] == "models:/tiny-study/1"  # s, which registers none, kept the best checkpoint
     assert trainings(witness) == 3
     assert set(first.folder.path.parent.iterdir()) == {first.folder.path, second.folder.path}
+
+
+def test_a_study_leaves_alone_a_run_that_has_the_name_of_its_trial(ray_cluster: None, output: Path) -> None:
+    own = ["train", JOB_FILE, "--output", str(output), "--name", "s-trial-0", "--no-register"]
+    assert main(own) == 0
+    before = {file: file.read_bytes() for file in output.glob("runs/*/*") if file.is_file()}
+    with pytest.raises(InputError, match=r"^--name s: .*/runs/s-trial-0 is a run of its own; give another name$"):
+        study(output)
+    assert {file: file.read_bytes() for file in output.glob("runs/*/*") if file.is_file()} == before
+    assert not list((output / "studies").glob("*"))
 
 
 def test_two_groups_that_want_the_same_runs_at_a_time_do_not_spoil_each_other(ray_cluster: None, output: Path) -> None:

@@ -22,9 +22,9 @@ from ray.exceptions import OutOfMemoryError
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, Trainable, TuneConfig
 from ray.tune.search import Searcher
 
-from concord.errors import RunFailedError
+from concord.errors import InputError, RunFailedError
 from concord.options import option_values
-from concord.record import EVENTS, OpenRun, Run
+from concord.record import EVENTS, OpenRun, Run, folder_of, read_record
 from concord.runs.dashboard import described
 from concord.runs.execute import (
     RunTask,
@@ -40,6 +40,7 @@ from concord.runs.live_metrics import Published
 from concord.runs.session import ray_session
 from concord.runs.spec import RunSpec
 from concord.runs.termination import signal_handler
+from concord.storage import Folder
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
@@ -151,6 +152,7 @@ class Pool:
             run = finished_run(group.folder.place.parent.parent, spec.key)
             if run is None or (keep and kept_checkpoint(run) is None):
                 run = None
+                self._require_own(folder_of(group.folder.place.parent.parent, str(spec.name)))
                 left.append(spec)
             else:
                 self.known[run.name] = run
@@ -159,6 +161,14 @@ class Pool:
                 group.append("asked", run=name, key=spec.key.value, **spec.place)
         group.folder.keep(EVENTS)  # at an address, for another machine that goes on
         return left
+
+    def _require_own(self, folder: Folder) -> None:
+        """Refuse the folder of a run that is not this group's (InputError)."""
+        record, group = None, self.group.run.name
+        with contextlib.suppress(InputError):  # damaged, or of an earlier version: the run begins again
+            record = read_record(folder)
+        if record is not None and record.get("group") != group:
+            raise InputError(f"--name {group}: {folder.display_path} is a run of its own; give another name")
 
     def send_unsent(self, lost: bool) -> None:
         """Let MLflow have what an earlier process could not send of runs that ended; all, if it has lost the group."""
@@ -204,7 +214,8 @@ class Pool:
             option_values(self.plan.base),
             folder=self.group.run.folder,
             scratch=self.group.run.folder / _SCRATCH,
-            checkpoint_seconds=_CHECKPOINT_SECONDS,
+            # A loop of the job's own may write its last checkpoint before its last evaluation.
+            checkpoint_seconds=_CHECKPOINT_SECONDS if job.job.loop is None else 0.0,
         )
         spec = PoolSpec(task, judge, self._shared_data, resources.threads)
         trainable = tune.with_resources(tune.with_parameters(TrialProcess, pool=spec), bundles)

@@ -95,10 +95,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     with_guard = dataclasses.replace(job, environments=lambda _: job.environments(guarded))
     try:
         prepared = prepare(with_guard, config, ProcessContext())
-    except _ReadsLearningError:
-        return None
-    held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
-    try:
+        held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
         return SharedData(
             options={name: value for name, value in option_values(config).items() if name in depends},
             environments=prepared.environments,
@@ -107,7 +104,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
             eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
             left_out=config.data.leave_out,
         )
-    except (TypeError, pickle.PicklingError):  # a source with an open file
+    except (_ReadsLearningError, TypeError, pickle.PicklingError):  # also a source with the options or an open file
         return None
 
 

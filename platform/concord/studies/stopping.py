@@ -32,7 +32,7 @@ class StopRule:
         right = "give METRIC>NUMBER or METRIC<NUMBER"
         conditions = tuple(Condition.of("--stop-when", text, right) for text in texts)
         for text, each in zip(texts, conditions, strict=True):
-            if each.sign in ("=", "!="):
+            if each.sign in ("=", "!=") or not math.isfinite(float(each.value)):
                 raise InputError(f"--stop-when {text}: {right}")
         return StopRule(conditions)
 
