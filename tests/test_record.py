@@ -424,6 +424,7 @@ def test_a_run_whose_id_was_not_recorded_is_found_by_its_name(
     group = Group(store, run_id, tmp_path)
     group.begin(0).append("ended", status="FINISHED")
     assert len(group.children()) == (1 if earlier == "RUNNING" else 2)
+    assert group.children()[-1].parameters["lr"] == "0.1"  # which the killed process may not have sent
 
 
 def test_a_run_that_the_store_refuses_does_not_hold_up_its_group(

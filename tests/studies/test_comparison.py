@@ -157,6 +157,19 @@ def test_what_is_there_is_not_trained_again_and_more_seeds_are_added(whole: Comp
     assert {key: after[key] for key in before} == before
     assert len(after) == len(before) + 1  # seed 2 of the row that the other table does not have
     assert [row["seeds"] for row in again.as_json()["rows"]] == [3, 3]
+    other = compared(output, "rates", lines.append, name="other", witness=output / "witness")
+    assert any(line.startswith("comparison other: rates; 4 runs, of which 4 are there") for line in lines)
+    assert other.as_json()["rows"] == [row for row in whole.as_json()["rows"] if row["table"] == "rates"]
+
+
+def test_trials_of_a_study_are_cells_of_a_table(ray_cluster: None, output: Path) -> None:
+    words = ["--method", "averaged", "--vary", "lr=0.1,0.01", "--search", "grid", "--name", "s", "--concurrent", "1"]
+    words += ["--reruns", "0", "--shortlist", "0", "--no-register", "--output", str(output)]
+    assert main(["tune", JOB_FILE, *words]) == 0
+    lines: list[str] = []
+    result = compared(output, "rates", lines.append, seeds=1)
+    assert any("rates; 2 runs, of which 2 are there" in line for line in lines)
+    assert {run.name for runs in result.runs["rates"].values() for run in runs} == {"s-trial-0", "s-trial-1"}
 
 
 def test_a_plan_is_made_again_by_its_command_which_hides_secrets(tmp_path: Path) -> None:
