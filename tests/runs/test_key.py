@@ -66,8 +66,9 @@ def key_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
         folder.mkdir()
         texts = {"beside": BESIDE, "pictures": PICTURES, **modules, "mine": TEXT.replace(before, after, 1)}
         for name, text in texts.items():
+            (folder / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
             (folder / f"{name}.py").write_text(text)
-            sys.modules.pop(name, None)
+            sys.modules.pop(name.replace("/", ".").removesuffix(".__init__"), None)
         monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.startswith(str(tmp_path))])
         job = load_job(str(folder / "mine.py"))
         return RunSpec.of(job, job.job.config, None).key
@@ -133,6 +134,28 @@ def test_a_module_beside_the_job_counts_if_training_reaches_it(key_of: Keys) -> 
         assert key_of(named, how).value != key_of(named, how, beside="SCALE = 3.0\n").value
     further = {"beside": "from deeper import SCALE\n"}
     assert key_of(**further, deeper="SCALE = 2.0\n").value != key_of(**further, deeper="SCALE = 3.0\n").value
+
+
+def test_a_package_beside_the_job_counts_with_its_relative_imports(key_of: Keys) -> None:
+    package = {
+        "parts/__init__": "from . import first\n",
+        "parts/first": "from .second import SCALE\n",
+        "parts/second": "SCALE = 2.0\n",
+    }
+    change = "from beside import SCALE", "from parts.first import SCALE"
+    key = key_of(*change, **package)
+    assert {*key.sources} == {"mine.py", *(f"{name}.py" for name in package)}
+    assert differing(key_of(*change, **package | {"parts/second": "SCALE = 3.0\n"}), key) == [
+        ("source", "parts/second.py")
+    ]
+
+
+def test_an_installed_package_does_not_count_where_its_environment_is_beside_the_job(key_of: Keys) -> None:
+    site = ".venv/lib/site-packages"
+    path = f"import sys\nsys.path.insert(0, __file__.rpartition('/')[0] + '/{site}')\nimport installed\nLABELS = 2"
+    key = key_of("LABELS = 2", path, **{f"{site}/installed": ""})
+    assert Path(sys.modules.pop("installed").__file__ or "").parent.name == "site-packages"
+    assert {*key.sources} == {"mine.py", "beside.py"}
 
 
 # --- the options

@@ -10,11 +10,13 @@ A folder ``keys`` beside the runs names the finished run of each key. It is an i
 import ast
 import functools
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -253,24 +255,29 @@ def _without_docstrings(tree: ast.AST) -> Any:
     return Remove().visit(ast.parse(ast.unparse(tree)))
 
 
-def _add_imports(statements: list[ast.stmt], folder: Path, found: dict[str, str]) -> None:
-    """Add the modules in this folder that the statements import, and theirs."""
+def _add_imports(statements: list[ast.stmt], folder: Path, found: dict[str, str], package: str = "") -> None:
+    """Add the modules in this folder that the statements of a package's module import, and theirs."""
     for node in (node for statement in statements for node in ast.walk(statement)):
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+        elif isinstance(node, ast.ImportFrom) and (node.level == 0 or package):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            names = [module, *(f"{module}.{each.name}" for each in node.names)]
         else:
             continue
-        for name in names:
-            file = getattr(sys.modules.get(name), "__file__", None)
+        # An import of a module also runs the packages around it.
+        parts = (itertools.accumulate(each.split("."), "{}.{}".format) for each in names)
+        for name in dict.fromkeys(itertools.chain.from_iterable(parts)):
+            module_of = sys.modules.get(name)
+            file = getattr(module_of, "__file__", None)
             if file is None or not Path(file).is_relative_to(folder):
                 continue
-            if (shown := str(Path(file).relative_to(folder))) in found:
+            shown = Path(file).relative_to(folder)
+            if str(shown) in found or "site-packages" in shown.parts:  # an environment may lie beside the job
                 continue
             tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-            found[shown] = _hash(ast.dump(_without_docstrings(tree)))
-            _add_imports(tree.body, folder, found)
+            found[str(shown)] = _hash(ast.dump(_without_docstrings(tree)))
+            _add_imports(tree.body, folder, found, getattr(module_of, "__package__", None) or "")
 
 
 def _shown(value: Any) -> str:
