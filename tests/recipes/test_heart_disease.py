@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from recorded import report_of
 from sklearn.metrics import roc_auc_score
 
 from concord.environments import Environment
@@ -53,13 +54,11 @@ def test_a_champion_is_not_replaced_by_a_model_of_other_hospitals(made: Path, ou
     file = load_job("heart-disease")
     config = file.job.config.with_options(data_dir=made, output=output, epochs=1, evaluations=1)
     first, second = (
-        run(file, config.with_options(test_hospital=hospital), lambda _: None).registered
+        report_of(run(file, config.with_options(test_hospital=hospital), lambda _: None))
         for hospital in ("va", "cleveland")
     )
-    assert first is not None
-    assert first.champion
-    assert second is not None
-    assert second.reason == (
+    assert first["champion"]
+    assert second["registration"] == (
         "not compared with champion version 1: it was scored on cleveland, hungarian, switzerland, this one on "
         "hungarian, switzerland, va; promote one of them"
     )

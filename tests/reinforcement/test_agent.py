@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from safetensors.torch import load_file, save_file
 from recorded import report_of
+from safetensors.torch import load_file, save_file
 from tracked import points_of, tracked_runs
 
 from concord.errors import CheckpointError, InputError, RunFailedError

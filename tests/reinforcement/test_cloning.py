@@ -298,7 +298,7 @@ def test_studies_of_both_methods_and_their_report(
         plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
         result = run_study(plan, quiet)
         assert len(result.finished) == 2
-        points = [each.run.point for each in result.finished]
+        points = [each.point for each in result.finished]
         assert all(("temporal_threshold" in point) == (method == "temporal-and-mask") for point in points)
     where = ["--data-dir", str(data), "--output", str(tmp_path)]
     assert main(["compare", "coinrun-clone", "clones", *FEW, *where]) == 0
@@ -364,7 +364,7 @@ def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data:
     plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert plan.criterion.metric == "validation_loss"
     assert plan.test_usage is None
-    assert plan.identity()["data"] == CloningData(data).version
+    assert plan.spec().key.data == CloningData(data).version
     options["selection"] = "oracle"
     oracle = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert oracle.test_usage == "selection"

@@ -251,7 +251,8 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
     for name, value in chosen.items():
         if name not in known:
             raise InputError(f"{where}: there is no option {name}{did_you_mean(name, known)}")
-        if name == "seed" or known[name].role in (Role.PLACE, Role.UNKEPT):
+        placed = known[name].role in (Role.PLACE, Role.UNKEPT) and name != "checkpoints"  # a group decides on them
+        if name == "seed" or placed:
             raise InputError(f"{where}: {name} cannot differ between configurations; give it on the command line")
         if name not in given and not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
