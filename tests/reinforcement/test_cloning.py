@@ -295,7 +295,7 @@ def test_studies_of_both_methods_and_their_report(
         plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
         result = run_study(plan, quiet)
         assert len(result.finished) == 2
-        points = [each.run.point for each in result.finished]
+        points = [each.point for each in result.finished]
         assert all(("temporal_threshold" in point) == (method == "temporal-and-mask") for point in points)
     where = ["--data-dir", str(data), "--output", str(tmp_path)]
     assert main(["compare", "coinrun-clone", "clones", *FEW, *where]) == 0

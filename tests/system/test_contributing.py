@@ -92,7 +92,7 @@ def test_the_table_is_trained_and_the_mask_drops_the_broken_sensor(
     result = run_comparison(plan, lambda _: None)
     found = {row["name"]: row["metrics"]["ood_accuracy"] for row in result.as_json()["rows"]}
     assert found["AND-mask"]["mean"] > 0.7 > 0.5 > found["average"]["mean"]
-    assert "75" in next((result.folder / "tables").iterdir()).read_text()
+    assert "75" in next((result.folder.path / "tables").iterdir()).read_text()
 
 
 LOSSY = """

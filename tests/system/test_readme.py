@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from forked import run_processes, run_program
 from ports import free_port
+from recorded import report_of
 
 from concord.errors import InputError
 from concord.runs.run import run
@@ -135,12 +136,12 @@ def test_the_privileged_job_registers_a_student_that_needs_inputs_alone(
     np.savez("patients.npz", inputs=inputs, labels=later.sum(1), later=later)
     job = load_job("later_job.py")
     config = job.job.config.with_options(data_dir=tmp_path, output=tmp_path / "runs", epochs=6, evaluations=2)
-    report = run(job, config, lambda _: None)
-    assert report.model == "models:/later-job/1"
+    report = report_of(run(job, config, lambda _: None))
+    assert report["model"] == "models:/later-job/1"
     with monkeypatch.context() as environment:  # where MLflow notes what it is told, for later tests too
         environment.setenv("MLFLOW_TRACKING_URI", "")
         mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs/mlflow.db")
-        predictions = mlflow.pyfunc.load_model(report.model).predict(inputs)
+        predictions = mlflow.pyfunc.load_model(report["model"]).predict(inputs)
     assert predictions.shape == (200, 1)
     assert np.isfinite(predictions).all()
 
@@ -162,15 +163,15 @@ def test_the_sequence_job_trains_masked_and_its_model_predicts_frames(
     options = {"data_dir": tmp_path, "output": tmp_path / "runs", "epochs": 2, "evaluations": 1}
     for name, aggregator in (("mean", "auto"), ("masked", "and-mask")):
         config = job.job.config.with_options(**options, name=name, aggregator=aggregator, threshold=0.6)
-        report = run(job, config, lambda _: None)
-        assert report.model is not None
+        report = report_of(run(job, config, lambda _: None))
+        assert report["model"] is not None
         with monkeypatch.context() as environment:  # where MLflow notes what it is told, for later tests too
             environment.setenv("MLFLOW_TRACKING_URI", "")
             mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs/mlflow.db")
-            predictions = mlflow.pyfunc.load_model(report.model).predict(np.zeros((3, 1, 8, 8), np.float32))
+            predictions = mlflow.pyfunc.load_model(report["model"]).predict(np.zeros((3, 1, 8, 8), np.float32))
         assert predictions.shape == (3, 1, 8, 8)
-        assert report.metrics["model_evaluations"] > 0
-        assert np.isfinite(report.metrics["ood_loss"])
+        assert report["metrics"]["model_evaluations"] > 0
+        assert np.isfinite(report["metrics"]["ood_loss"])
 
 
 def test_the_classifier_of_the_readme_is_a_job_whose_model_predicts(
@@ -220,18 +221,18 @@ def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
     config = job.job.config.with_options(
         data_dir=Path("hospitals"), output=Path("concord-runs"), threshold=0.6, epochs=10, lr=1e-2
     )
-    report = run(job, config, lambda _: None)
-    assert (tmp_path / "concord-runs" / "runs" / report.name / "events.jsonl").exists()
-    assert report.model == "models:/my-job/1"
-    assert report.metrics["ood_accuracy"] > 0.8
+    finished = run(job, config, lambda _: None)
+    assert (tmp_path / "concord-runs" / "runs" / finished.name / "events.jsonl").exists()
+    assert report_of(finished)["model"] == "models:/my-job/1"
+    assert finished.metrics["ood_accuracy"] > 0.8
     known: dict[str, Any] = {"inputs": np.load("hospitals/west.npz")["inputs"].astype(np.float32)}
     with monkeypatch.context() as environment:  # where MLflow notes what it is told, for later tests too
         environment.setenv("MLFLOW_TRACKING_URI", "")
         exec(snippet("registry"), known)
     assert known["predictions"].shape == (200, 2)
     # A run without a name of its own is resumed by the name it was given.
-    again = run(job, config.with_options(name=report.name, resume=True), lambda _: None)
-    assert again.run_id == report.run_id
+    again = run(job, config.with_options(name=finished.name, resume=True), lambda _: None)
+    assert again.run_id == finished.run_id
 
 
 def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
@@ -260,7 +261,7 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
     )
     result = run_study(plan_study(job, options, {"trials", "epochs"}), lambda _: None)
     assert len(result.finished) == 2
-    assert all("threshold" not in each.run.point for each in result.finished)
+    assert all("threshold" not in each.point for each in result.finished)
 
 
 def test_nothing_is_left_to_fill_in() -> None:
