@@ -97,7 +97,7 @@ class Run:
         evaluations: metrics by (epoch, step), in this order.
         checkpoints: the names of its checkpoints, the oldest first.
         data: the parts of the data on which it trained, as JSON.
-        asked: of a group, the fields of each request for a run, by the run's name.
+        asked: of a group, the fields of each request for a run; several may name the same run.
         ended: the fields of its latest end, with ``at``; None if the run has not ended since it began.
         seconds_before: of training before the checkpoint from which it was resumed.
     """
@@ -108,7 +108,7 @@ class Run:
     evaluations: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     checkpoints: list[str] = field(default_factory=list)
     data: list[dict[str, Any]] = field(default_factory=list)
-    asked: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    asked: list[Mapping[str, Any]] = field(default_factory=list)
     ended: Mapping[str, Any] | None = None
     seconds_before: float = 0.0
     _trained_seconds: float = 0.0  # at the last checkpoint
@@ -143,7 +143,7 @@ class Run:
                 if self.began is not None:
                     self._trained_seconds = self.seconds_before + (event.at - self.began["at"]) / 1000
             case "asked":
-                self.asked[event.fields["run"]] = event.fields
+                self.asked.append(event.fields)
             case "ended":  # again, with a report, when the model is registered later
                 self.ended = {**event.fields, "at": event.at if self.ended is None else self.ended["at"]}
 

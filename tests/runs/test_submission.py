@@ -362,7 +362,7 @@ def test_a_submitted_comparison_takes_its_tables_and_options_along(
     assert [(line["configuration"], line["values"]["epochs"]) for line in lines] == [("average", 1.0), ("mask", 1.0)]
     said = {"batch_size": 16, "milestones": (0.25, 0.5), "rescale": False}
     first, *_ = require_run(folder, "comparison").asked
-    assert said.items() <= require_run(folder_of(head.folder / "runs", first)).options.items()
+    assert said.items() <= require_run(folder_of(head.folder / "runs", first["run"])).options.items()
 
 
 def test_files_in_options_and_option_files_go_along_or_are_refused(

@@ -418,6 +418,7 @@ def test_a_scheduler_stops_trials_that_fall_behind_also_when_resumed(
     study(other, **options | {"trials": 8})
     parts = study(other, **options)
     assert outline(parts) == outline(whole)
+    assert outline(study(output, name="reused", **options)) == outline(whole)
 
 
 def outline(result: StudyResult) -> list[Any]:
@@ -747,6 +748,19 @@ def test_a_run_that_another_group_trained_is_not_trained_again(ray_cluster: None
     assert second.record["model"] == "models:/tiny-study/1"  # s, which registers none, kept the best checkpoint
     assert trainings(witness) == 3
     assert set(first.folder.path.parent.iterdir()) == {first.folder.path, second.folder.path}
+
+
+def test_trials_with_the_same_point_have_one_run(ray_cluster: None, output: Path) -> None:
+    witness = output.parent / "witness"
+    options = IN_TURN | {"method": "averaged", "vary": ("lr=0.1,0.2",), "search": "random", "witness": witness}
+    result = study(output, **options | {"trials": 5, "register": True})
+    distinct = {each.point["lr"]: each.metrics for each in result.finished}
+    assert [each.number for each in in_order(result)] == [*range(5)]
+    assert all(each.metrics == distinct[each.point["lr"]] for each in result.finished)
+    assert trainings(witness) == len(distinct) == 2
+    assert len([*output.glob(f"runs/*/{CHECKPOINTS}/*")]) == 1
+    assert len(study(output, **options | {"trials": 8}).finished) == 8
+    assert trainings(witness) == 2
 
 
 def test_a_study_leaves_alone_a_run_that_has_the_name_of_its_trial(ray_cluster: None, output: Path) -> None:

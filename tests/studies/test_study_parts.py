@@ -409,7 +409,8 @@ def last(trial: Iterator[Trial | None]) -> Trial:
 def replayed(kind: Any, results: list[Trial], epochs: dict[int, int]) -> Any:
     """A new scheduler to which these trials are replayed."""
     new = scheduler(kind)
-    replay(new, results, lambda metrics: metrics["score"], lambda trial: epochs[trial.number])
+    for each in results:
+        replay(new, each, lambda metrics: metrics["score"], epochs[each.number])
     return new
 
 

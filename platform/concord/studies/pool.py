@@ -34,7 +34,7 @@ from concord.runs.execute import (
     remove_checkpoints,
     remove_older,
 )
-from concord.runs.key import finished_run, index_run
+from concord.runs.key import finished_run, index_run, plain
 from concord.runs.lifecycle import Info, Member, Open, open_run, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.session import ray_session
@@ -157,8 +157,8 @@ class Pool:
             else:
                 self.known[run.name] = run
             name = str(spec.name) if run is None else run.name
-            if group.asked.get(name, {}).get("key") != spec.key.value:
-                group.append("asked", run=name, key=spec.key.value, **spec.place)
+            if (request := plain({"run": name, "key": spec.key.value, **spec.place})) not in group.asked:
+                group.append("asked", **request)
         group.folder.keep(EVENTS)  # at an address, for another machine that goes on
         return left
 
@@ -172,7 +172,7 @@ class Pool:
 
     def send_unsent(self, lost: bool) -> None:
         """Let MLflow have what an earlier process could not send of runs that ended; all, if it has lost the group."""
-        for name in self.group.run.asked:
+        for name in dict.fromkeys(each["run"] for each in self.group.run.asked):
             run = self.runs().run(name)
             if run.record.get("group") != self.group.run.name:
                 continue

@@ -150,7 +150,7 @@ class GroupRuns:
 
     def places(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The names and the places of all runs that were asked for, in this order."""
-        yield from self._group.asked.items()
+        yield from ((place["run"], place) for place in self._group.asked)
 
     def begun(self, kind: Kind) -> list[Trial]:
         """The trials of this kind, in the order in which they were asked for."""

@@ -1,7 +1,7 @@
 """Early ends of trials: conditions on a trial's metrics, and schedulers that compare trials."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,24 +73,20 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
     return FIFOScheduler()
 
 
-def replay(scheduler: Any, runs: "Sequence[Trial]", score: Any, epochs: Any) -> None:
-    """Replay earlier trials to a new scheduler, so that a continued study compares with them.
-
-    ``score`` maps metrics to the score, ``epochs`` a trial to its epochs.
-    """
+def replay(scheduler: Any, run: "Trial", score: Callable[[Mapping[str, float]], float], epochs: int) -> None:
+    """Tell a scheduler of a trial of so many epochs that Ray Tune has not seen, so that others are compared with it."""
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import MedianStoppingRule
 
     # Do not ask the median rule for decisions, which it would remember: the trials may have run in parallel.
     median = isinstance(scheduler, MedianStoppingRule)
     keep = scheduler.on_trial_complete if median else scheduler.on_trial_result
-    for run in runs:
-        trial = Trial("earlier", stub=True)
-        scheduler.on_trial_add(None, trial)
-        told = [{PROGRESS: 100 * at.epoch / epochs(run), SCORE: score(at.metrics)} for at in run.history]
-        # As in Ray Tune, the last result is only reported as the end, unless the scheduler stopped the trial by it.
-        if run.failure is not None:
-            told.append({PROGRESS: 0.0, SCORE: 0.0})
-        for result in told if run.stopped == SCHEDULER else told[:-1]:
-            keep(None, trial, result)
-        scheduler.on_trial_complete(None, trial, told[-1])
+    trial = Trial("earlier", stub=True)
+    scheduler.on_trial_add(None, trial)
+    told = [{PROGRESS: 100 * at.epoch / epochs, SCORE: score(at.metrics)} for at in run.history]
+    # As in Ray Tune, the last result is only reported as the end, unless the scheduler stopped the trial by it.
+    if run.failure is not None:
+        told.append({PROGRESS: 0.0, SCORE: 0.0})
+    for result in told if run.stopped == SCHEDULER else told[:-1]:
+        keep(None, trial, result)
+    scheduler.on_trial_complete(None, trial, told[-1])

@@ -56,7 +56,7 @@ class _Search:
     keep = False
 
     def __init__(self, plan: StudyPlan, pool: Pool, progress: GroupProgress) -> None:
-        self._plan, self._progress = plan, progress
+        self._plan, self._progress, self.stopping = plan, progress, scheduler(plan.options.scheduler)
         runs = pool.runs(plan.judge)
         self._search = plan.search()
         begun = runs.begun("trial")
@@ -66,6 +66,7 @@ class _Search:
         self._ended: dict[int, dict[str | None, Run]] = {}  # of each trial that is not over, by what is left out
         for each in runs.ended("trial"):
             self._observe(each)
+            self._replay(each)
 
     @property
     def over(self) -> bool:
@@ -100,9 +101,11 @@ class _Search:
             del self._ended[number]
             folds = {name: each for name, each in ended.items() if name is not None}
             judge = self._plan.judge
-            self._observe(
-                Trial("trial", number, place["point"], None, place["resolved"], ended.get(None), folds, judge)
-            )
+            whole = ended.get(None)
+            trial = Trial("trial", number, place["point"], None, place["resolved"], whole, folds, judge)
+            self._observe(trial)
+            if not isinstance(whole, OpenRun | None):  # it was there, so Ray Tune has not seen it
+                self._replay(trial)
 
     def keep_above(self, spec: RunSpec) -> float:
         """The score of the last trial that is kept."""
@@ -112,6 +115,10 @@ class _Search:
             return float("-inf")
         return self._plan.criterion.score(self._finished[-1].metrics)
 
+    def _replay(self, trial: Trial) -> None:
+        if self._plan.options.scheduler != "none":
+            replay(self.stopping, trial, self._plan.criterion.score, self._plan.epochs(trial))
+
     def _observe(self, trial: Trial) -> None:
         self._progress.compared(trial)
         if trial.failure is not None:
@@ -119,8 +126,11 @@ class _Search:
         self._search.observe(trial.number, trial.point, self._plan.criterion.score(trial.metrics))
         ranked = self._plan.criterion.ranked([*self._finished, trial])
         kept = self._plan.options.keep_trials
+        names = {each.run.name for each in ranked[:kept] if each.run is not None}  # two trials may have the same run
         for each in [*ranked[kept:], *([] if trial in ranked else [trial])]:
-            if each.run is not None and each.run.record.get("group") == self._plan.name:
+            if each.run is None or each.run.name in names:
+                continue
+            if each.run.record.get("group") == self._plan.name:
                 remove_checkpoints(each.run.folder, [], 0)
         self._finished = ranked[:kept]
 
@@ -182,19 +192,16 @@ def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[R
 def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
     parts = 1 + len(plan.folds)
     progress = GroupProgress("trials", plan.trials, info, plan.criterion, parts)
-    proposer, earlier = _Search(plan, pool, progress), pool.runs(judge).ended("trial")
+    proposer = _Search(plan, pool, progress)
     if proposer.again:
         info(f"{len(proposer.again)} unfinished trials are resumed or repeated")
     if proposer.over:
         return
-    stopping = scheduler(plan.options.scheduler)
-    if plan.options.scheduler != "none":
-        replay(stopping, earlier, plan.criterion.score, plan.epochs)
     interruption = Interruption(plan.options.max_minutes)
-    for run in (run for trial in earlier for run in trial.runs):
+    for run in (run for trial in pool.runs(judge).ended("trial") for run in trial.runs):
         progress.earlier(run)
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
-    pool.run(proposer, progress, judge, stopping, interruption, labels)
+    pool.run(proposer, progress, judge, proposer.stopping, interruption, labels)
     info(progress.line())
     if interruption.out_of_time:
         info(f"--max-minutes {plan.options.max_minutes:g}: the time has run out; the same --name continues the search")
