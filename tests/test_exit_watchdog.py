@@ -110,11 +110,12 @@ def test_ray_s_agents_end_with_their_driver_and_other_processes_do_not(
     raylet.chmod(0o755)
     # The pipe closes as soon as all agents are known.
     monkeypatch.setattr("select.select", lambda *given: ([0] if given[3] is None else [], [], []))
-    with subprocess.Popen([raylet], stdout=subprocess.PIPE, text=True) as started:
+    # A driver of its own: this process may have Ray, whose agents would be ended.
+    with subprocess.Popen(["sh", "-c", f"{raylet} & exec >&-; wait"], stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
         *agents, other = map(int, started.stdout.read().split())
         try:
-            exit_watchdog._end_ray_agents(str(os.getpid()))
+            exit_watchdog._end_ray_agents(str(started.pid))
             wait_for(lambda: not any(map(lives, agents)))
             assert lives(other)
         finally:

@@ -171,7 +171,7 @@ def test_a_run_leaves_no_secret_behind_and_needs_it_again(
     job = load_job(job_file)
     report = run(job, job.job.config.with_options(**GIVEN, output=output, name="secret"), lambda _: None)
     assert files_with_the_secret(output) == []
-    recorded = json.loads((report.folder / RECORD).read_text())["config"]
+    recorded = json.loads((report.folder.path / RECORD).read_text())["config"]
     assert (recorded["hub_token"], recorded["teacher"]) == ("***", "https://ann:***@host/t?sig=***")
     tracked = Store.open(output).run(report.run_id)
     assert tracked.parameters["hub_token"] == "***"

@@ -109,7 +109,9 @@ def run_key(job: JobFile, config: RunConfig, data: str | None, **further: Any) -
     if isinstance(config, TrainConfig) and config.data.environments_per_step > 0:
         names |= {"workers"}
     values, declared = option_values(config), options_of(kind)
-    options = {name: plain(values[name]) for name in values if name in names and not is_secret(name)}
+    # Addresses without their passwords, as in a record: whoever renews one trains the same.
+    recorded = recorded_config(config).items()
+    options = {name: plain(value) for name, value in recorded if name in names and not is_secret(name)}
     usual = frozenset(name for name in options if values[name] == declared[name].default)
     given = {name: plain(value) for name, value in further.items() if value}
     rule = {name: _hash(text) for name, text in config.sources().items()}
