@@ -758,6 +758,7 @@ def test_trials_with_the_same_point_have_one_run(ray_cluster: None, output: Path
     assert [each.number for each in in_order(result)] == [*range(5)]
     assert all(each.metrics == distinct[each.point["lr"]] for each in result.finished)
     assert trainings(witness) == len(distinct) == 2
+    assert len(mlflow(result)[1]) == 2
     assert len([*output.glob(f"runs/*/{CHECKPOINTS}/*")]) == 1
     assert len(study(output, **options | {"trials": 8}).finished) == 8
     assert trainings(witness) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.record import OpenRun, Run
+from concord.record import OpenRun, Run, require_run
 from concord.runs.execute import kept_checkpoint, remove_checkpoints
 from concord.runs.key import recorded_config
 from concord.runs.lifecycle import Info
@@ -239,7 +239,8 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
     with run.folder.locked("run"), contextlib.ExitStack() as until_sent:
         try:
             mirror.wait_for(run, _TRACKING_SECONDS)  # if it was trained just now, so that no second MLflow run is made
-            opened = until_sent.enter_context(contextlib.closing(OpenRun(run.folder, run.record)))
+            record = require_run(run.folder).record  # with that MLflow run
+            opened = until_sent.enter_context(contextlib.closing(OpenRun(run.folder, record)))
             mirror.add(opened, pool.group.run)
             mirror.wait_for(opened, _TRACKING_SECONDS)
         except RunFailedError as error:

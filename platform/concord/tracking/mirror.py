@@ -182,9 +182,9 @@ class Mirror:
 
     def wait_for(self, run: Run, seconds: float) -> None:
         """Wait until a run that is being sent has its MLflow run (RunFailedError if it is not made in time)."""
-        until = time.monotonic() + seconds
+        until, place = time.monotonic() + seconds, str(run.folder.place)
         self._wake.set()
-        while run.run_id is None and str(run.folder.place) in self._records:
+        while (mirrored := self._records.get(place)) is not None and mirrored.run.run_id is None:
             if time.monotonic() > until:
                 raise RunFailedError(f"tracking at {self._shown} did not take run {run.name} in time")
             time.sleep(0.02)
