@@ -735,6 +735,9 @@ def test_a_study_of_16_trials_with_a_registered_winner_trains_16_times(ray_clust
     assert main(["analyze", JOB_FILE, "--name", result.best.name, "--output", str(output), "--epsilon", "1"]) == 0
     study(output, **options | {"trials": 17, "keep_trials": 3})
     assert trainings(witness) == 17
+    words = ["train", JOB_FILE, "--name", result.finished[-1].name, "--resume", "--output", str(output)]
+    assert main(words) == 0  # its checkpoint was removed, so it is trained again
+    assert require_run(folder_of(output, result.finished[-1].name)).metrics.keys() >= result.finished[-1].metrics.keys()
 
 
 def test_a_run_that_another_group_trained_is_not_trained_again(ray_cluster: None, output: Path) -> None:

@@ -117,7 +117,11 @@ def _spec(job: JobFile, config: RunConfig, checked: Checked) -> RunSpec:
 
 def _train(job: JobFile, config: RunConfig, run: OpenRun, progress: RunProgress, info: Info) -> None:
     """Train from the last checkpoint on, and record everything."""
-    start = last_checkpoint(run.folder, run.checkpoints, info)
+    start = None
+    if run.record.get("group") and kept_checkpoint(run) is None:  # the group removed it, so the run begins again
+        run.append("began", resumed=False)
+    else:
+        start = last_checkpoint(run.folder, run.checkpoints, info)
     remove_checkpoints(run.folder, run.checkpoints)
 
     def take(name: str, /, **fields: Any) -> None:
