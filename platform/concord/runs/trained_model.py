@@ -42,7 +42,7 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     record = run.record
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a run of job {record['job']}, not of {job.name}")
-    again = f"concord train {job.name} --name {name} --resume"
+    again = f"concord train {job.reference} --name {name} --resume"
     if run.status != "FINISHED" or run.run_id is None:
         raise InputError(f"--name {name}: is not finished; run {again}")
     job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)
