@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from concord.errors import InputError
 from concord.gradients.example_tracing import Spread
 from concord.gradients.group_gradients import GroupGradients, SummedGradients
-from concord.gradients.layer_gradients import Call, CapturedLayer, Forms, is_unit
+from concord.gradients.layer_gradients import Call, CapturedLayer, Forms, ModuleState, is_unit
 
 
 @dataclass
@@ -53,10 +53,24 @@ class Capture(ABC, Generic[OwnPass]):
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
         self.layers = captured_layers(model, parameters)
+        self._states: dict[int, ModuleState] = {}  # before the calls that are on their way, by module
 
     def attach(self) -> list[RemovableHandle]:
         """Register the hooks on the layers."""
-        return [each.module.register_forward_hook(self._hook(each), with_kwargs=True) for each in self.layers]
+        # First of all: another hook, such as that of torch.nn.utils.spectral_norm, may change the module's state.
+        before = [
+            each.module.register_forward_pre_hook(self._keep_state(each), prepend=True)
+            for each in self.layers
+            if not each.has_formula
+        ]
+        return before + [each.module.register_forward_hook(self._hook(each), with_kwargs=True) for each in self.layers]
+
+    def _keep_state(self, layer: CapturedLayer) -> Callable[..., None]:
+        def hook(module: nn.Module, _: Any) -> None:
+            if module is layer.module and not self.ignored():
+                self._states[id(module)] = ModuleState(module)
+
+        return hook
 
     def ignored(self) -> bool:
         """Whether backward does not reach this call of a layer."""
@@ -84,6 +98,7 @@ class Capture(ABC, Generic[OwnPass]):
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
             if module is not layer.module or self.ignored():
                 return None
+            state = self._states.pop(id(module), None)
             if any(module._parameters.get(each, value) is not value for each, value in layer.parameters.items()):
                 return None  # called with other parameters (functional_call)
             leaves, structure = ([output], None) if isinstance(output, Tensor) else pytree.tree_flatten(output)
@@ -111,7 +126,7 @@ class Capture(ABC, Generic[OwnPass]):
             if current is not None:
                 for index in layer.indices.values():
                     current.uses[index] = current.uses.get(index, 0) + 1
-                call = Call(layer, arguments, keywords, spreads)
+                call = Call(layer, arguments, keywords, spreads, state)
                 self.waits(current, call, sources)
 
                 def arrived(grads: Sequence[Tensor | None]) -> None:

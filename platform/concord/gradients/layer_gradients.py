@@ -8,8 +8,11 @@ separately it is the derivative of the group's loss; behind batch norm's shared 
 :class:`~concord.gradients.per_example.PerExample`.
 """
 
+import collections
+import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,15 +177,74 @@ class CapturedLayer:
     parameters: dict[str, nn.Parameter]
     indices: dict[str, int]
 
+    @property
+    def has_formula(self) -> bool:
+        """Whether a formula gives the gradients of all its parameters."""
+        return formula_of(self.module) is not None and self.parameters.keys() <= {"weight", "bias"}
+
+
+_OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}
+_CONTAINERS = (list, dict, set, collections.deque)
+
+
+class ModuleState:
+    """What a module's forward may change, as it is now: buffers, and attributes of the module and of those inside it.
+
+    Spectral norm, for example, improves its estimate of the singular vectors at each forward pass in training.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        self._attributes = [(each, _copied(_attributes(each))) for each in module.modules()]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Give the modules these attributes while the body runs; the caller passes the buffers on."""
+        after = [(module, _attributes(module)) for module, _ in self._attributes]
+        try:
+            for module, values in self._attributes:
+                _set_attributes(module, _copied(values))
+            yield
+        finally:
+            for module, values in after:
+                _set_attributes(module, values)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+
+
+def _set_attributes(module: nn.Module, values: dict[str, Any]) -> None:
+    own = vars(module)
+    for name in _attributes(module).keys() - values.keys():
+        del own[name]
+    own.update(values)
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes, with tensors and containers that a forward pass may write to copied."""
+    found = {}
+    for name, value in attributes.items():
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            value = value.detach().clone()
+        found[name] = copy.copy(value) if isinstance(value, _CONTAINERS) else value
+    return found
+
 
 @dataclass
 class Call:
-    """One call of a layer: its arguments with their version counters, its autocast, and how its outputs were spread."""
+    """One call of a layer.
+
+    Attributes:
+        spreads: how its outputs were spread.
+        state: of the module before the call; None if a formula needs none.
+    """
 
     layer: CapturedLayer
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     spreads: Sequence[Spread | None]
+    state: ModuleState | None = None
 
     def __post_init__(self) -> None:
         self.versions = self._versions()
@@ -255,12 +317,15 @@ class Call:
             if spread := self.spreads[index]:  # the module computes it once for all examples
                 cotangents[at] = cotangents[at].sum(1, keepdim=spread == "expanded")
         module = self.layer.module
-        buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        state = ModuleState(module) if self.state is None else self.state
 
         def of_one(values: dict[str, Tensor], cotangents: list[Tensor], inputs: list[Any]) -> dict[str, Tensor]:
             def outputs(parameters: dict[str, Tensor]) -> list[Tensor]:
                 arguments, keywords = pytree.tree_unflatten(inputs, structure)
-                results = functional_call(module, {**buffers, **parameters}, arguments, keywords)
+                # Each group begins with the state that the batch began with; the forward pass may write to a buffer.
+                buffers = {name: buffer.clone() for name, buffer in state.buffers.items()}
+                with state.restored():
+                    results = functional_call(module, {**buffers, **parameters}, arguments, keywords)
                 tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)]
                 return [tensors[index].to(given.dtype) for (index, _), given in zip(arrived, cotangents, strict=True)]
 
