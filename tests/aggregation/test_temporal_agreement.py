@@ -375,6 +375,37 @@ def test_a_checkpoint_keeps_averages_in_single_precision() -> None:
     assert all(torch.equal(ours, expected) for ours, expected in later)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_training_goes_on_from_adams_state_to_the_last_bit(kind: Any, decoupled: bool) -> None:
+    adam = kind(parameters(), lr=3e-3, betas=(0.8, 0.99), weight_decay=0.1 if kind is torch.optim.Adam else 0.0)
+    trained(adam, 5)
+    weights = [torch.nn.Parameter(p.detach().clone()) for p in adam.param_groups[0]["params"]]
+    ours = TemporalAndMaskAdam(weights, betas=(0.9, 0.999, 0.7), threshold=0, decoupled=decoupled)
+    ours.load_state_dict(copy.deepcopy(adam.state_dict()))
+    assert ours.param_groups[0]["betas"] == (0.8, 0.99, 0.7)
+    for found, expected in zip(trained(ours, 6), trained(adam, 6), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda weights: torch.optim.Adam(weights, amsgrad=True), "amsgrad"),
+        (lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9), "lacks Adam's averages"),
+        (lambda weights: torch.optim.RMSprop(weights), "lacks Adam's averages"),
+    ],
+)
+def test_a_state_without_adams_averages_is_refused_and_changes_nothing(other: Any, said: str) -> None:
+    theirs, ours = other(parameters()), TemporalAndMaskAdam(parameters())
+    trained(theirs, 2)
+    trained(ours, 2)
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(InputError, match=said):
+        ours.load_state_dict(theirs.state_dict())
+    assert str(ours.state_dict()) == str(before)
+
+
 def test_a_checkpoint_with_half_precision_or_no_averages_is_resumed() -> None:
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     weight.grad = torch.ones_like(weight)

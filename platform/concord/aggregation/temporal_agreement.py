@@ -136,7 +136,18 @@ class TemporalAgreementAdam(Optimizer):
         return kept / components if components else 1.0
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state without rounding the averages, as PyTorch would, to the parameters' dtype."""
+        """Load the state without rounding the averages, as PyTorch would, to the parameters' dtype.
+
+        A state of ``torch.optim.Adam`` or ``AdamW`` fits, too: its averages go on, the rule's begin at 0, and
+        options that it does not have, such as β₃, stay as they are here. InputError for a state with ``amsgrad``, or of
+        an optimizer that is not Adam's kind.
+        """
+        if any(each and not each.keys() >= {"step", "exp_avg", "exp_avg_sq"} for each in state_dict["state"].values()):
+            raise InputError("state: it lacks Adam's averages exp_avg and exp_avg_sq; load a state of Adam or AdamW")
+        groups = state_dict["param_groups"]
+        if len(groups) == len(self.param_groups):  # otherwise PyTorch raises
+            groups = [self._completed(*pair) for pair in zip(groups, self.param_groups, strict=True)]
+        state_dict = {**state_dict, "param_groups": groups}
         super().load_state_dict(state_dict)
         names = {_key(each) for each in _averaged(self.rule)}
         numbers = (number for group in state_dict["param_groups"] for number in group["params"])
@@ -144,6 +155,17 @@ class TemporalAgreementAdam(Optimizer):
             saved = state_dict["state"].get(number, {})
             for name in saved.keys() & names:
                 self.state[parameter][name] = saved[name].to(parameter.device, copy=True)
+
+    def _completed(self, saved: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+        """The options of a saved group, with this optimizer's own where it has none (an error if they do not fit)."""
+        if saved.get("amsgrad"):
+            raise InputError("amsgrad: the state keeps the largest averages of Adam's amsgrad, which is not used here")
+        found = {**group, **saved}
+        if len(found["betas"]) == 2:  # Adam's
+            found["betas"] = (*found["betas"], group["betas"][2])
+            found["decoupled"] = saved.get("decoupled_weight_decay", group["decoupled"])
+        _check({**found, "params": group["params"]}, self.rule_of(found))
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "rule": self.rule}
