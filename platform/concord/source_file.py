@@ -43,6 +43,19 @@ def run_source(path: str, source: str, kind: str, refusal: Callable[[str], Input
     return module
 
 
+def hidden_module(folder: Path) -> tuple[Path, str] | None:
+    """A file or package in a folder with the name of another module that this process uses; None without one.
+
+    A process that imports from this folder first would get it in place of that module.
+    """
+    for path in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
+        own = path.parent if path.name == "__init__.py" else path
+        used = getattr(sys.modules.get(own.stem), "__spec__", None)
+        if used is not None and own.stem != "__main__" and Path(used.origin or "").resolve() != path.resolve():
+            return own, own.stem
+    return None
+
+
 @contextlib.contextmanager
 def refusing(problem: str, path: str, refusal: Callable[[str], InputError]) -> Iterator[None]:
     """Turn an exception of the user's code in the body into one line: the problem, and its reason with the line number.

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs.termination import signal_handler
+from concord.source_file import hidden_module
 from concord.training.options import RunConfig
 
 Item = TypeVar("Item")
@@ -55,6 +57,11 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     if ray.is_initialized():
         yield None
         return
+    if (hides := hidden_module(Path.cwd())) is not None:
+        raise InputError(
+            f"{hides[0]}: Ray's workers import from the current folder first, where it hides the module {hides[1]}; "
+            "rename it, or start the command in another folder"
+        )
     check_cluster(config)
     address, option = cluster_address(config)
     connecting: dict[str, str] = {}
