@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import itertools
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concord.cli import main
+from concord.cli.config_file import FileOptions
 from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
@@ -253,6 +256,12 @@ def test_what_would_be_submitted_can_be_printed(tmp_path: Path) -> None:
     assert printed("submit", *words, "--address", "127.0.0.1:1") == printed(*words)
 
 
+# Six lines for a million values.
+ALIASES = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in itertools.pairwise("abcdef")
+)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -266,6 +275,30 @@ def test_what_would_be_submitted_can_be_printed(tmp_path: Path) -> None:
         ("a.yaml", "batch-size: 1\nbatch_size: 2", "a.yaml: batch_size is given twice"),
         ("a.txt", "lr: 1", "a.txt: has an unknown ending; give a .yaml, .toml or .json"),
         ("a.yaml", None, "a.yaml: there is no such file"),
+        # YAML 1.2: 90, 8 and False in YAML 1.1
+        ("a.yaml", "epochs: 1:30", "a.yaml: epochs 1:30: must be a whole number"),
+        ("a.yaml", "rescale: NO", "a.yaml: rescale NO: must be true or false"),
+        ("a.yaml", "milestones: [0.5, off]", 'a.yaml: milestones [0.5, "off"]: must be a list, each a number'),
+        ("a.yaml", "milestones: 0.5", "a.yaml: milestones 0.5: must be a list, each a number"),
+        ("a.yaml", "lr: !!python/name:os.system", "a.yaml: cannot be read (could not determine a constructor"),
+        (
+            "a.yaml",
+            "epochs: 3\nlr: [1,\n",
+            "a.yaml: cannot be read (expected the node content, but found",
+        ),
+        ("a.yaml", "lr: &a [*a]", "a.yaml: cannot be read (holds more than 100,000 values"),
+        ("a.yaml", ALIASES, "a.yaml: cannot be read (holds more than 100,000 values"),
+        ("a.yaml", "lr: " + "[" * 3000, "a.yaml: cannot be read (nests too deeply)"),
+        ("a.json", '{"lr": ' + "[" * 99_999, "a.json: cannot be read (nests too deeply)"),
+        ("a.toml", "lr = " + "[" * 9999, "a.toml: cannot be read (nests too deeply)"),
+        ("a.json", f'{{"{"n" * 100_000}": 1}}', f"a.json: {'n' * 80}… (100,000 characters): there is no such option"),
+        ("a.json", f'{{"lr": "{"x" * 99_999}"}}', f"a.json: lr {'x' * 80}… (99,999 characters): must be a number"),
+        ("a.json", f'{{"epochs": {"9" * 30}}}', f"a.json: epochs {'9' * 30}: must be a whole number"),
+        (
+            "a.toml",
+            f"# {'x' * (1 << 20)}",
+            "a.toml: cannot be read (has 1,048,578 bytes; a file of",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_in_one_line(
@@ -273,9 +306,28 @@ def test_a_file_that_cannot_be_meant_is_refused_in_one_line(
 ) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    for command in ("train", "compare"):
+    for command in ("train", "compare") if len(text or "") < 100 else ("train",):
         assert main([command, "synthetic", "--config", str(tmp_path / name), "--print-config"]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_pipe_and_a_folder_are_no_files_of_options(tmp_path: Path, refused: Callable[..., str]) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    for name in ("pipe.yaml", "folder.yaml"):
+        said = refused("train", "synthetic", "--config", tmp_path / name)
+        assert said == f"--config {tmp_path / name}: is not a file"
+
+
+def test_yaml_is_read_by_the_rules_of_version_1_2(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("seed: 010\nlr: 1e-3\nname: NO\nepochs: 0o17\n")
+    assert FileOptions.read(tmp_path / "a.yaml").values == {"seed": 10, "lr": 1e-3, "name": "NO", "epochs": 15}
+
+
+@pytest.mark.parametrize("option", ["epochs", "batch_size", "seed", "evaluations"])
+def test_whole_numbers_beyond_64_bits_are_refused_before_a_run_begins(refused: Callable[..., str], option: str) -> None:
+    flag = f"--{option.replace('_', '-')}"
+    assert refused("train", "synthetic", flag, 2**63) == f"{flag} {2**63}: must not be above {2**63 - 1}"
 
 
 @pytest.mark.parametrize("words", [[], ["--lr", "1"]])

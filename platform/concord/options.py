@@ -84,6 +84,8 @@ class Option:
 
 
 _AT_LEAST = {0: "must not be negative", 1: "must be at least 1"}
+_TOO_LARGE = 1 << 63  # fails in tensors, seeds and files
+_WITHIN_64_BITS = f"must not be above {_TOO_LARGE - 1}"
 
 
 class OptionGroup:
@@ -119,10 +121,11 @@ class OptionGroup:
             raise InputError(f"{flag_of(option)} {shown}: {expected}")
 
     def require_at_least(self, least: int, *options: str) -> None:
-        """Raise InputError for the first of these options that is below ``least``, 0 or 1; None passes."""
+        """Raise InputError for the first of these options below ``least``, 0 or 1, or beyond 64 bits; None passes."""
         for option in options:
             value = option_values(self)[option]
             self.require(option, value is None or value >= least, _AT_LEAST[least])
+            self.require(option, not isinstance(value, int) or value < _TOO_LARGE, _WITHIN_64_BITS)
 
     def with_options(self, **changes: Any) -> Self:
         """A copy with these values, in any group."""
@@ -250,14 +253,23 @@ def require_one_way(given: Mapping[str, Any]) -> None:
             raise InputError(f"{flag_of(one)} {given[one]}: {instead}")
 
 
+_LONGEST_SHOWN = 80
+
+
 def flag_of(name: str) -> str:
     """The flag of an option."""
     return f"--{name.replace('_', '-')}"
 
 
+def shortened(text: str) -> str:
+    """A text of any length as an error shows it, in one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}… ({len(text):,} characters)"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean NEAREST?`` if a name is near, else nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name[:_LONGEST_SHOWN], list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -271,7 +283,8 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in (type(None), bool, str):
         return isinstance(value, type(None) if hint is type(None) else hint)
     if hint in (int, float):
-        return isinstance(value, (int,) if hint is int else (int, float)) and not isinstance(value, bool)
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _TOO_LARGE
+        return whole or (hint is float and isinstance(value, float))
     if origin is tuple:
         if isinstance(value, tuple) and parts[1:] == (...,):
             parts = parts[:1] * len(value)
@@ -291,6 +304,10 @@ def kind_of(hint: Any) -> str:
         return kind_of(some.pop())  # None: no value
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return "a list, each " + " and ".join(
+            dict.fromkeys(kind_of(each) for each in get_args(hint) if each is not ...)
+        )
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 

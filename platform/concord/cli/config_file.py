@@ -12,21 +12,13 @@ import tyro
 import yaml
 
 from concord.errors import InputError
-from concord.options import OptionGroup, did_you_mean, fits, from_plain, group, help_of, kind_of, options_of
+from concord.options import OptionGroup, did_you_mean, fits, from_plain, group, help_of, kind_of, options_of, shortened
 from concord.redaction import is_hidden
 
 if TYPE_CHECKING:
     from concord.training import JobFile
 
 Options = TypeVar("Options", bound=OptionGroup)
-
-
-class _Yaml(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping without repeated names, of which PyYAML would take the last."""
-        _once([(str(name.value), value) for name, value in node.value])
-        values: dict[Any, Any] = super().construct_mapping(node, deep)
-        return values
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -40,7 +32,22 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> Any:
-    return yaml.load(text, _Yaml)
+    """A value in YAML 1.2, in which ``1:30`` and ``NO`` are text and ``010`` is ten (ValueError)."""
+    from ruamel.yaml import YAML  # takes a seventh of a second
+    from ruamel.yaml.constructor import DuplicateKeyError
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except DuplicateKeyError as error:  # its text tells how to allow it
+        raise ValueError(f"{str(error.problem).split(chr(34))[1]} is given twice") from error
+    except MarkedYAMLError as error:
+        at = error.problem_mark or error.context_mark
+        raise ValueError(
+            f"{error.problem or error.context}" + ("" if at is None else f", line {at.line + 1}")
+        ) from error
+    except YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
@@ -49,6 +56,8 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     ".yaml": _yaml,
     ".yml": _yaml,
 }
+# A file of options has at most some hundred values.
+_MOST_BYTES, _MOST_VALUES = 1 << 20, 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,26 +108,46 @@ class FileOptions:
         known = options_of(type(defaults))
         for name in self.values:
             if name not in known:
-                raise InputError(f"--config {self.path}: {name}: there is no such option{did_you_mean(name, known)}")
+                near = did_you_mean(name, known)
+                raise InputError(f"--config {self.path}: {shortened(name)}: there is no such option{near}")
         values = from_plain(known, self.values)
         for name, value in values.items():
             if not fits(value, known[name].hint):
-                raise InputError(f"--config {self.path}: {name} {value}: must be {kind_of(known[name].hint)}")
+                given = self.values[name]
+                shown = shortened(given if isinstance(given, str) else json.dumps(given, default=str))
+                raise InputError(f"--config {self.path}: {name} {shown}: must be {kind_of(known[name].hint)}")
         return defaults.with_options(**values)
 
 
 def _read(path: Path) -> dict[str, Any]:
     if path.suffix not in _READERS:
         raise InputError(f"--config {path}: has an unknown ending; give a .yaml, .toml or .json file")
+    if not path.is_file():
+        raise InputError(f"--config {path}: {'is not a file' if path.exists() else 'there is no such file'}")
     try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise ValueError(f"has {size:,} bytes; a file of options has at most {_MOST_BYTES:,}")
         values = _READERS[path.suffix](path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"--config {path}: there is no such file") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        _require_few(values)
+    except RecursionError:
+        raise InputError(f"--config {path}: cannot be read (nests too deeply)") from None
+    except (OSError, ValueError) as error:
         raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict | None):
         raise InputError(f"--config {path}: holds {type(values).__name__}; expected a mapping of options by name")
     return values or {}
+
+
+def _require_few(values: Any) -> None:
+    """Refuse too many values (ValueError): aliases of YAML can repeat a few without end."""
+    left, count = [values], 0
+    while left:
+        each = left.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            raise ValueError(f"holds more than {_MOST_VALUES:,} values, with each alias counted as often as it stands")
+        if isinstance(each, dict | list):
+            left += each.values() if isinstance(each, dict) else each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,5 +194,6 @@ def as_yaml(options: OptionGroup, recorded: Mapping[str, Any]) -> str:
             group = option.groups
             lines.append(f"# {' '.join(group).replace('_', ' ')}\n")
         value = recorded[name]
+        # Readers of YAML 1.1 take this form, too.
         lines.append(yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}, width=10_000))
     return "".join(lines)

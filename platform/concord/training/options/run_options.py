@@ -11,7 +11,6 @@ from concord.errors import InputError
 from concord.options import NEEDED, OptionGroup, Place, Scoring, Unkept, flag_of, group, option_values, options_of
 from concord.storage import check_address
 
-_LARGEST_SEED = 2**63 - 1  # that PyTorch takes
 _LONGEST_NAME = 200  # letters; it is also a folder's name
 
 
@@ -42,7 +41,6 @@ class RunOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         self.require_at_least(0, "seed")
-        self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
         check_address("output", self.output)
         if self.wait_for_resources is not None:
             right = 0 <= self.wait_for_resources < math.inf
