@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from concord.aggregation import Rule, aggregator_at_chance, default_threshold
-from concord.aggregation.rules_by_name import fields_of, has_chance, own_options, without_chance
+from concord.aggregation.rules_by_name import has_chance, rule_with, without_chance
+from concord.hyperparameters import options_of_part
 from concord.objectives import objective_type
 from concord.options import group, option_values
 from concord.training.options.aggregator_options import AggregatorOptions
@@ -49,7 +50,7 @@ class TrainConfig(RunConfig):
         None of them if one is given. Call it on resolved options, as :meth:`rule`.
         """
         used = self.aggregation
-        fields, built_in = fields_of(used.rule_type), used.own_rule is None
+        fields, built_in = options_of_part(used.rule_type), used.own_rule is None
         if built_in and used.significance is not None:
             return {}
         if built_in and "significance" in fields:
@@ -91,7 +92,7 @@ class TrainConfig(RunConfig):
             return options.own_rule.build(values)
         if (significance := values["significance"]) is not None:
             return aggregator_at_chance(options.aggregator, significance, self.num_gradients(environments))
-        rule: Rule = options.rule_type(**{name: values[name] for name in fields_of(options.rule_type)})
+        rule: Rule = rule_with(options.rule_type, values)
         return rule
 
     def gpu_request(self) -> tuple[float, str]:
@@ -152,8 +153,7 @@ class TrainConfig(RunConfig):
         if self.aggregation.own_rule is not None:
             self.aggregation.own_rule.check(in_use.rule())
         else:  # the rule checks its own options
-            values = option_values(resolved)
-            resolved.rule_type(**{name: values[name] for name in own_options(resolved.rule_type)})
+            rule_with(resolved.rule_type, option_values(resolved), shared=False)
 
 
 if TYPE_CHECKING:
