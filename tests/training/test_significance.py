@@ -32,7 +32,7 @@ from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space
 from concord.studies.study_options import StudyOptions, options_for
 from concord.tracking import Store
-from concord.training import Comparison, Job, TrainConfig, load_job
+from concord.training import Comparison, Job, Study, TrainConfig, load_job
 from concord.training.options import AggregatorOptions
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "sensors.py")
@@ -130,6 +130,19 @@ def test_what_cannot_be_meant_is_refused_before_training(refused: Callable[..., 
 )
 def test_a_study_is_refused_what_its_trials_could_not_have(refused: Callable[..., str], words: str, line: str) -> None:
     assert refused("tune", JOB_FILE, *words.split()).startswith(line)
+
+
+def test_a_study_of_the_t_mask_may_have_a_significance_that_signs_cannot_have(tmp_path: Path) -> None:
+    strict = Space({"aggregator": "t-mask", "significance": LogUniform(1e-6, 1e-2)})
+    file = load_job(JOB_FILE)
+    file = dataclasses.replace(file, job=dataclasses.replace(file.job, studies={"strict": Study(strict)}))
+    command = options_for(file.job.config, ["strict"])
+    asked = dataclasses.replace(command, config=command.config.with_options(output=tmp_path))
+    assert plan_study(file, asked, set()).space == strict
+    signs = dataclasses.replace(strict, entries={**strict.entries, "aggregator": "and-mask"})
+    file = dataclasses.replace(file, job=dataclasses.replace(file.job, studies={"strict": Study(signs)}))
+    with pytest.raises(InputError, match="by chance 8 environments agree fully"):
+        plan_study(file, asked, set())
 
 
 MASKED = Space({"lr": LogUniform(1e-4, 1), "threshold": Uniform(0.0, 1.0)})

@@ -361,7 +361,8 @@ def plan_study(
         except InputError as error:
             raise InputError(f"{format_for_cli(error)}, since --selection leave-one-out leaves one out") from error
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
-    if isinstance(base, TrainConfig) and smallest is not None and base.resolve().aggregation.aggregator != "t-mask":
+    masks_by_signs = isinstance(checked.config, TrainConfig) and checked.config.aggregation.aggregator != "t-mask"
+    if isinstance(base, TrainConfig) and smallest is not None and masks_by_signs:
         threshold_at_chance(smallest, base.num_gradients(environments))  # refuses what too few can have
     if asked.folds > len(train):
         raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")
