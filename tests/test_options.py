@@ -84,6 +84,17 @@ def test_a_record_gives_back_what_was_recorded(given_: dict[str, Any]) -> None:
     assert {name: theirs[name] for name in kept} == {name: ours[name] for name in kept}
 
 
+@given(changes())
+def test_options_are_resolved_once_and_keep_what_was_given(given_: dict[str, Any]) -> None:
+    config = TrainConfig().with_options(**given_)
+    resolved = config.resolve()
+    assert resolved.resolve() == resolved
+    assert config == TrainConfig().with_options(**given_)
+    left_open = {name for name, value in option_values(config).items() if value in (None, "auto")}
+    in_use = option_values(resolved)
+    assert {name for name, value in option_values(config).items() if value != in_use[name]} <= left_open
+
+
 def test_a_record_of_an_earlier_version_is_flat_and_restores() -> None:
     recorded = {"seed": 3, "lr": 0.5, "milestones": [0.25], "inner_lr": 0.2, "data_dir": "there", "gone": 1}
     config = restored_config(Config(), recorded)

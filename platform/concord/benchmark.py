@@ -71,8 +71,9 @@ def interleaved(
         return time.perf_counter() - start
 
     pairs = [(seconds(measured), seconds(reference)) for _ in range(warmup + repeats)][warmup:]
-    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), ratio
+    seconds_measured, seconds_of_reference = zip(*pairs, strict=True)
+    ratio = statistics.median(one / other for one, other in pairs)
+    return statistics.median(seconds_measured), statistics.median(seconds_of_reference), ratio
 
 
 def in_gloo_group(measure: Callable[[], list[Any]], processes: int) -> list[Any]:

@@ -1,19 +1,26 @@
 """The hyperparameters that the class of a rule or of an objective declares, as options of a run.
 
-A hyperparameter is a field of a dataclass, or an argument of ``__init__``; its documentation is the option's help.
+A hyperparameter is a field of a dataclass, or an argument of ``__init__``; its documentation is the option's help. A
+class may declare, as class variables:
+
+* ``constants``: hyperparameters that are no options.
+* ``option_names``: the options of hyperparameters that are called otherwise.
 """
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import MISSING, dataclass
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, cast, get_type_hints
 
 import docstring_parser
 from typing_extensions import Doc
 
+from concord.errors import ArgumentError
+
 Group = TypeVar("Group")
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -25,9 +32,10 @@ class Hyperparameter:
     hint: Any
     default: Any
 
-    def as_field(self, option: str) -> tuple[str, Any, Any]:
-        """The field of a group of options, for ``make_dataclass``."""
-        return option, Annotated[self.hint, _Help(self)], dataclasses.field(default=self.default)
+    @property
+    def annotation(self) -> Any:
+        """The type and the help of a field in a group of options."""
+        return Annotated[self.hint, _Help(self)]
 
     @property
     def text(self) -> str:
@@ -49,9 +57,54 @@ class _Help(Doc):
     __hash__, __eq__ = object.__hash__, object.__eq__  # those of Doc would parse it
 
 
-def hyperparameters_of(kind: type[Any]) -> Mapping[str, Hyperparameter]:
-    """The arguments of a class by name, in order."""
-    return _hyperparameters_of(cast(Hashable, kind))
+def options_of_part(kind: type[Any]) -> Mapping[str, Hyperparameter]:
+    """The hyperparameters of a class that options set, by the options' names, in order."""
+    return _options_of_part(cast(Hashable, kind))
+
+
+@dataclass(frozen=True)
+class Registry(Generic[Part]):
+    """The built-in classes of a kind.
+
+    Attributes:
+        option: the option that names one.
+        kinds: the classes, by name.
+        shared: options of several classes or of every run, which are declared by hand.
+    """
+
+    option: str
+    kinds: Mapping[str, type[Part]]
+    shared: Collection[str]
+
+    def kind(self, name: str) -> type[Part]:
+        """The class of this name (ArgumentError if no class has it)."""
+        if name not in self.kinds:
+            raise ArgumentError(self.option, name, f"must be one of {', '.join(self.kinds)}")
+        return self.kinds[name]
+
+    def own_options(self, kind: type[Part]) -> Mapping[str, Hyperparameter]:
+        """The options of a class but for the shared ones."""
+        return {name: each for name, each in options_of_part(kind).items() if name not in self.shared}
+
+    @property
+    def options(self) -> Mapping[str, Hyperparameter]:
+        """The options of all classes but for the shared ones; several classes may have one option."""
+        return {name: each for kind in self.kinds.values() for name, each in self.own_options(kind).items()}
+
+    def add_options(self, after: str) -> Callable[[type[Group]], type[Group]]:
+        """Add the options of all classes to a group, after one of its fields; apply it before ``dataclass``."""
+
+        def add(group: type[Group]) -> type[Group]:
+            annotations: dict[str, Any] = {}
+            for field, hint in inspect.get_annotations(group).items():
+                annotations[field] = hint
+                for name, each in self.options.items() if field == after else ():
+                    annotations[name] = each.annotation
+                    setattr(group, name, dataclasses.field(default=each.default))
+            group.__annotations__ = annotations
+            return group
+
+        return add
 
 
 @functools.lru_cache(maxsize=256)
@@ -64,21 +117,18 @@ def _documentation(kind: Any) -> Mapping[str, str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _hyperparameters_of(kind: Any) -> Mapping[str, Hyperparameter]:
+def _options_of_part(kind: Any) -> Mapping[str, Hyperparameter]:
+    names: dict[str, str] = {}
+    constants: set[str] = set()
+    for each in reversed(kind.__mro__):
+        names |= vars(each).get("option_names", {})
+        constants |= {*vars(each).get("constants", ())}
     parameters, fields = inspect.signature(kind).parameters, getattr(kind, "__dataclass_fields__", {})
     hints = get_type_hints(kind.__init__) if parameters else {}
     found: dict[str, Hyperparameter] = {}
-    for name, each in parameters.items():
+    for name in (each for each in parameters if each not in constants):
         factory = fields[name].default_factory if name in fields else MISSING
-        default = each.default if factory is MISSING else factory()
-        found[name] = Hyperparameter(kind, name, hints.get(name, Any), MISSING if default is each.empty else default)
+        default = parameters[name].default if factory is MISSING else factory()
+        default = MISSING if default is inspect.Parameter.empty else default
+        found[names.get(name, name)] = Hyperparameter(kind, name, hints.get(name, Any), default)
     return found
-
-
-def with_fields(group: type[Group], name: str, fields: Iterable[tuple[str, Any, Any]], **namespace: Any) -> type[Group]:
-    """A frozen dataclass, derived from a group of options, with these further fields."""
-    namespace = {"__doc__": group.__doc__, **namespace}
-    made: type[Group] = dataclasses.make_dataclass(
-        name, fields, bases=(group,), namespace=namespace, frozen=True, kw_only=True
-    )
-    return made

@@ -107,7 +107,7 @@ class OptionGroup:
         return {}
 
     def unused(self) -> frozenset[str]:
-        """The options without effect, such as Adam's with SGD; call it on resolved options.
+        """The options without effect, such as Adam's with SGD, of resolved options.
 
         They are not logged as parameters. A group with such options of its own adds them to ``super().unused()``.
         """

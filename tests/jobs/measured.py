@@ -1,7 +1,7 @@
 """A job for studies judged by an error: three small environments; the last is the hardest to predict."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any
 
 import torch
 
@@ -14,9 +14,9 @@ from concord.training import Job, Measure, Study, TrainConfig
 class Config(TrainConfig):
     """Three small environments, whose noise differs."""
 
-    def resolve(self, num_environments: int | None = None) -> Self:
+    def derived_options(self) -> dict[str, Any]:
         own = 3 if self.objective.objective == "irm" else 2
-        return super().resolve(num_environments).with_options(epochs=self.schedule.epochs or own)
+        return super().derived_options() | {"epochs": self.schedule.epochs or own}
 
 
 def environments(config: Config) -> Environments:

@@ -1116,9 +1116,9 @@ def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
     assert TrainConfig().with_options(objective="irm").resolve().aggregation.aggregator == "mean"
     assert TrainConfig().with_options(objective="irm").resolve().objective.penalty_weight == 1e4
     assert TrainConfig().resolve().objective.penalty_weight is None
-    assert TrainConfig().with_options(objective="irm", aggregator="and-mask").method == "irm-and-mask"
-    assert TrainConfig().with_options(objective="vrex").method == "vrex"
-    assert TrainConfig().method == "and-mask"
+    assert TrainConfig().with_options(objective="irm", aggregator="and-mask").resolve().method == "irm-and-mask"
+    assert TrainConfig().with_options(objective="vrex").resolve().method == "vrex"
+    assert TrainConfig().resolve().method == "and-mask"
 
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if objective_type(name).coupled])
@@ -1218,7 +1218,7 @@ def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> No
 def test_a_domain_classifier_is_drawn_from_the_seed() -> None:
     made = []
     for seed in (0, 0, 1):
-        settings = config(objective="dann", domain_units=5, seed=seed)
+        settings = config(objective="dann", domain_units=5, seed=seed).resolve()
         module = initialize_objective(job(), settings, build_model(job(), settings), 4, 1).module
         assert module is not None
         made.append(dict(module.state_dict()))

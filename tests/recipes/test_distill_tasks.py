@@ -490,17 +490,17 @@ def test_an_option_that_nothing_looks_at_makes_no_other_run(job: str) -> None:
     """Runs from before --auxiliary-weight are found, and x* is disturbed for teacher and auxiliary prediction."""
     alone = load_job(job).job.config.with_options(teacher="none")
     of_meta = {"auxiliary_weight", "teaching_weight", "resample_split", "validation_fraction", "unrolled_steps"}
-    assert of_meta | {"student_steps", "meta_lr"} <= alone.unused()
-    assert "auxiliary_weight" not in alone.with_options(auxiliary_weight=1.0).unused()
-    assert "teaching_weight" not in alone.with_options(teacher="fixed").unused()
+    assert of_meta | {"student_steps", "meta_lr"} <= alone.resolve().unused()
+    assert "auxiliary_weight" not in alone.with_options(auxiliary_weight=1.0).resolve().unused()
+    assert "teaching_weight" not in alone.with_options(teacher="fixed").resolve().unused()
     if job == "distill-mujoco":
         disturbs = {"permute_time", "noise_frames"}
-        assert disturbs <= alone.unused()
-        assert not disturbs & alone.with_options(auxiliary_weight=1.0).unused()
-        assert {"meta_beta1", "unrolled_lr", "dynamics"} <= alone.unused()
-        assert not (disturbs | {"dynamics"}) & alone.with_options(dynamics="transition").unused()
+        assert disturbs <= alone.resolve().unused()
+        assert not disturbs & alone.with_options(auxiliary_weight=1.0).resolve().unused()
+        assert {"meta_beta1", "unrolled_lr", "dynamics"} <= alone.resolve().unused()
+        assert not (disturbs | {"dynamics"}) & alone.with_options(dynamics="transition").resolve().unused()
     if job == "distill-life":
-        assert {"taught_every", "meta_momentum"} <= alone.unused()
+        assert {"taught_every", "meta_momentum"} <= alone.resolve().unused()
 
 
 @pytest.mark.parametrize("job", ["distill-life", "distill-mujoco"])

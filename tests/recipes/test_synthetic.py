@@ -228,7 +228,6 @@ def test_the_default_rule_follows_from_the_number_of_environments(
     asked.check()
     resolved = asked.resolve()
     assert resolved.aggregation.aggregator == rule
-    assert asked.method == resolved.method
     assert resolved.aggregation.environment_momentum == averaged
     assert resolved.resolve() == resolved
 

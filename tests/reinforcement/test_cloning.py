@@ -150,9 +150,9 @@ def test_numbers_of_environments_that_do_not_divide_are_refused() -> None:
         BatchStream(levels(6), 4, seed=0, together=4)
     data = CloneData(6)
     with pytest.raises(InputError, match="--environments-per-step 4: must divide the 6 training environments"):
-        check_environments(TrainConfig().with_options(environments_per_step=4), data.environments)
+        check_environments(TrainConfig().with_options(environments_per_step=4).resolve(), data.environments)
     with pytest.raises(InputError, match="--workers 3: must divide the 2 environments of a step, and all 6"):
-        check_environments(TrainConfig().with_options(environments_per_step=2, workers=3), data.environments)
+        check_environments(TrainConfig().with_options(environments_per_step=2, workers=3).resolve(), data.environments)
     with pytest.raises(InputError, match="--environments-per-step 1: with --per-example"):
         TrainConfig().with_options(environments_per_step=1, per_example=True).check()
 

@@ -71,7 +71,7 @@ def key_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
             sys.modules.pop(name.replace("/", ".").removesuffix(".__init__"), None)
         monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.startswith(str(tmp_path))])
         job = load_job(str(folder / "mine.py"))
-        return RunSpec.of(job, job.job.config, None).key
+        return RunSpec.of(job, job.job.config.resolve(), None).key
 
     return key
 
@@ -172,7 +172,7 @@ def record_of(key: Key, config: Any = BASE) -> dict[str, Any]:
 
 
 def key_with(config: TrainConfig, data: str | None = "v1", **further: Any) -> Key:
-    return RunSpec.of(JOB, config, data, **further).key
+    return RunSpec.of(JOB, config.resolve(), data, **further).key
 
 
 @given(changes())
@@ -221,11 +221,11 @@ class Later(TrainConfig):
 
 def later(**options: Any) -> RunSpec:
     job = JobFile(replace(JOB.job, config=Later()), JOB.path, JOB.source)
-    return RunSpec.of(job, Later().with_options(**options), None)
+    return RunSpec.of(job, Later().with_options(**options).resolve(), None)
 
 
 def test_an_option_newer_than_a_run_had_its_default_there(output: Path) -> None:
-    before = RunSpec.of(JOB, TrainConfig().with_options(output=output, name="a"), None)
+    before = RunSpec.of(JOB, TrainConfig().with_options(output=output, name="a").resolve(), None)
     with reserved_run(before) as reserved, open_run(reserved, before.record(reserved.store), lambda _: None) as run:
         run_id = run.run.run_id
     now = {"output": output, "name": "a", "resume": True}
@@ -320,7 +320,7 @@ def test_what_differs_is_named_in_one_line(change: dict[str, Any], line: str) ->
 def test_a_run_whose_text_changed_goes_on_with_a_warning_and_is_nobodys_result(output: Path) -> None:
     lines: list[str] = []
     changed = replace(JOB, source=JOB.source.replace("0.0, 1.0", "0.0, 2.0") + "\nthreshold = 1\nprint\n")
-    options = BASE.with_options(output=output, name="a")
+    options = BASE.with_options(output=output, name="a").resolve()
     first, then = RunSpec.of(JOB, options, "v"), RunSpec.of(changed, options.with_options(resume=True), "v")
     assert first.key.value != then.key.value
     with (

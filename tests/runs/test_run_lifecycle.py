@@ -50,7 +50,7 @@ FILE = load_job(JOB_FILE)
 
 def spec(output: Path, name: str | None = "a", **options: Any) -> RunSpec:
     """A run of the job with these options."""
-    return RunSpec.of(FILE, FILE.job.config.with_options(output=output, name=name, **options), None)
+    return RunSpec.of(FILE, FILE.job.config.with_options(output=output, name=name, **options).resolve(), None)
 
 
 @contextlib.contextmanager

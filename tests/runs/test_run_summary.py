@@ -28,9 +28,10 @@ BEST, LEAST = ("validation_accuracy", "max"), ("held_out_spread", "min")
 def summary(
     environments: Environments = SOME, criterion: Any = BEST, required: Any = None, **options: Any
 ) -> list[str]:
-    checked = Checked(environments, torch.zeros(1, 3), {}, {}, criterion)
+    config = TrainConfig().with_options(**options).resolve()
+    checked = Checked(config, environments, torch.zeros(1, 3), {}, {}, criterion)
     job = dataclasses.replace(JOB, job=dataclasses.replace(JOB.job, required=required))
-    return run_summary(job, TrainConfig().with_options(**options), RUN, checked, ())
+    return run_summary(job, config, RUN, checked, ())
 
 
 @pytest.mark.parametrize(
@@ -64,12 +65,12 @@ def test_the_command_for_methods_has_the_job_and_its_data_options(tmp_path: Path
 
 
 def test_what_follows_from_the_options_is_a_parameter() -> None:
-    assert mask_parameters(TrainConfig(), 20) == {"chance_fraction": 2**-19, "threshold": 1.0}
-    given = TrainConfig().with_options(threshold=0.8)
+    assert mask_parameters(TrainConfig().resolve(), 20) == {"chance_fraction": 2**-19, "threshold": 1.0}
+    given = TrainConfig().with_options(threshold=0.8).resolve()
     assert mask_parameters(given, 20) == {"chance_fraction": pytest.approx(4.02e-4, rel=1e-2)}
-    assert mask_parameters(TrainConfig().with_options(aggregator="sand-mask"), 20) == {"threshold": 0.8}
-    found = mask_parameters(TrainConfig().with_options(significance=1e-4), 20)
+    assert mask_parameters(TrainConfig().with_options(aggregator="sand-mask").resolve(), 20) == {"threshold": 0.8}
+    found = mask_parameters(TrainConfig().with_options(significance=1e-4).resolve(), 20)
     assert found == {"chance_fraction": 42 / 2**20, "threshold": 0.9}
-    assert mask_parameters(TrainConfig().with_options(aggregator="mean"), 20) == {}
-    by_test = mask_parameters(TrainConfig().with_options(aggregator="t-mask"), 3)
+    assert mask_parameters(TrainConfig().with_options(aggregator="mean").resolve(), 20) == {}
+    by_test = mask_parameters(TrainConfig().with_options(aggregator="t-mask").resolve(), 3)
     assert by_test == {"chance_fraction": 1e-4, "significance": 1e-4}

@@ -48,7 +48,7 @@ def fill(disk: Path) -> None:
 
 def write_with_torch(folder: Path) -> None:
     model = torch.nn.Linear(1000, 1000)
-    config = load_job(JOB_FILE).job.config
+    config = load_job(JOB_FILE).job.config.resolve()
     from concord.training.checkpoint import Progress
 
     write_checkpoint(folder, model, Optimization(list(model.parameters()), config, 1), Progress())

@@ -648,7 +648,7 @@ def test_an_unfinished_trial_continues_on_another_machine(
     storage: s3_server.Server, elsewhere: Callable[[], None], store: Store
 ) -> None:
     job = load_job(str(JOBS / "tiny_study.py"))
-    config = job.job.config.with_options(output=ADDRESS / "trials", epochs=8, evaluations=8, checkpoints=8)
+    config = job.job.config.with_options(output=ADDRESS / "trials", epochs=8, evaluations=8, checkpoints=8).resolve()
     spec = RunSpec.of(job, config, None, name="s-trial-3")
 
     def begun() -> Member:

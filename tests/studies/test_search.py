@@ -555,7 +555,8 @@ def test_settings_that_contradict_each_other_in_the_space_are_no_point() -> None
 def test_every_configuration_has_a_point_in_the_spaces_for_every_job(
     lr: float, batch_size: int, aggregator: Any, made: Any
 ) -> None:
-    base = TrainConfig().with_options(lr=lr, batch_size=batch_size, aggregator=aggregator).resolve(32)
+    base = TrainConfig().with_options(lr=lr, batch_size=batch_size, aggregator=aggregator).resolve()
+    base = base.with_options(**base.strictness(32))
     own = own_point(made(base), base)
     assert own is not None
     list(made(base).active(own.point))

@@ -96,7 +96,7 @@ def in_order(result: StudyResult) -> list[Trial]:
 
 def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:
     """What the same training gives in this process, without Ray."""
-    job = load_job(job_file).job
+    job, config = load_job(job_file).job, config.resolve()
 
     def load() -> WorkerData:
         return prepare(job, config.with_options(leave_out=left_out), ProcessContext())
@@ -168,7 +168,7 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
 
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
     job = load_job(str(Path(__file__).parents[1] / "jobs" / "dictionaries.py")).job
-    prepared = prepare(job, job.config, ProcessContext())
+    prepared = prepare(job, job.config.resolve(), ProcessContext())
     (name, whole), *_ = without(prepared, "b").eval_only
     expected = job.environments(job.config)["b"].data
     assert name == "b"

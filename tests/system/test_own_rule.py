@@ -126,10 +126,10 @@ def test_the_fields_of_a_rule_are_options_beside_the_job_s(rule_file: Path) -> N
         0.7,
         0.0,
     )
-    assert dataclasses.asdict(config.rule()) == {"dead_zone": 0.1, "threshold": 0.7}
+    assert dataclasses.asdict(config.resolve().rule()) == {"dead_zone": 0.1, "threshold": 0.7}
     assert config.aggregation.aggregator == "my_rule.py:TrimmedSign"
-    assert config.method == "TrimmedSign"
-    assert config.with_options(objective="irm").method == "irm-TrimmedSign"
+    assert config.resolve().method == "TrimmedSign"
+    assert config.with_options(objective="irm").resolve().method == "irm-TrimmedSign"
 
 
 def test_help_has_the_fields_with_what_the_file_says_of_them(
@@ -144,14 +144,14 @@ def test_help_has_the_fields_with_what_the_file_says_of_them(
 def test_a_seed_of_the_rule_is_the_run_s(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "my_rule.py").write_text(with_fields("seed: int = 7"))
     config = configured(job_with(tmp_path / "my_rule.py", "Rule"), "--seed", "3")
-    assert config.rule().seed == 3
+    assert config.resolve().rule().seed == 3
 
 
 def test_options_that_the_rule_does_not_look_at_are_no_parameters(rule_file: Path, tmp_path: Path) -> None:
-    assert not {"threshold", "rescale", "dead_zone"} & configured(job_with(rule_file)).unused()
+    assert not {"threshold", "rescale", "dead_zone"} & configured(job_with(rule_file)).resolve().unused()
     other = tmp_path / "other.py"
     other.write_text(with_fields("size: int = 1"))
-    assert "threshold" in configured(job_with(other, "Rule")).unused()
+    assert "threshold" in configured(job_with(other, "Rule")).resolve().unused()
 
 
 def test_records_name_the_rule_and_its_fields_but_not_the_machine_s_folder(rule_file: Path) -> None:
@@ -179,8 +179,8 @@ def test_printed_options_have_the_path_of_the_rule(
 def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
     job, words = with_own_rule(*job_and_words([JOB, "--aggregator", "mean"], "train"))
     assert job.rule is None
-    assert configured(job, *words).rule() == Mean()
-    assert load_job(JOB).job.config.with_options(threshold=0.5).rule() == AndMask(0.5)
+    assert configured(job, *words).resolve().rule() == Mean()
+    assert load_job(JOB).job.config.with_options(threshold=0.5).resolve().rule() == AndMask(0.5)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_rule_works_where_its_file_is_not(rule_file: Path) -> None:
     rule_file.unlink()
     there = job_from_source(path, source, rule).job.config.with_options(**options)
     gradients = torch.tensor([[1.0, 1.0], [1.0, 0.1]])
-    assert aggregate(there.rule(), gradients).value.tolist() == [1.0, 0.0]
+    assert aggregate(there.resolve().rule(), gradients).value.tolist() == [1.0, 0.0]
 
 
 def test_a_run_that_goes_on_has_the_text_it_began_with(rule_file: Path) -> None:

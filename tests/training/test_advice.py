@@ -36,7 +36,7 @@ COMPARE = "concord compare mine methods"
 
 
 def mask(count: int, **options: object) -> list[str]:
-    lines = mask_lines(TrainConfig().with_options(**options), count, COMPARE)
+    lines = mask_lines(TrainConfig().with_options(**options).resolve(), count, COMPARE)
     return [line.removeprefix("mask: ") for line in lines]
 
 
@@ -83,7 +83,7 @@ def test_the_meaning_of_a_threshold_is_in_the_first_lines() -> None:
     ],
 )
 def test_gradients_sent_for_a_comparison_are_counted_before_a_run(options: dict[str, object], line: str | None) -> None:
-    lines = mask_lines(TrainConfig().with_options(**{"aggregator": "pcgrad"} | options), 8, COMPARE)
+    lines = mask_lines(TrainConfig().with_options(**{"aggregator": "pcgrad"} | options).resolve(), 8, COMPARE)
     found = [each for each in lines if each.startswith("exchange: ")]
     assert found == ([] if line is None else [f"exchange: pcgrad {line}"])
 
@@ -171,11 +171,11 @@ def masked(kept: list[float]) -> list[Evaluation]:
 
 @given(fractions)
 def test_only_a_mask_that_never_kept_anything_is_reported(kept: list[float]) -> None:
-    assert (empty_masks(masked(kept), TrainConfig(), 32) is not None) == (kept != [] and not any(kept))
+    assert (empty_masks(masked(kept), TrainConfig().resolve(), 32) is not None) == (kept != [] and not any(kept))
 
 
 def test_a_rule_that_drops_nothing_is_not_reported() -> None:
-    assert empty_masks([Evaluation(1, 10, {"train_loss": 0.0})], TrainConfig(), 32) is None
+    assert empty_masks([Evaluation(1, 10, {"train_loss": 0.0})], TrainConfig().resolve(), 32) is None
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_rule_that_drops_nothing_is_not_reported() -> None:
     ],
 )
 def test_the_advice_is_for_the_rule_and_the_batches(options: dict[str, Any], environments: int, tries: str) -> None:
-    line = empty_masks(masked([0.0]), TrainConfig().with_options(**options), environments)
+    line = empty_masks(masked([0.0]), TrainConfig().with_options(**options).resolve(), environments)
     assert line == f"warning: kept_fraction was 0 at every evaluation: the mask keeps nothing; try {tries}"
 
 
@@ -272,7 +272,7 @@ def test_noise_is_seldom_taken_for_learning(count: int, noise: float) -> None:
 
 
 def test_only_losses_before_the_learning_rate_falls_count() -> None:
-    config = TrainConfig().with_options(epochs=20, lr=1e-3)
+    config = TrainConfig().with_options(epochs=20, lr=1e-3).resolve()
     falling, flat = learned(10, 1.5), learned(10, 40)
     frozen = [falling[-1] - 0.001 * at / 10 for at in range(10)]
     said = underfitting(with_losses([*falling, *frozen], 20), config)
@@ -283,7 +283,7 @@ def test_only_losses_before_the_learning_rate_falls_count() -> None:
     higher = [1.1 * loss for loss in falling]
     assert underfitting(with_losses([*falling, *higher], 20), config) is None  # more of it would make it worse
 
-    constant = TrainConfig().with_options(epochs=20, milestones=(), lr=0.01)
+    constant = TrainConfig().with_options(epochs=20, milestones=(), lr=0.01).resolve()
     assert "at the end of the run" in str(underfitting(with_losses(learned(20, 1.5), 20), constant))
     assert underfitting(with_losses([*falling, *frozen], 20), constant) is None
     assert underfitting([Evaluation(20, 1, {"train_loss": 0.1})], config) is None

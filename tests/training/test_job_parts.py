@@ -119,12 +119,12 @@ def test_an_objective_that_cannot_be_trained_is_refused_before_the_run(
 
 
 def test_auto_is_the_mean_where_an_own_objective_couples_environments() -> None:
-    assert JOB.config.aggregation.aggregator == JOB.config.method == "mean"
+    assert JOB.config.aggregation.aggregator == JOB.config.resolve().method == "mean"
     assert "threshold" in JOB.config.resolve().unused()
     automatic = JOB.config.with_options(aggregator="auto")
     for objective in (None, lambda _: Uncoupled(nn.functional.cross_entropy)):
         alone = dataclasses.replace(JOB, objective=objective, config=automatic).config
-        assert (alone.aggregation.aggregator, alone.method) == ("auto", "and-mask")
+        assert (alone.aggregation.aggregator, alone.resolve().method) == ("auto", "and-mask")
     asked = dataclasses.replace(JOB, config=JOB.config.with_options(aggregator="and-mask")).config
     assert asked.aggregation.aggregator == "and-mask"
 

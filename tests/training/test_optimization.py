@@ -35,7 +35,7 @@ def gradients() -> list[list[Tensor]]:
 
 def run(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor]]) -> tuple[list[Tensor], list[float]]:
     parameters = [nn.Parameter(weight.clone()) for weight in start]
-    optimization = Optimization(parameters, options, len(steps))
+    optimization = Optimization(parameters, options.resolve(), len(steps))
     rates = []
     for index, step in enumerate(steps):
         for parameter, gradient in zip(parameters, step, strict=True):
@@ -107,11 +107,11 @@ def test_a_decay_at_every_step_goes_on_from_where_a_checkpoint_was_written() -> 
     options = config(lr=1.0, milestones=(0.5,), decay=0.5, decay_per_step=0.9)
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
-    before = Optimization([parameter], options, STEPS)
+    before = Optimization([parameter], options.resolve(), STEPS)
     rates = []
     for step in range(STEPS):
         if step == 5:
-            after = Optimization([parameter], options, STEPS)
+            after = Optimization([parameter], options.resolve(), STEPS)
             after.load_state_dict(before.state_dict())
             before = after
         rates.append(before.lr)
@@ -121,8 +121,8 @@ def test_a_decay_at_every_step_goes_on_from_where_a_checkpoint_was_written() -> 
 
 def test_a_schedule_without_it_has_the_checkpoints_that_it_always_had() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
-    assert Optimization(parameters, config(), STEPS).state_dict().keys() == {"optimizer", "schedule"}
-    kept = Optimization(parameters, config(decay_per_step=0.9), STEPS).state_dict()
+    assert Optimization(parameters, config().resolve(), STEPS).state_dict().keys() == {"optimizer", "schedule"}
+    kept = Optimization(parameters, config(decay_per_step=0.9).resolve(), STEPS).state_dict()
     assert kept.keys() == {"optimizer", "schedule", "step_schedule"}
 
 
@@ -212,16 +212,17 @@ def test_learning_rate_falls_at_the_milestones() -> None:
     ids=str,
 )
 def test_gradients_are_averaged_over_steps_once(options: dict[str, Any], beta1: float, optimizer: str) -> None:
-    made = Optimization([nn.Parameter(torch.zeros(2))], config(optimizer=optimizer, **options), STEPS)
+    resolved = config(optimizer=optimizer, **options).resolve()
+    made = Optimization([nn.Parameter(torch.zeros(2))], resolved, STEPS)
     assert made.optimizer.param_groups[0]["betas"][0] == beta1
-    assert config(optimizer=optimizer, **options).resolve().optimizer.beta1 == beta1
+    assert resolved.optimizer.beta1 == beta1
 
 
 def test_a_coupled_penalty_is_divided_like_the_objective() -> None:
     options = config(lr=1.0, l2=0.1, optimizer="sgd", momentum=0.0, regularization="coupled")
     objective = VREx(nn.functional.cross_entropy, PenaltyWeight(50.0, warmup=1))
     parameter = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    optimization = Optimization([parameter], options, 2, objective)
+    optimization = Optimization([parameter], options.resolve(), 2, objective)
     parameter.grad = torch.zeros(2, dtype=torch.float64)
     for step, expected in enumerate((0.9, 0.9 * (1 - 0.1 / 50))):
         parameter.grad.zero_()

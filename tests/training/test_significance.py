@@ -32,7 +32,7 @@ from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space
 from concord.studies.study_options import StudyOptions, options_for
 from concord.tracking import Store
-from concord.training import Comparison, Job, TrainConfig, load_job
+from concord.training import Comparison, Job, Study, TrainConfig, load_job
 from concord.training.options import AggregatorOptions
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "sensors.py")
@@ -72,7 +72,7 @@ BASE = TrainConfig()
 def test_it_follows_from_what_votes_at_a_step(options: dict[str, Any], environments: int, rule: Any) -> None:
     config = BASE.with_options(**options)
     config.check()
-    assert config.rule(environments) == rule
+    assert config.resolve().rule(environments) == rule
 
 
 @given(st.sampled_from(AGGREGATORS), st.integers(1, 300))
@@ -132,6 +132,19 @@ def test_a_study_is_refused_what_its_trials_could_not_have(refused: Callable[...
     assert refused("tune", JOB_FILE, *words.split()).startswith(line)
 
 
+def test_a_study_of_the_t_mask_may_have_a_significance_that_signs_cannot_have(tmp_path: Path) -> None:
+    strict = Space({"aggregator": "t-mask", "significance": LogUniform(1e-6, 1e-2)})
+    file = load_job(JOB_FILE)
+    file = dataclasses.replace(file, job=dataclasses.replace(file.job, studies={"strict": Study(strict)}))
+    command = options_for(file.job.config, ["strict"])
+    asked = dataclasses.replace(command, config=command.config.with_options(output=tmp_path))
+    assert plan_study(file, asked, set()).space == strict
+    signs = dataclasses.replace(strict, entries={**strict.entries, "aggregator": "and-mask"})
+    file = dataclasses.replace(file, job=dataclasses.replace(file.job, studies={"strict": Study(signs)}))
+    with pytest.raises(InputError, match="by chance 8 environments agree fully"):
+        plan_study(file, asked, set())
+
+
 MASKED = Space({"lr": LogUniform(1e-4, 1), "threshold": Uniform(0.0, 1.0)})
 
 
@@ -139,10 +152,10 @@ def test_a_study_varies_either_and_given_options_replace_declared_ones() -> None
     varied = study_space(MASKED, StudyOptions(vary=("significance=log:1e-6:1e-2",)), set(), BASE)
     assert varied == Space({"lr": LogUniform(1e-4, 1), "significance": LogUniform(1e-6, 1e-2)})
     assert least_significance(varied, BASE) == 1e-6
-    assert config_at(BASE, varied, {"lr": 0.1, "significance": 1e-4}).rule(20) == AndMask(0.9)
+    assert config_at(BASE, varied, {"lr": 0.1, "significance": 1e-4}).resolve().rule(20) == AndMask(0.9)
     chosen = BASE.with_options(significance=1e-4)
     assert study_space(MASKED, StudyOptions(), {"significance"}, chosen).names() == {"lr"}
-    assert config_at(chosen, MASKED, {"lr": 0.1, "threshold": 0.7}).rule(20) == AndMask(0.7)
+    assert config_at(chosen, MASKED, {"lr": 0.1, "threshold": 0.7}).resolve().rule(20) == AndMask(0.7)
 
 
 def test_a_space_varies_both_only_in_branches_of_their_own() -> None:
@@ -151,7 +164,7 @@ def test_a_space_varies_both_only_in_branches_of_their_own() -> None:
         study_space(Space(both), StudyOptions(), set(), BASE)
     apart = Space({"mask": OneOf({name: {name: domain} for name, domain in both.items()})})
     assert study_space(apart, StudyOptions(), set(), BASE) == apart
-    assert config_at(BASE, apart, {"mask": "threshold", "threshold": 0.7}).rule(20) == AndMask(0.7)
+    assert config_at(BASE, apart, {"mask": "threshold", "threshold": 0.7}).resolve().rule(20) == AndMask(0.7)
 
 
 def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:

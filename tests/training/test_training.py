@@ -533,7 +533,7 @@ def test_a_process_holds_its_data_once(held_out: float) -> None:
     gc.freeze()  # ignore existing objects
     run = training(
         job,
-        CONFIG.with_options(epochs=2, evaluations=2, batch_size=100, held_out=held_out),
+        CONFIG.with_options(epochs=2, evaluations=2, batch_size=100, held_out=held_out).resolve(),
         ProcessContext(),
         Silent(),
     )
@@ -704,7 +704,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _read(folder: Path, model: nn.Module) -> None:
-    read_checkpoint(folder, model, Optimization(list(model.parameters()), CONFIG, 10))
+    read_checkpoint(folder, model, Optimization(list(model.parameters()), CONFIG.resolve(), 10))
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_parameter(checkpoint: Path) -> None:

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -57,14 +57,14 @@ class TrajectoryConfig(TrainConfig):
     def task(self, perturbed: bool) -> TrajectoryTask:
         """The simulated task, with the standard or the perturbed physics."""
 
-    def resolve(self, num_environments: int | None = None) -> Self:
-        """Also computes the milestones from --lr-decay-steps."""
-        found = super().resolve(num_environments)
+    def derived_options(self) -> dict[str, Any]:
+        """Also the milestones from --lr-decay-steps."""
+        found = super().derived_options()
         if min(self.lr_decay_steps, self.data_selection.trajectories, self.data.batch_size) <= 0:
             return found  # check reports the error
         batches = math.ceil(self.data_selection.trajectories / self.data.batch_size)
         steps = self.schedule.epochs * math.ceil(batches / max(1, self.aggregation.steps_per_update))
-        return found.with_options(milestones=staircase(self.lr_decay_steps, steps))
+        return found | {"milestones": staircase(self.lr_decay_steps, steps)}
 
     def unused(self) -> frozenset[str]:
         """Also the milestones, if the rate falls by steps."""

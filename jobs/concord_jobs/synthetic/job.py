@@ -9,7 +9,7 @@ is the baseline. ``concord compare synthetic`` makes the paper's Fig. 6, 14 and 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 from torch import nn
@@ -50,8 +50,8 @@ class SyntheticConfig(TrainConfig):
     """One output in place of two, the logit of class 1, as in the code of the paper's authors."""
     # fmt: on
 
-    def resolve(self, num_environments: int | None = None) -> Self:
-        """Also sets the paper's number of epochs if it is 0, and the rule for few environments.
+    def derived_options(self) -> dict[str, Any]:
+        """Also the paper's number of epochs if it is 0, and the rule for few environments.
 
         With too few environments for a sign mask, ``auto`` is the t-mask of averages over steps, unless an option of
         the sign mask is given.
@@ -60,10 +60,10 @@ class SyntheticConfig(TrainConfig):
         counted = any(getattr(asked, name) != getattr(AggregatorOptions(), name) for name in COUNTING)
         counted = counted or self.data.environments_per_step > 0
         by_test = few and not counted and asked.aggregator == "auto" and self.objective.objective == "erm"
-        config = self.with_options(aggregator="t-mask", environment_momentum=0.9) if by_test else self
+        chosen: dict[str, Any] = {"aggregator": "t-mask", "environment_momentum": 0.9} if by_test else {}
+        further = super(SyntheticConfig, self.with_options(**chosen)).derived_options()
         paper = max(1, round(3000 / max(self.spirals.environments, 1)))
-        resolved = super(SyntheticConfig, config).resolve(num_environments)
-        return resolved.with_options(epochs=self.schedule.epochs or paper)
+        return chosen | further | {"epochs": self.schedule.epochs or paper}
 
 
 def environments(config: SyntheticConfig) -> Environments:

@@ -1,11 +1,10 @@
 """The built-in rules by name, and what the other rooms need to know of them.
 
 A new rule is its file and a line in :data:`RULES`. Its fields become options, and the strings after them their help.
-A rule may declare, as class variables:
+A rule may declare, as class variables, beside those of :mod:`concord.hyperparameters`:
 
 * ``display_name``: its published name, for figures and tables.
 * ``space``: the domains in which ``compare methods`` searches its options, by name.
-* ``constants``: fields that are no options.
 * ``at_chance(significance, environments)``: makes the rule that chance passes with at most this probability.
 * ``check_environments(environments)``: refuses a number of environments at a step (ArgumentError).
 """
@@ -30,7 +29,7 @@ from concord.aggregation.trimmed_mean import TrimmedMean
 from concord.aggregation.upgrad import UPGrad
 from concord.aggregation.xor_mask import XorMask
 from concord.errors import ArgumentError
-from concord.hyperparameters import Hyperparameter, hyperparameters_of
+from concord.hyperparameters import Registry, options_of_part
 from concord.space import Entries, Uniform
 
 RULES: dict[str, type[Any]] = {
@@ -52,8 +51,8 @@ RULES: dict[str, type[Any]] = {
 # The rules of sums, which run wherever gradients come from.
 AGGREGATORS: tuple[str, ...] = tuple(name for name, kind in RULES.items() if hasattr(kind, "finish"))
 
-# Options of every run; a rule's field of such a name takes its value.
-_SHARED = ("threshold", "significance", "seed")
+# A rule's field with the name of a shared option takes its value.
+REGISTRY = Registry[Any]("aggregator", RULES, shared=("threshold", "significance", "seed"))
 
 # The published experiments have 0.8. With their 32 environments chance reaches it with probability 2.6e-6. With 20 it
 # does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and so does too little of what all
@@ -68,25 +67,13 @@ def rule_type(name: str) -> type[Any]:
     Raises:
         ArgumentError: no rule has this name.
     """
-    if name not in RULES:
-        raise ArgumentError("aggregator", name, f"must be one of {', '.join(RULES)}")
-    return RULES[name]
+    return REGISTRY.kind(name)
 
 
-def fields_of(kind: type[Any]) -> Mapping[str, Hyperparameter]:
-    """The fields of a rule that options set, by name."""
-    constants = getattr(kind, "constants", ())
-    return {name: each for name, each in hyperparameters_of(kind).items() if name not in constants}
-
-
-def own_options(kind: type[Any]) -> Mapping[str, Hyperparameter]:
-    """The options of a rule alone, by name."""
-    return {name: each for name, each in fields_of(kind).items() if name not in _SHARED}
-
-
-def rule_options() -> Mapping[str, Hyperparameter]:
-    """The options of all built-in rules, by name; several rules may share one."""
-    return {name: each for kind in RULES.values() for name, each in own_options(kind).items()}
+def rule_with(kind: type[Any], values: Mapping[str, Any], *, shared: bool = True) -> Any:
+    """A rule of this class with these options; without ``shared`` its fields of shared options keep their defaults."""
+    options = options_of_part(kind) if shared else REGISTRY.own_options(kind)
+    return kind(**{each.name: values[name] for name, each in options.items()})
 
 
 def compares(kind: type[Any]) -> bool:
@@ -103,7 +90,7 @@ def searched(kind: type[Any]) -> Entries:
     """The space of a rule's options in a comparison of methods: the declared one, or that of its threshold."""
     if isinstance(space := getattr(kind, "space", None), Mapping):
         return space
-    return {"threshold": Uniform(0.0, 1.0)} if "threshold" in fields_of(kind) else {}
+    return {"threshold": Uniform(0.0, 1.0)} if "threshold" in options_of_part(kind) else {}
 
 
 def aggregator(name: str, threshold: float = 1.0) -> Aggregator:
@@ -115,7 +102,7 @@ def aggregator(name: str, threshold: float = 1.0) -> Aggregator:
     kind = RULES.get(name)
     if kind is None or compares(kind):
         raise ArgumentError("aggregator", name, f"must be one of {', '.join(AGGREGATORS)}")
-    rule: Aggregator = kind(threshold=threshold) if "threshold" in fields_of(kind) else kind()
+    rule: Aggregator = kind(threshold=threshold) if "threshold" in options_of_part(kind) else kind()
     return rule
 
 

@@ -100,9 +100,9 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
         sections = {f"options of {job.name}, and their defaults": own, "first options of every run": first}
     else:
         if command == "compare" and not {METHODS, LEAVE_ONE_OUT} & {*tables}:
-            there = ", ".join(comparisons_of(job)) if job.job.comparisons else "none"
+            named = ", ".join(comparisons_of(job)) if job.job.comparisons else "none"
             title += (
-                f" Tables of this job: {there}; {METHODS} tunes each method instead, and {LEAVE_ONE_OUT} leaves out"
+                f" Tables of this job: {named}; {METHODS} tunes each method instead, and {LEAVE_ONE_OUT} leaves out"
             )
             title += " each environment in turn."
         groups = {name: option.groups[:2] for name, option in options_of(type(options)).items()}

@@ -57,19 +57,25 @@ def read_command(
 
     ``earlier(output, name, words)`` returns that record, if there is one.
     """
-    from concord.cli.config_file import with_file_options
+    from concord.cli.config_file import FileOptions, with_file_options
+    from concord.runs.spec import restored_config
     from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
 
     tables, words = tables_and_options(words) if name == "compare" else ([], list(words))
     early = _early_values(words, "config", "output", "name")[0]
-    file = _read_file(early.config)
+    if early.config == "":
+        raise InputError("--config: needs a value; give a YAML, TOML or JSON file")
+    file = None if early.config is None else FileOptions.read(Path(early.config))
     in_file = {} if file is None else {name: value for name, value in file.values.items() if isinstance(value, str)}
     output, run = early.output or in_file.get("output"), early.name or in_file.get("name")
     record = earlier(_output(output), run, words) if earlier and run else None
     job, words = with_own_rule(job, words, record, file)
     defaults = options = default_options(name, job, program.removeprefix("concord "), tables)
     if record is not None:
-        options = _restored(options, record, words)
+        recorded = dict(record["config"])
+        if _early_values(words, "aggregator")[0].aggregator is not None:
+            recorded.pop("aggregator", None)
+        options = restored_config(options, recorded)
     if file is not None:
         options = file.over(options)
     program = f"{program} {tables[0]}" if tables and tables[0] in (METHODS, LEAVE_ONE_OUT) else program
@@ -147,26 +153,8 @@ def _early_values(words: Sequence[str], *options: str) -> tuple[argparse.Namespa
     return parser.parse_known_args(list(words))
 
 
-def _read_file(config: str | None) -> Any:
-    if config is None:
-        return None
-    if not config:
-        raise InputError("--config: needs a value; give a YAML, TOML or JSON file")
-    from concord.cli.config_file import FileOptions
-
-    return FileOptions.read(Path(config))
-
-
 def _output(given: str | None) -> Path:
     """The output folder, before the options are parsed."""
     output = Path(given or DEFAULT_OUTPUT)
     check_address("output", output)
     return resolve(output) if ":/" in str(output) else output
-
-
-def _restored(options: Any, record: Record, words: Sequence[str]) -> Any:
-    """The options with the record's values, except the aggregator if the words give one."""
-    from concord.runs.spec import restored_config
-
-    given = _early_values(words, "aggregator")[0].aggregator is not None
-    return restored_config(options, {k: v for k, v in record["config"].items() if not (given and k == "aggregator")})

@@ -119,8 +119,8 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             if not first.startswith("-"):
                 return f"{' '.join(event.tokens)}: is not an option; {event.prog} --help lists the options"
             name = first.split("=")[0].lower().replace("_", "-")
-            ours = _ELSEWHERE.get(name, "")
-            same = f"; did you mean {ours}?" if ours.split(" ")[0] in known else ""
+            meant = _ELSEWHERE.get(name, "")
+            same = f"; did you mean {meant}?" if meant.split(" ")[0] in known else ""
             near = same or did_you_mean(name, known) or ";"
             return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":

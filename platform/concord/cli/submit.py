@@ -270,7 +270,7 @@ def check_command(command: JobCommand) -> str:
     if command.name == "compare":
         return _check_comparison(command)
     if command.name == "train":
-        config, method = options, getattr(options, "method", None)
+        config, method = options, options.resolve().method
     else:
         options.study.check()
         config, method = options.config, options.study.method or "study"

@@ -66,7 +66,7 @@ class Objective:
             be coupled with an --aggregator other than the mean.
         default_weight: the default weight of the penalty; None if the objective has no penalty.
         display_name: the published name, for figures and tables; None for the name of the option.
-        option_names: the options of arguments that are called otherwise.
+        constants, option_names: see :mod:`concord.hyperparameters`.
         space: the domains in which ``compare methods`` searches the objective's options.
     """
 
@@ -78,6 +78,7 @@ class Objective:
     alternates: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = None
     display_name: ClassVar[str | None] = None
+    constants: ClassVar[tuple[str, ...]] = ("loss", "autocast")
     option_names: ClassVar[Mapping[str, str]] = {"weight": "penalty_weight", "warmup": "penalty_warmup"}
     space: ClassVar[Entries] = {}
     takes_aggregator: bool = False

@@ -4,14 +4,12 @@ A new objective is its file and a line in :data:`OBJECTIVES`. Its arguments beco
 (``Args``) the help. Its class says how they are called, how it is shown, and what ``compare methods`` searches.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from concord.errors import ArgumentError
 from concord.gradients.risk import Loss, Risk
-from concord.hyperparameters import Hyperparameter, hyperparameters_of
+from concord.hyperparameters import Registry, options_of_part
 from concord.objectives.coral import CORAL
 from concord.objectives.dann import DANN
 from concord.objectives.eqrm import EQRM
@@ -45,8 +43,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "sd": SpectralDecoupling,
     "meta-irm": MetaIRM,
 }
-# Options of several objectives: a weight has the warm-up of its penalty.
-_SHARED = frozenset({"penalty_weight", "penalty_warmup"})
+REGISTRY = Registry[Objective]("objective", OBJECTIVES, shared=("penalty_weight", "penalty_warmup"))
 
 
 def objective_type(name: str) -> type[Objective]:
@@ -55,30 +52,13 @@ def objective_type(name: str) -> type[Objective]:
     Raises:
         ArgumentError: no objective has this name.
     """
-    if name not in OBJECTIVES:
-        raise ArgumentError("objective", name, f"must be one of {', '.join(OBJECTIVES)}")
-    return OBJECTIVES[name]
+    return REGISTRY.kind(name)
 
 
-def arguments_of(kind: type[Objective]) -> Mapping[str, Hyperparameter]:
-    """The arguments of an objective that options set, by the options' names."""
-    names: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        names |= vars(each).get("option_names", {})
-    arguments = hyperparameters_of(kind)
-    return {names.get(name, name): each for name, each in arguments.items() if name not in ("loss", "autocast")}
-
-
-def options_of(name: str) -> set[str]:
-    """The options that the objective called ``name`` uses."""
-    used = {*arguments_of(objective_type(name))}
+def used_options(name: str) -> set[str]:
+    """The options that the objective called ``name`` uses; a weight has the warm-up of its penalty."""
+    used = {*options_of_part(objective_type(name))}
     return used | ({"penalty_warmup"} if "penalty_weight" in used else set())
-
-
-def objective_options() -> dict[str, Hyperparameter]:
-    """The options of all objectives without those of the penalty, by name."""
-    found = {name: each for kind in OBJECTIVES.values() for name, each in arguments_of(kind).items()}
-    return {name: each for name, each in found.items() if name not in _SHARED}
 
 
 def objective(
@@ -106,9 +86,9 @@ def objective(
         TypeError: no objective has an option of this name.
     """
     kind = objective_type(name)
-    if unknown := options.keys() - objective_options().keys():
+    if unknown := options.keys() - REGISTRY.options.keys():
         raise TypeError(f"objective() got an unexpected keyword argument {min(unknown)!r}")
-    arguments = arguments_of(kind)
+    arguments = options_of_part(kind)
     given = {arguments[option].name: value for option, value in options.items() if option in arguments}
     if "penalty_weight" in arguments:
         default = kind.default_weight or 0.0

@@ -29,7 +29,14 @@ from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_chec
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.job import Job, JobFile, job_from_source
 from concord.training.loop import training
-from concord.training.options import RunConfig, TrainConfig, parallel_of
+from concord.training.options import (
+    ResolvedConfig,
+    ResolvedTrainConfig,
+    RunConfig,
+    TrainConfig,
+    parallel_of,
+    restore_resolved,
+)
 from concord.training.rule_file import RuleFile
 from concord.training.worker_data import WorkerData, prepare
 
@@ -78,6 +85,10 @@ class RunTask:
         """The job, made from its source."""
         return job_from_source(self.path, self.source, self.rule)
 
+    def config(self, job: JobFile) -> ResolvedConfig:
+        """The resolved options."""
+        return restore_resolved(job.job.config, self.options)
+
 
 def needs_ray_train(config: RunConfig) -> bool:
     """Whether a run with these options trains on Ray Train, not in the command's process."""
@@ -97,7 +108,7 @@ def only_process(config: RunConfig) -> ProcessContext:
 def execute(
     task: RunTask,
     job: JobFile,
-    config: RunConfig,
+    config: ResolvedConfig,
     sink: Sink,
     start: str | None,
     load: Callable[[], WorkerData] | None = None,
@@ -117,7 +128,7 @@ def execute(
 def _evaluations_in_this_process(
     task: RunTask,
     job: JobFile,
-    config: RunConfig,
+    config: ResolvedConfig,
     sink: Sink,
     start: str | None,
     load: Callable[[], WorkerData] | None,
@@ -145,7 +156,7 @@ def _evaluations_in_this_process(
 def evaluations_here(
     task: RunTask,
     job: Job[Any],
-    config: RunConfig,
+    config: ResolvedConfig,
     process: ProcessContext,
     sink: Sink,
     start: str | None,
@@ -157,7 +168,7 @@ def evaluations_here(
     if job.loop is not None:
         last, evaluations = job.loop.epochs(config), job.loop.run(config, recorder)
     else:
-        assert isinstance(config, TrainConfig)
+        assert isinstance(config, ResolvedTrainConfig)
         last, given = config.schedule.epochs, config
 
         def load_data() -> WorkerData:

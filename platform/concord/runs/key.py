@@ -26,7 +26,7 @@ from concord.record import Run, folder_of, read_run
 from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
 from concord.storage import Folder, display_path
 from concord.training.job import JobFile
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
 
 KEYS = "keys"  # the index, in the output folder
 # The parts of a Job that decide what is shown of runs, or which runs are made, but not what a run learns.
@@ -99,8 +99,8 @@ class Key:
             yield Difference("data", "data", self.data, data)
 
 
-def run_key(job: JobFile, config: RunConfig, data: str | None, **further: Any) -> Key:
-    """The key of a run with these resolved options; ``further`` are other values that decide its result.
+def run_key(job: JobFile, config: ResolvedConfig, data: str | None, **further: Any) -> Key:
+    """The key of a run with these options; ``further`` are other values that decide its result.
 
     The number of workers counts only where they draw the environments of a step.
     """

@@ -34,7 +34,7 @@ from concord.training.kept_weights import best_by
 from concord.training.loop import build_model, initialize_objective
 from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
-from concord.training.options import TrainConfig
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig
 from concord.training.worker_data import check_environments
 
 
@@ -43,6 +43,7 @@ class Checked:
     """The findings of the checks.
 
     Attributes:
+        config: the options, resolved.
         example: a few inputs, or the risk's call of the model; None if it calls none.
         reported: the mode of each metric of a run, without those of single environments; None if unknown.
         measures: the mode of each measure, such as ``loss`` and ``accuracy``.
@@ -50,6 +51,7 @@ class Checked:
         objective: the class of the job's own objective; None if the job has none.
     """
 
+    config: ResolvedConfig
     environments: Environments
     example: torch.Tensor | ModelCall | None
     reported: Mapping[str, Mode | None]
@@ -71,7 +73,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
             inputs = loop.example(config) if loop.example is not None else None
         _check_criterion(job, loop.metrics)
         metrics = dict(loop.metrics)
-        return Checked(Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))
+        return Checked(config, Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))
     check_gpus(config)
     with as_input_error(job, "its environments cannot be made"):
         environments = job.job.environments_of(config)
@@ -116,11 +118,11 @@ def preflight(job: JobFile, config: Any) -> Checked:
     _check_required(job, config, reported)
     example = _example(job, config, model, first)
     own_objective = None if job.job.objective is None else type(objective).__name__
-    return Checked(environments, example, reported, measures, job.job.compared_by(reported, own), own_objective)
+    return Checked(config, environments, example, reported, measures, job.job.compared_by(reported, own), own_objective)
 
 
 def _example(
-    job: JobFile, config: TrainConfig, model: torch.nn.Module, first: Environment
+    job: JobFile, config: ResolvedTrainConfig, model: torch.nn.Module, first: Environment
 ) -> torch.Tensor | ModelCall | None:
     """A few inputs of the model, or the first call of it by the risk; None if the risk does not call it."""
     some = first.take(slice(4))
@@ -153,7 +155,7 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
         raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}: its measure has {known}; leave it out")
 
 
-def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:
+def _check_required(job: JobFile, config: ResolvedTrainConfig, reported: Collection[str]) -> None:
     """Refuse a requirement for the champion on a metric that is not reported (InputError)."""
     with as_input_error(job, "its requirement for a champion cannot be computed"):
         names = required(job.job, config)
@@ -174,7 +176,7 @@ def _check_objective(
 
 
 def _check_batch(
-    job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, first: Environment
+    job: JobFile, config: ResolvedTrainConfig, objective: Objective, model: torch.nn.Module, first: Environment
 ) -> dict[str, Measure]:
     """Try model, loss or risk, and measures on two examples; return the measures."""
     batch = first.take(slice(2))
@@ -210,7 +212,7 @@ def _check_batch(
 
 
 def _check_risk(
-    job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
+    job: JobFile, config: ResolvedTrainConfig, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
 ) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
     with as_input_error(job, f"model and risk cannot take {shapes}"):

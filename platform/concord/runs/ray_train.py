@@ -23,7 +23,7 @@ from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
 from concord.runs.termination import end_at_sigterm
 from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
 from concord.training.context import ProcessContext, StepsSoFar
-from concord.training.options import RunConfig
+from concord.training.options import ResolvedConfig
 from concord.training.process import own_cores, tune_process
 
 # How often Ray Train checks for room for more workers (--min-workers). Growth loses the work since the last checkpoint.
@@ -35,7 +35,7 @@ _SCRATCH = "ray-train"
 
 
 def evaluations_on_ray(
-    task: RunTask, config: RunConfig, sink: Sink, start: str | None
+    task: RunTask, config: ResolvedConfig, sink: Sink, start: str | None
 ) -> Generator[Evaluation, None, None]:
     """Train in ``--workers`` Ray Train workers, in this process's Ray session."""
     import ray
@@ -72,7 +72,7 @@ def evaluations_on_ray(
 class _Training(threading.Thread):
     """Runs Ray Train in a thread, so that this process can take the workers' messages."""
 
-    def __init__(self, task: RunTask, config: RunConfig, channel: Any, scratch: Folder) -> None:
+    def __init__(self, task: RunTask, config: ResolvedConfig, channel: Any, scratch: Folder) -> None:
         super().__init__(name="concord-ray-train", daemon=True)
         self._trainer = _trainer(task, config, channel, scratch)
         self.error: BaseException | None = None
@@ -193,7 +193,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
     tell = _EventSender(channel, process)
     try:
         file = task.job()
-        config = file.job.config.with_options(**task.options)
+        config = task.config(file)
         with _exported(task, file.name, config, process) as so_far:
             for _ in evaluations_here(task, file.job, config, process, tell, beginning.checkpoint, so_far=so_far):
                 pass

@@ -41,7 +41,7 @@ from concord.training.advice import advice
 from concord.training.checkpoint import MODEL, read_weights
 from concord.training.job import JobFile
 from concord.training.loop import build_model
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig
 from concord.training.process import tune_process
 
 # How long a resumed finished run retries to send events to MLflow.
@@ -64,7 +64,7 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
     config = config.with_options(**resolved_paths(config))
     check_cluster(config)
     checked = preflight(job, config)
-    spec = _spec(job, config, checked)
+    spec = _spec(job, checked)
     with (
         reserved_run(spec) as reserved,
         RunProgress(info) as progress,
@@ -72,40 +72,40 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
     ):
         if reserved.run is not None and reserved.run.report is not None:
             return _already_finished(reserved, info)
-        config = spec.config.with_options(name=reserved.name)
+        resolved = spec.config.with_options(name=reserved.name)
         require_space(reserved.folder.path)
         dashboard = None
-        if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
+        if needs_ray_train(resolved) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")
-            dashboard = session.enter_context(ray_session(config))
-            require_resources(config, info)
+            dashboard = session.enter_context(ray_session(resolved))
+            require_resources(resolved, info)
         with (
             full_disk_in_one_line(reserved.folder.path),
             open_run(reserved, spec.record(reserved.store), info) as begun,
         ):
-            for line in run_summary(job, config, begun, checked, given):
+            for line in run_summary(job, resolved, begun, checked, given):
                 info(line)
-            if idle := sorted(map(flag_of, config.unused() & {*given})):
+            if idle := sorted(map(flag_of, resolved.unused() & {*given})):
                 info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option uses it")
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
-            progress.training(job.epochs(config), "starting workers" if needs_ray_train(config) else "loading data")
-            _train(job, config, begun.run, progress, info)
+            progress.training(job.epochs(resolved), "starting workers" if needs_ray_train(resolved) else "loading data")
+            _train(job, resolved, begun.run, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
-            report, tracked = finish(job, config, begun.run, begun.store, checked, info)
+            report, tracked = finish(job, resolved, begun.run, begun.store, checked, info)
             # Without ``report`` --resume keeps it in MLflow later.
             found = {**report, "seconds": round(time.perf_counter() - started, 3)}
             begun.report = {"report" if tracked else "untracked": found}
     return begun.run
 
 
-def _spec(job: JobFile, config: RunConfig, checked: Checked) -> RunSpec:
+def _spec(job: JobFile, checked: Checked) -> RunSpec:
     """What a run is, from its checks."""
     environments = checked.environments
-    spec = RunSpec.of(job, config, environments.version)
+    spec = RunSpec.of(job, checked.config, environments.version)
     derived: dict[str, object] = {} if checked.objective is None else {"objective": checked.objective}
-    if isinstance(spec.config, TrainConfig):
+    if isinstance(spec.config, ResolvedTrainConfig):
         derived |= mask_parameters(spec.config, len(environments.train))
     return dataclasses.replace(
         spec,
@@ -115,7 +115,7 @@ def _spec(job: JobFile, config: RunConfig, checked: Checked) -> RunSpec:
     )
 
 
-def _train(job: JobFile, config: RunConfig, run: OpenRun, progress: RunProgress, info: Info) -> None:
+def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProgress, info: Info) -> None:
     """Train from the last checkpoint on, and record everything."""
     start = None
     if run.record.get("group") and kept_checkpoint(run) is None:  # the group removed it, so the run begins again
@@ -162,7 +162,7 @@ def _already_finished(reserved: Reserved, info: Info) -> Run:
 
 def finish(
     job: JobFile,
-    config: RunConfig,
+    config: ResolvedConfig,
     run: OpenRun,
     store: Store,
     checked: Checked,
@@ -225,7 +225,7 @@ def finish(
     return report, tracked
 
 
-def _last_model(job: JobFile, config: RunConfig, run: Run) -> torch.nn.Module | None:
+def _last_model(job: JobFile, config: ResolvedConfig, run: Run) -> torch.nn.Module | None:
     """The model with the weights of the last checkpoint, in evaluation mode; None where the job has none."""
     checkpoint = kept_checkpoint(run)
     if not job.job.has_model or checkpoint is None:
@@ -244,7 +244,7 @@ def _reported_if_failing(info: Info) -> Iterator[None]:
         info(f"the model could not be kept in MLflow: {error}; --resume tries again")
 
 
-def _draw(job: JobFile, config: RunConfig, run: Run, model: torch.nn.Module | None, info: Info) -> list[Path]:
+def _draw(job: JobFile, config: ResolvedConfig, run: Run, model: torch.nn.Module | None, info: Info) -> list[Path]:
     """Draw the figures of every run of the platform's loop, and the job's own."""
     if job.job.loop is not None and job.job.figures is None:
         return []

@@ -13,10 +13,12 @@ from concord.runs.lifecycle import Open
 from concord.runs.preflight import Checked
 from concord.training.advice import mask_lines
 from concord.training.job import JobFile
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig, TrainConfig
 
 
-def run_summary(job: JobFile, config: RunConfig, opened: Open, checked: Checked, given: Collection[str]) -> list[str]:
+def run_summary(
+    job: JobFile, config: ResolvedConfig, opened: Open, checked: Checked, given: Collection[str]
+) -> list[str]:
     """The first lines of a run; ``given`` has the names of the options that the user gave."""
     champion = "champion: none is selected, since the model is not registered"
     if config.run.register and checked.example is not None:
@@ -31,8 +33,10 @@ def run_summary(job: JobFile, config: RunConfig, opened: Open, checked: Checked,
     ]
 
 
-def _method_and_data(job: JobFile, config: RunConfig, name: str, checked: Checked, given: Collection[str]) -> list[str]:
-    if not isinstance(config, TrainConfig):
+def _method_and_data(
+    job: JobFile, config: ResolvedConfig, name: str, checked: Checked, given: Collection[str]
+) -> list[str]:
+    if not isinstance(config, ResolvedTrainConfig):
         opening = job.job.loop.opening if job.job.loop is not None else None
         method, *data = opening(config) if opening is not None else [config.method or job.name]
         return [f"run {name}: {method}", *data]
@@ -63,7 +67,7 @@ def methods_command(job: JobFile, config: TrainConfig, given: Collection[str] = 
     return shlex.join(["concord", "compare", job.reference, "methods", *redact_words(as_words(values))])
 
 
-def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
+def mask_parameters(config: ResolvedTrainConfig, environments: int) -> dict[str, float]:
     """The derived parameters of a run for MLflow, from its options and its number of training environments.
 
     ``chance_fraction`` is the fraction of components that the mask keeps if signs are independent and fair; without

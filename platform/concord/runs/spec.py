@@ -24,52 +24,33 @@ from concord.runs.key import Key, recorded_config, run_key
 from concord.storage import display_path, is_remote, require_reachable, resolve
 from concord.tracking import Store
 from concord.training.job import JobFile
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
 
 _LONGEST_NAME = 150
 
 
 @dataclass(frozen=True)
-class RunSpec:
-    """A run to train: a job, its resolved options, and their key.
+class GroupSpec:
+    """What is recorded of a group of runs: a job, the options as given that its runs start from, and their key.
 
     Attributes:
-        config: the options, resolved; a fold's have the environment that is left out.
         key: of all that the result depends on.
-        stop_when: conditions that end it early; they are part of the key.
+        stop_when: conditions that end a run early; they are part of its key.
         experiment: in MLflow.
         parameters, tags: of its MLflow run.
         artifacts: JSON values that MLflow keeps with it, by file name.
         origin: machine, commit and version of the data, for kept results.
-        place: its place in the group that asks for it.
     """
 
     job: JobFile
     config: RunConfig
     key: Key
     stop_when: str = ""
-    name: str | None = None
     experiment: str = ""
     parameters: Mapping[str, object] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     artifacts: Mapping[str, Any] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
-    place: Mapping[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def of(job: JobFile, config: RunConfig, data: str | None, stop_when: str = "", **further: Any) -> "RunSpec":
-        """The run of these options, which are resolved here; ``data`` is the version of its data, if known.
-
-        Data without a version are told apart by their folder.
-        """
-        config = config.resolve()
-        folder = config.data.data_dir if isinstance(config, TrainConfig) else None
-        if data is None and folder is not None:
-            data = f"in {display_path(resolve(folder))}"
-        unused, recorded = config.unused(), recorded_config(config)
-        parameters = {name: value for name, value in recorded.items() if value is not None and name not in unused}
-        spec = RunSpec(job, config, run_key(job, config, data, stop_when=stop_when), stop_when, parameters=parameters)
-        return dataclasses.replace(spec, **further)
 
     def record(self, store: Store, kind: Kind = "run") -> dict[str, Any]:
         """The record of the run before it begins, or of a group that starts from these options."""
@@ -91,6 +72,34 @@ class RunSpec:
             **({"origin": dict(self.origin)} if self.origin else {}),
             "tracking": tracking,
         }
+
+
+@dataclass(frozen=True)
+class RunSpec(GroupSpec):
+    """A run to train: a job, its resolved options, and their key.
+
+    Attributes:
+        config: the options; a fold's have the environment that is left out.
+        place: its place in the group that asks for it.
+    """
+
+    config: ResolvedConfig
+    name: str | None = None
+    place: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(job: JobFile, config: ResolvedConfig, data: str | None, stop_when: str = "", **further: Any) -> "RunSpec":
+        """The run of these options; ``data`` is the version of its data, if known.
+
+        Data without a version are told apart by their folder.
+        """
+        folder = config.data.data_dir if isinstance(config, TrainConfig) else None
+        if data is None and folder is not None:
+            data = f"in {display_path(resolve(folder))}"
+        unused, recorded = config.unused(), recorded_config(config)
+        parameters = {name: value for name, value in recorded.items() if value is not None and name not in unused}
+        spec = RunSpec(job, config, run_key(job, config, data, stop_when=stop_when), stop_when, parameters=parameters)
+        return dataclasses.replace(spec, **further)
 
 
 def restored_config(defaults: Any, recorded: Mapping[str, Any]) -> Any:

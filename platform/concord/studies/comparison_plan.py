@@ -28,7 +28,7 @@ from concord.record import FOLDERS
 from concord.redaction import redact_words
 from concord.runs.key import Key, recorded_config
 from concord.runs.preflight import as_input_error, preflight
-from concord.runs.spec import JOB, RunSpec, plain_name, resolved_paths, restored_config, run_origin, run_tags
+from concord.runs.spec import JOB, GroupSpec, RunSpec, plain_name, resolved_paths, restored_config, run_origin, run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.storage import display_path
@@ -37,6 +37,7 @@ from concord.studies.study_options import CompareCommand, CompareOptions, SeedsO
 from concord.tracking import Store
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
 from concord.training.job import with_recorded_rule
+from concord.training.options import ResolvedConfig
 
 METHODS = "methods"  # instead of a table's name: a study of each method
 LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
@@ -90,7 +91,7 @@ class ComparisonPlan(GroupPlan):
         """The record of a new comparison."""
         tags = {**run_tags(self.job.name, self.job.path), "concord.comparison": self.name}
         key = Key(self.job.name, {})
-        return RunSpec(self.job, self.base, key, experiment=self.experiment, tags=tags).record(store, "comparison")
+        return GroupSpec(self.job, self.base, key, experiment=self.experiment, tags=tags).record(store, "comparison")
 
 
 def kept_command(job: JobFile, table: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
@@ -256,7 +257,7 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
         if name not in given and not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
-    averaged = isinstance(config, TrainConfig) and config.rule_name == "mean"
+    averaged = isinstance(config, TrainConfig) and config.resolve().aggregation.aggregator == "mean"
     if averaged and "significance" in given:
         config = config.with_options(significance=None)  # the average uses neither significance nor threshold
     try:
@@ -279,8 +280,9 @@ class _Planner:
     def run(self, table: str, row: str, config: RunConfig) -> RunSpec:
         """The run of a row, with a seed."""
         left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
-        data = self._version(table, row, config)
-        spec = RunSpec.of(self._job, config, data)
+        resolved = config.resolve()
+        data = self._version(table, row, resolved)
+        spec = RunSpec.of(self._job, resolved, data)
         usual, recorded = recorded_config(self._job.job.config), recorded_config(spec.config)
         unused, label = spec.config.unused(), f"{table}, {row}, seed {config.run.seed}"
         label += "" if left_out is None else f", without {left_out}"
@@ -300,7 +302,7 @@ class _Planner:
             place={**place, **({} if left_out is None else {"left_out": left_out})},
         )
 
-    def _version(self, table: str, row: str, config: RunConfig) -> str | None:
+    def _version(self, table: str, row: str, config: ResolvedConfig) -> str | None:
         """The version of a run's data (InputError if they do not fit it)."""
         if self._versions is None:
             return None

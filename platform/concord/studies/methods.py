@@ -312,7 +312,7 @@ def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
     if left == 0:
         return trainings
     try:
-        each = estimated_seconds(plan.job.job, cast(TrainConfig, first.base), only_process(first.base))
+        each = estimated_seconds(plan.job.job, cast(TrainConfig, first.base).resolve(), only_process(first.base))
     except Exception as error:  # the job's own code; its trials report it
         return f"{trainings}; how long they take is unknown ({first_line(error)})"
     takes = duration(left * each / concurrent)
@@ -335,7 +335,7 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     config, usual = config_at(of_method.base, of_method.space, study.best.point), option_values(plan.job.job.config)
     # The output folder has words of its own, and only the studies keep no models.
     config = config.with_options(output=usual["output"], register=plan.base.run.register)
-    left_out = names_of(type(config), Role.UNKEPT) | config.unused()
+    left_out = names_of(type(config), Role.UNKEPT) | config.resolve().unused()
     changed = {
         name: value
         for name, value in option_values(config).items()

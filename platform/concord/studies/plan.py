@@ -22,7 +22,7 @@ from concord.redaction import is_secret, redact_words
 from concord.runs.champion import required
 from concord.runs.key import plain, recorded_config, require_same, require_secrets
 from concord.runs.preflight import Checked, preflight
-from concord.runs.spec import JOB, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
+from concord.runs.spec import JOB, GroupSpec, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
 from concord.studies.criterion import SPREAD, Criterion, Judge, check_metric, chosen_mode, measure_of, metric_on
@@ -190,7 +190,7 @@ class StudyPlan(GroupPlan):
         for left_out in [*([] if kind == "left-out" else [None]), *folds]:
             of_part = config if left_out is None else config.with_options(leave_out=left_out)
             stop = stop_when if left_out is None else ""
-            spec = RunSpec.of(self.job, of_part, self.checked.environments.version, stop)
+            spec = RunSpec.of(self.job, of_part.resolve(), self.checked.environments.version, stop)
             resolved = _derived(of_part, spec.config)
             unused = spec.config.unused()
             chosen = {**self.space.fixed(point), **point, **resolved, **({} if seed is None else {"seed": seed})}
@@ -241,7 +241,7 @@ class StudyPlan(GroupPlan):
         """Of the study's runs: those with a job are listed by themselves."""
         return {name: value for name, value in self._run_tags.items() if name != JOB}
 
-    def spec(self) -> RunSpec:
+    def spec(self) -> GroupSpec:
         """What the study is: the options that its trials start from, and those that decide its trials."""
         deciding = {
             **science_values(self.options),
@@ -265,8 +265,8 @@ class StudyPlan(GroupPlan):
             "concord.selection": self.options.selection,
             "concord.oracle": self.test_usage or "no",
         }
-        key = RunSpec.of(self.job, self.base, self.checked.environments.version).key
-        return RunSpec(
+        key = RunSpec.of(self.job, self.base.resolve(), self.checked.environments.version).key
+        return GroupSpec(
             self.job,
             self.base,  # as given, so that derived values follow when an option is varied
             dataclasses.replace(key, options={**key.options, **plain(deciding)}),
@@ -361,7 +361,8 @@ def plan_study(
         except InputError as error:
             raise InputError(f"{format_for_cli(error)}, since --selection leave-one-out leaves one out") from error
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
-    if isinstance(base, TrainConfig) and smallest is not None and base.rule_name != "t-mask":
+    masks_by_signs = isinstance(checked.config, TrainConfig) and checked.config.aggregation.aggregator != "t-mask"
+    if isinstance(base, TrainConfig) and smallest is not None and masks_by_signs:
         threshold_at_chance(smallest, base.num_gradients(environments))  # refuses what too few can have
     if asked.folds > len(train):
         raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")

@@ -94,7 +94,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     guarded = dataclasses.replace(config, **learning)
     with_guard = dataclasses.replace(job, environments=lambda _: job.environments(guarded))
     try:
-        prepared = prepare(with_guard, config, ProcessContext())
+        prepared = prepare(with_guard, config.resolve(), ProcessContext())
         held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
         return SharedData(
             options={name: value for name, value in option_values(config).items() if name in depends},

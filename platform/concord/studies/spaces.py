@@ -81,10 +81,11 @@ def derived(config: TrainConfig) -> Space:
             }
         ),
     }
-    by_test = searched(config.resolve().aggregation.rule_type)
+    resolved = config.resolve()
+    by_test = searched(resolved.aggregation.rule_type)
     strictness = by_test if "significance" in by_test else {"threshold": Uniform(0.0, 1.0)}
     of_the_mask: dict[str, Entry] = {**strictness, "rescale": Choice(True, False)}
-    unused = config.unused()
+    unused = resolved.unused()
     return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})
 
 
@@ -185,10 +186,10 @@ def own_point(space: Space, base: RunConfig, num_environments: int | None = None
         for name, entry in entries.items():
             point, moved = so_far.point, so_far.moved
             config = config_at(base, space, point)
-            resolved = config.resolve(num_environments)
+            in_use = _values_in_use(config, num_environments)
             if isinstance(entry, OneOf) and name not in options:
                 ways = [
-                    within(inner, _with_fixed(inner, resolved, OwnPoint({**point, name: branch}, moved)))
+                    within(inner, _with_fixed(inner, in_use, OwnPoint({**point, name: branch}, moved)))
                     for branch, inner in entry.branches.items()
                 ]
                 so_far = min(ways, key=lambda own: len(own.moved))
@@ -197,7 +198,7 @@ def own_point(space: Space, base: RunConfig, num_environments: int | None = None
             domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
             wanted = option_values(config)[name]
             if not contains(domain, wanted):
-                wanted = option_values(resolved)[name]
+                wanted = in_use[name]
             value = _nearest(domain, wanted)
             missing = {} if contains(domain, wanted) else {name: _plainly(wanted)}
             so_far = OwnPoint({**point, name: value}, {**moved, **missing})
@@ -213,9 +214,15 @@ def own_point(space: Space, base: RunConfig, num_environments: int | None = None
     return own
 
 
-def _with_fixed(branch: Mapping[str, Entry], config: RunConfig, own: OwnPoint) -> OwnPoint:
+def _values_in_use(config: RunConfig, environments: int | None) -> dict[str, Any]:
+    """The values of the options, resolved; with a number of training environments also the rule's strictness."""
+    resolved = config.resolve()
+    by_rule = resolved.strictness(environments) if isinstance(resolved, TrainConfig) and environments else {}
+    return option_values(resolved) | by_rule
+
+
+def _with_fixed(branch: Mapping[str, Entry], values: Mapping[str, Any], own: OwnPoint) -> OwnPoint:
     """The point in this branch, with the settings that it fixes to other values."""
-    values = option_values(config)
     fixed = {name: entry for name, entry in branch.items() if not isinstance(entry, _Varied) and name in values}
     other = {name: _plainly(values[name]) for name, entry in fixed.items() if values[name] != entry}
     return OwnPoint(own.point, {**own.moved, **other})

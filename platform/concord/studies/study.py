@@ -182,7 +182,7 @@ def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[R
         for each in shortlist:
             config = config_at(plan.base, plan.space, each.point)
             assert isinstance(config, TrainConfig)  # only the training loop has environments
-            check_environments(config, fewer)
+            check_environments(config.resolve(), fewer)
     except InputError as error:
         info(f"the best trials are not repeated with environments left out: {error}")
         return []

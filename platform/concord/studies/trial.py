@@ -110,10 +110,10 @@ class TrialProcess(Trainable):
     def _training(self, asked: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The results of a run, of which the last is done."""
         judge, base = self._pool.judge, self._pool.task
-        config = self._job.job.config.with_options(**base.options | asked["options"])
-        config.check()
         folder = dataclasses.replace(base.folder, place=base.folder.place.parent.parent / "runs" / asked["folder"])
         task = dataclasses.replace(base, options=base.options | asked["options"], folder=folder)
+        config: Any = task.config(self._job)
+        config.check()
         # The process of a trial is a Ray worker, so --address has no effect on where it trains.
         alone = parallel_of(config).workers == 1
         if not alone:

@@ -24,11 +24,12 @@ from concord.aggregation import (
 from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance, least_environments
 from concord.environments import Environments
 from concord.objectives import objective_type
+from concord.options import option_values
 from concord.record import Evaluation
 from concord.training.evaluation import Mode, worst
 from concord.training.job import Job
 from concord.training.metric_names import environment_metric, split_metric
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig
 
 # A threshold below this needs fewer than three quarters of the signs: it is meant to keep most components (0 averages).
 _MEANT_TO_MASK = 0.5
@@ -47,13 +48,13 @@ _ADVISED = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 def advice(
     job: Job[Any],
-    config: RunConfig,
+    config: ResolvedConfig,
     history: Sequence[Evaluation],
     environments: Environments,
     modes: Mapping[str, Mode | None],
 ) -> Iterator[str]:
     """The lines at the end of a run; none for a job with a loop of its own. ``modes`` are those of the measures."""
-    if not isinstance(config, TrainConfig):
+    if not isinstance(config, ResolvedTrainConfig):
         return
     end, schedule = history[-1].metrics, config.schedule
     if end.get("spread_reached") == 0:
@@ -91,18 +92,19 @@ def large_losses(history: Sequence[Evaluation]) -> str | None:
     )
 
 
-def empty_masks(history: Sequence[Evaluation], config: TrainConfig, environments: int) -> str | None:
+def empty_masks(history: Sequence[Evaluation], config: ResolvedTrainConfig, environments: int) -> str | None:
     """A mask that kept no component at any evaluation, so that the model learned nothing.
 
     A converged model may also keep nothing, so every evaluation counts.
     """
     if not history or any(each.metrics.get("kept_fraction") != 0 for each in history):
         return None
-    data, used, tries = config.data, config.resolve(environments).aggregation, []
-    if used.own_rule is None and used.significance is not None:
-        tries.append(f"a larger --significance than {used.significance:g}")
+    data, used, tries = config.data, config.aggregation, []
+    values = option_values(used) | config.strictness(environments)
+    if used.own_rule is None and values["significance"] is not None:
+        tries.append(f"a larger --significance than {values['significance']:g}")
     elif used.own_rule is None:
-        tries.append(f"a smaller --threshold than {used.threshold:g}")
+        tries.append(f"a smaller --threshold than {values['threshold']:g}")
     compared = data.environments_per_step or environments
     fixed = used.environment_momentum > 0 or objective_type(config.objective.objective).every  # then refused
     if not used.per_example:
@@ -113,7 +115,7 @@ def empty_masks(history: Sequence[Evaluation], config: TrainConfig, environments
     return f"warning: kept_fraction was 0 at every evaluation: the mask keeps nothing{end}"
 
 
-def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | None:
+def underfitting(history: Sequence[Evaluation], config: ResolvedTrainConfig) -> str | None:
     """A held-out loss that was still falling.
 
     The schedule flattens every run in the end, so only the evaluations count before the learning rate first falls, see
@@ -163,7 +165,7 @@ def _late(count: int) -> int:
 def shortcuts(
     history: Sequence[Evaluation],
     job: Job[Any],
-    config: TrainConfig,
+    config: ResolvedTrainConfig,
     environments: Environments,
     modes: Mapping[str, Mode | None],
 ) -> str | None:
@@ -216,7 +218,7 @@ def falls_short(inside: float, outside: float, first: float, mode: Mode) -> bool
     return outside >= _TIMES * inside and outside - inside >= _OF_FIRST_OUTSIDE * first
 
 
-def _against_shortcuts(job: Job[Any], config: TrainConfig, environments: int) -> str:
+def _against_shortcuts(job: Job[Any], config: ResolvedTrainConfig, environments: int) -> str:
     """Advice by rule and number of environments: a stricter mask, more environments, an objective.
 
     With few environments a t-test detects more than a count of signs. An average is masked by signs first, if
@@ -241,7 +243,7 @@ def _against_shortcuts(job: Job[Any], config: TrainConfig, environments: int) ->
     return ", or ".join(tries)
 
 
-def mask_lines(config: TrainConfig, environments: int, compare: str) -> list[str]:
+def mask_lines(config: ResolvedTrainConfig, environments: int, compare: str) -> list[str]:
     """Before a run: the mask's condition, its probability by chance, a warning if that is high, and what to expect.
 
     In the expectation several batches of one environment count as one, since they share its shortcuts. It ends with
@@ -277,7 +279,7 @@ def mask_lines(config: TrainConfig, environments: int, compare: str) -> list[str
     return lines + (_expectation(config, environments, compare) if meant else [])
 
 
-def _exchange_lines(config: TrainConfig, num_gradients: int) -> list[str]:
+def _exchange_lines(config: ResolvedTrainConfig, num_gradients: int) -> list[str]:
     """What workers send of several environments, if the rule compares them."""
     workers, batches = config.parallel.workers, config.aggregation.steps_per_update
     most, each = num_gradients // batches, num_gradients / workers
@@ -290,7 +292,7 @@ def _exchange_lines(config: TrainConfig, num_gradients: int) -> list[str]:
     ]
 
 
-def _expectation(config: TrainConfig, environments: int, compare: str) -> list[str]:
+def _expectation(config: ResolvedTrainConfig, environments: int, compare: str) -> list[str]:
     """What to expect with too few environments for a mask: they often agree by chance."""
     together, enough = config.data.environments_per_step or environments, least_environments(DEFAULT_SIGNIFICANCE)
     if together >= enough or config.aggregation.per_example:

@@ -56,7 +56,7 @@ from concord.training.job import Job
 from concord.training.kept_weights import BestWeights, WeightAverage, best_by
 from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, names_by_split, without_clashes
 from concord.training.optimization import Optimization
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
@@ -76,7 +76,9 @@ def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
     return job.model(config)
 
 
-def initialize_objective(job: Job[Any], config: TrainConfig, model: nn.Module, count: int, steps: int) -> Objective:
+def initialize_objective(
+    job: Job[Any], config: ResolvedTrainConfig, model: nn.Module, count: int, steps: int
+) -> Objective:
     """The objective of the run, ready for its first step: the job's own, or the one of ``--objective``.
 
     Call it after :func:`build_model`, whose random numbers it continues.
@@ -104,14 +106,15 @@ def train(
     resume_from: Path | None = None,
     so_far: StepsSoFar | None = None,
 ) -> Run:
-    """Train to the end, see :func:`training`."""
-    evaluations = training(job, config, process, context, resume_from, so_far=so_far)
-    return Run.of(evaluations, config.run.seed, option_values(config))
+    """Resolve the options, and train to the end, see :func:`training`."""
+    resolved = config.resolve()
+    evaluations = training(job, resolved, process, context, resume_from, so_far=so_far)
+    return Run.of(evaluations, config.run.seed, option_values(resolved))
 
 
 def training(
     job: Job[Any],
-    config: TrainConfig,
+    config: ResolvedTrainConfig,
     process: ProcessContext,
     context: RunContext,
     resume_from: Path | None = None,
@@ -134,7 +137,6 @@ def training(
             the process that reads it.
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
-    config = config.resolve()
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
     run = _Run(job, config, process, prepared, so_far or StepsSoFar())
     with contextlib.closing(run.batches):
@@ -207,9 +209,8 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
             written = time.monotonic()
 
 
-def estimated_seconds(job: Job[Any], config: TrainConfig, process: ProcessContext) -> float:
+def estimated_seconds(job: Job[Any], config: ResolvedTrainConfig, process: ProcessContext) -> float:
     """The seconds of a training in one process, from a few of its steps and one evaluation."""
-    config = config.resolve()
     run = _Run(job, config, process, prepare(job, config, process), StepsSoFar())
     with contextlib.closing(run.batches):
         run.epoch(0, _WARM_UP)
@@ -258,7 +259,12 @@ class _Run:
     """The parts of a run in one process."""
 
     def __init__(
-        self, job: Job[Any], config: TrainConfig, process: ProcessContext, prepared: WorkerData, so_far: StepsSoFar
+        self,
+        job: Job[Any],
+        config: ResolvedTrainConfig,
+        process: ProcessContext,
+        prepared: WorkerData,
+        so_far: StepsSoFar,
     ) -> None:
         self.process = process
         self.config = config
@@ -562,7 +568,9 @@ class _Run:
         return share(self.environments.train, self.process)
 
 
-def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, reported: Iterable[str]) -> dict[str, float]:
+def _final_measures(
+    job: Job[Any], config: ResolvedTrainConfig, model: nn.Module, reported: Iterable[str]
+) -> dict[str, float]:
     """The job's final measures; if they fail, training and reported metrics are kept."""
     assert job.final_measures is not None
     try:
@@ -578,7 +586,7 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, report
     return measured
 
 
-def check_own_objective(config: TrainConfig, objective: Objective) -> None:
+def check_own_objective(config: ResolvedTrainConfig, objective: Objective) -> None:
     """Refuse options that do not fit a job's own objective (InputError)."""
     config.require(
         "objective", config.objective.objective == "erm", "the job has an objective of its own; leave out this option"
@@ -588,7 +596,7 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
         config.require("environments_per_step", config.data.environments_per_step == 0, expected)
     if objective.coupled:
         coupled = "the job's objective couples the environments, so there is one gradient"
-        right = config.rule_name == "mean" or objective.takes_aggregator
+        right = config.aggregation.aggregator == "mean" or objective.takes_aggregator
         config.require("aggregator", right, f"{coupled}; give mean")
         config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{coupled}; give 1")
         config.require("environment_momentum", config.aggregation.environment_momentum == 0, f"{coupled}; give 0")

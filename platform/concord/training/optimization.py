@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from concord.aggregation import TemporalAndMaskAdam
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
-from concord.training.options import TrainConfig
+from concord.training.options import ResolvedTrainConfig
 
 
 class Optimization:
@@ -26,7 +26,11 @@ class Optimization:
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int, objective: Objective | None = None
+        self,
+        parameters: Sequence[nn.Parameter],
+        config: ResolvedTrainConfig,
+        steps: int,
+        objective: Objective | None = None,
     ) -> None:
         options = config.optimizer
         self._parameters: list[Tensor] = list(parameters)

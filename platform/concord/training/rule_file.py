@@ -6,7 +6,7 @@ file, and a resumed run has the text that it began with, even if the file has ch
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ import torch
 from concord.aggregation.column_rule import ColumnRule, combined
 from concord.aggregation.families import Rule, as_rule
 from concord.aggregation.rule import aggregate
+from concord.aggregation.rules_by_name import rule_with
 from concord.aggregation.weighting import Weighting, weights_of
 from concord.errors import ArgumentError, InputError
-from concord.hyperparameters import Hyperparameter, hyperparameters_of, with_fields
+from concord.hyperparameters import Hyperparameter, options_of_part
 from concord.options import defaults_of, flag_of, options_of
 from concord.source_file import read_source, refusing, run_source
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from concord.training.options import TrainConfig
 
 Config = TypeVar("Config", bound="TrainConfig")
+Group = TypeVar("Group")
 
 # Options that set the rule's field of the same name and type.
 _SHARED: dict[str, Any] = {"threshold": float, "seed": int}
@@ -79,29 +81,29 @@ class RuleFile:
         kind = getattr(module, self.name, None)
         if kind is None:
             parts = ("finish", "weights", "combine")
-            there = [name for name, each in vars(module).items() if any(hasattr(each, part) for part in parts)]
-            raise refusal(f"there is no {self.name} in the file; it has {', '.join(there) or 'no rule'}")
+            rules = [name for name, each in vars(module).items() if any(hasattr(each, part) for part in parts)]
+            raise refusal(f"there is no {self.name} in the file; it has {', '.join(rules) or 'no rule'}")
         if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
             raise refusal(
                 "is no dataclass; a rule is a frozen dataclass with statistics and finish(sums, environments), with "
                 "weights(gram), or with combine(columns)"
             )
         with refusing("its fields have no types", self.path, refusal):
-            return OwnRule(self, kind, hyperparameters_of(kind))
+            return OwnRule(self, kind, options_of_part(kind))
 
 
 @dataclass(frozen=True)
 class OwnRule:
-    """A rule of the user's own: its file, its class, and its fields by name."""
+    """A rule of the user's own: its file, its class, and its options by name."""
 
     file: RuleFile
     kind: type[Any]
     options: Mapping[str, Hyperparameter]
 
     def build(self, values: Mapping[str, Any]) -> Rule:
-        """Make the rule with these values of its fields; other values are ignored."""
+        """Make the rule with these values of its options; other values are ignored."""
         with refusing("cannot be made", self.file.path, self._refused):
-            rule: Rule = self.kind(**{name: values[name] for name in self.options})
+            rule: Rule = rule_with(self.kind, values)
         return rule
 
     def check(self, rule: Rule) -> None:
@@ -143,14 +145,25 @@ def config_with_rule(config: Config, rule: OwnRule) -> Config:
             kinds = "a number, text, true or false, or a tuple of these"
             problem = f"its field {name} is of type {each.hint}; make it {kinds}"
             raise ArgumentError("aggregator", reference, problem)
-        fields.append(each.as_field(name))
+        fields.append((name, each.annotation, dataclasses.field(default=each.default)))
     suffix = f"With{rule.file.name}"
-    aggregation = with_fields(type(given), f"{type(given).__name__}{suffix}", fields, own_rule=rule)
+    aggregation = _with_fields(type(given), f"{type(given).__name__}{suffix}", fields, own_rule=rule)
     group = ("aggregation", aggregation, dataclasses.field())
-    kind = with_fields(type(config), f"{type(config).__name__}{suffix}", [group])
+    kind = _with_fields(type(config), f"{type(config).__name__}{suffix}", [group])
     groups = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}
     chosen = dataclasses.replace(defaults_of(aggregation), **vars(given) | {"aggregator": reference})
     return kind(**groups | {"aggregation": chosen})
+
+
+def _with_fields(
+    group: type[Group], name: str, fields: Iterable[tuple[str, Any, Any]], **namespace: Any
+) -> type[Group]:
+    """A frozen dataclass, derived from a group of options, with these further fields."""
+    namespace = {"__doc__": group.__doc__, **namespace}
+    made: type[Group] = dataclasses.make_dataclass(
+        name, fields, bases=(group,), namespace=namespace, frozen=True, kw_only=True
+    )
+    return made
 
 
 def _can_be_given(hint: Any) -> bool:

@@ -11,7 +11,7 @@ from concord.errors import InputError
 from concord.objectives import objective_type
 from concord.training.context import ProcessContext
 from concord.training.job import Job
-from concord.training.options import TrainConfig
+from concord.training.options import ResolvedTrainConfig
 
 Item = TypeVar("Item")
 
@@ -50,7 +50,7 @@ class WorkerData:
         return found + [summarize(data, purposes.get(name, "monitored")) for name, data in self.eval_only]
 
 
-def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext) -> WorkerData:
+def prepare(job: Job[Any], config: ResolvedTrainConfig, process: ProcessContext) -> WorkerData:
     """Load this process's share of the data (InputError if they do not fit the options)."""
     environments = job.environments_of(config).fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
@@ -62,7 +62,7 @@ def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext) -> Work
     return WorkerData(environments.only_names(), training, eval_only)
 
 
-def check_environments(config: TrainConfig, environments: Environments) -> None:
+def check_environments(config: ResolvedTrainConfig, environments: Environments) -> None:
     """Refuse too many workers, and one environment if several are compared (InputError)."""
     objective, spread, asked = config.objective.objective, config.schedule.stop_spread, config.schedule.consistency
     if asked and len(environments.train) < 2:

@@ -153,7 +153,7 @@ def _loop(folder: Path, threads: int, part: int, parts: int) -> None:
     rule = StopRule.of([part for part in record["deciding"]["stop_when"].split(" and ") if part])
     space = Space.from_json(record["space"])
     for trial in trials(Folder(folder))[part::parts]:
-        for evaluation in training(job, config_at(base, space, trial.point), ProcessContext(), Silent()):
+        for evaluation in training(job, config_at(base, space, trial.point).resolve(), ProcessContext(), Silent()):
             if rule.holds(evaluation.metrics):
                 break
 

@@ -3,15 +3,18 @@
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
 from concord.training.options.option_groups import OptimizerOptions, ScheduleOptions
-from concord.training.options.run_options import RunConfig
-from concord.training.options.train_config import TrainConfig, parallel_of
+from concord.training.options.run_options import ResolvedConfig, RunConfig, restore_resolved
+from concord.training.options.train_config import ResolvedTrainConfig, TrainConfig, parallel_of
 
 __all__ = [
     "AggregatorOptions",
     "ObjectiveOptions",
     "OptimizerOptions",
+    "ResolvedConfig",
+    "ResolvedTrainConfig",
     "RunConfig",
     "ScheduleOptions",
     "TrainConfig",
     "parallel_of",
+    "restore_resolved",
 ]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from concord.aggregation import RULES, AndMask
-from concord.aggregation.rules_by_name import compares, fields_of, has_chance, masks, rule_options
+from concord.aggregation.rules_by_name import REGISTRY, compares, has_chance, masks
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
-from concord.hyperparameters import with_fields
+from concord.hyperparameters import options_of_part
 from concord.options import OptionGroup, Role
 from concord.training.rule_file import OwnRule
 
@@ -20,8 +20,9 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SharedOptions(OptionGroup):
-    """The options of several rules."""
+@REGISTRY.add_options(after="rescale")
+class AggregatorOptions(OptionGroup):
+    """The aggregation of the environments' gradients."""
 
     role = Role.LEARNING
 
@@ -38,22 +39,6 @@ class _SharedOptions(OptionGroup):
     least τ from 0.5 that chance reaches with at most 1e-5, with 18 environments or more; otherwise 0.8."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
-    # fmt: on
-
-
-if TYPE_CHECKING:
-    _RuleOptions = _SharedOptions
-else:
-    _RuleOptions = with_fields(
-        _SharedOptions, "_RuleOptions", [each.as_field(name) for name, each in rule_options().items()]
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AggregatorOptions(_RuleOptions):
-    """The aggregation of the environments' gradients."""
-
-    # fmt: off
     environment_momentum: float = 0.0
     """Decay β of a moving average of each environment's gradients, which replaces the gradients, in [0, 1); 0: none. A
     worker needs additional memory of its environments times the parameters."""
@@ -88,7 +73,7 @@ class AggregatorOptions(_RuleOptions):
 
     def unused(self) -> frozenset[str]:
         """The options of other aggregators and of disabled features."""
-        fields, built_in = fields_of(self.rule_type), self.own_rule is None
+        fields, built_in = options_of_part(self.rule_type), self.own_rule is None
         by_chance = built_in and (self.significance is not None or "significance" in fields)
         used = {
             "threshold": "threshold" in fields and not by_chance,
@@ -96,7 +81,7 @@ class AggregatorOptions(_RuleOptions):
             "rescale": masks(self.rule_type),
             "example_gradient": self.per_example,
         }
-        used |= {option: built_in and option in fields for option in rule_options()}
+        used |= {option: built_in and option in fields for option in REGISTRY.options}
         return frozenset(name for name, each in used.items() if not each)
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:

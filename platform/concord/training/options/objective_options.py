@@ -10,9 +10,8 @@ from torch import nn
 from typing_extensions import Doc
 
 from concord.gradients import Loss, Risk
-from concord.hyperparameters import with_fields
 from concord.objectives import OBJECTIVES, Objective, Rescaled, objective
-from concord.objectives.objectives_by_name import objective_options, options_of
+from concord.objectives.objectives_by_name import REGISTRY, used_options
 from concord.options import OptionGroup, Role, option_values
 
 if TYPE_CHECKING:
@@ -48,8 +47,9 @@ _WARMUP = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SharedOptions(OptionGroup):
-    """The options of several objectives."""
+@REGISTRY.add_options(after="penalty_warmup")
+class ObjectiveOptions(OptionGroup):
+    """The objective."""
 
     role = Role.LEARNING
 
@@ -63,22 +63,9 @@ class _SharedOptions(OptionGroup):
     penalty_warmup: Annotated[float, Doc(_WARMUP)] = 0.0
     # fmt: on
 
-
-if TYPE_CHECKING:
-    _OwnOptions = _SharedOptions
-else:
-    _OwnOptions = with_fields(
-        _SharedOptions, "_OwnOptions", [each.as_field(name) for name, each in objective_options().items()]
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveOptions(_OwnOptions):
-    """The objective."""
-
     def unused(self) -> frozenset[str]:
         """The options of the other objectives."""
-        return frozenset(option_values(self).keys() - {"objective"} - options_of(self.objective))
+        return frozenset(option_values(self).keys() - {"objective"} - used_options(self.objective))
 
     def check(self) -> None:
         """Validate options; the objective checks its own."""

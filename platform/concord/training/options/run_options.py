@@ -2,9 +2,10 @@
 
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, cast
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
@@ -63,21 +64,24 @@ class RunConfig(OptionGroup):
         super().__init_subclass__(**arguments)
         _refuse_redeclared(cls)
 
-    def resolve(self, num_environments: int | None = None) -> Self:  # noqa: ARG002
-        """These options with the values in use where a default follows from others, as ``auto`` does.
+    def derived_options(self) -> dict[str, Any]:
+        """The values in use of options whose default follows from other options, as ``auto`` does, by name.
 
-        A run is trained, recorded and drawn with resolved options. The configuration itself keeps the options as given,
-        so that derived values follow when an option is varied. A job with such options overrides this method and calls
-        ``super().resolve(num_environments)`` first.
-
-        Args:
-            num_environments: the number of training environments, for defaults that follow from it; None leaves those.
+        A job with such options adds them to ``super().derived_options()``.
         """
-        return self
+        return {}
+
+    def resolve(self) -> "ResolvedConfig":
+        """These options with the values in use, see :meth:`derived_options`.
+
+        A run is resolved once, where it is checked, and is trained, recorded and drawn with resolved options. A group
+        of runs keeps its options as given, so that derived values follow when an option is varied.
+        """
+        return cast("ResolvedConfig", self.with_options(**self.derived_options()))
 
     @property
     def method(self) -> str | None:
-        """The method, for the run's name."""
+        """The method, for the run's name; of resolved options."""
         return None
 
     def sources(self) -> dict[str, str]:
@@ -98,6 +102,20 @@ class RunConfig(OptionGroup):
             if value is NEEDED:
                 raise InputError(f"{flag_of(name)}: is required; give a value")
         OptionGroup.check(self.resolve())
+
+
+if TYPE_CHECKING:
+
+    class ResolvedConfig(RunConfig):
+        """Options of :meth:`RunConfig.resolve`; only a type checker tells them from options as given."""
+
+else:
+    ResolvedConfig = RunConfig
+
+
+def restore_resolved(defaults: RunConfig, values: Mapping[str, Any]) -> ResolvedConfig:
+    """Resolved options from all their values, in another process."""
+    return cast(ResolvedConfig, defaults.with_options(**values))
 
 
 def _refuse_redeclared(kind: type[RunConfig]) -> None:

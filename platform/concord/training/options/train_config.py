@@ -1,16 +1,17 @@
 """All options of a training run."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from concord.aggregation import Rule, aggregator_at_chance, default_threshold
-from concord.aggregation.rules_by_name import fields_of, has_chance, own_options, without_chance
+from concord.aggregation.rules_by_name import has_chance, rule_with, without_chance
+from concord.hyperparameters import options_of_part
 from concord.objectives import objective_type
-from concord.options import OptionGroup, group, option_values
+from concord.options import group, option_values
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
 from concord.training.options.option_groups import DataOptions, OptimizerOptions, ParallelOptions, ScheduleOptions
-from concord.training.options.run_options import RunConfig
+from concord.training.options.run_options import ResolvedConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,13 @@ class TrainConfig(RunConfig):
     schedule: ScheduleOptions = group(ScheduleOptions)
     parallel: ParallelOptions = group(ParallelOptions)
 
-    def resolve(self, num_environments: int | None = None) -> Self:
-        """With the aggregator that ``auto`` stands for, and the defaults of the penalty's weight and of β₁.
+    if TYPE_CHECKING:
 
-        The default threshold or significance follows from the number of training environments.
-        """
+        def resolve(self) -> "ResolvedTrainConfig":
+            """These options with the values in use."""
+
+    def derived_options(self) -> dict[str, Any]:
+        """The aggregator that ``auto`` stands for, and the defaults of the penalty's weight and of β₁."""
         weight, beta1 = self.objective.penalty_weight, self.optimizer.beta1
         kind = objective_type(self.objective.objective)
         weight = kind.default_weight if weight is None else weight
@@ -37,22 +40,29 @@ class TrainConfig(RunConfig):
         if beta1 is None:
             beta1 = 0.0 if averaged else self.optimizer.betas[0]
         chosen: dict[str, Any] = {"penalty_weight": weight, "beta1": beta1}
-        given = self.aggregation
-        if given.aggregator == "auto":
+        if self.aggregation.aggregator == "auto":
             chosen["aggregator"] = "and-mask" if self.objective.objective == "erm" else "mean"
-            given = given.with_options(aggregator=chosen["aggregator"])
-        fields, built_in = fields_of(given.rule_type), given.own_rule is None
-        if num_environments is not None and not (built_in and given.significance is not None):
-            if built_in and "significance" in fields:
-                chosen["significance"] = fields["significance"].default
-            elif given.threshold is None:
-                chosen["threshold"] = default_threshold(given.aggregator, self.num_gradients(num_environments))
-        return super().resolve(num_environments).with_options(**chosen)
+        return super().derived_options() | chosen
+
+    def strictness(self, environments: int) -> dict[str, float]:
+        """The rule's default significance or threshold with this number of training environments, where it has one.
+
+        None of them if one is given. Call it on resolved options, as :meth:`rule`.
+        """
+        used = self.aggregation
+        fields, built_in = options_of_part(used.rule_type), used.own_rule is None
+        if built_in and used.significance is not None:
+            return {}
+        if built_in and "significance" in fields:
+            return {"significance": fields["significance"].default}
+        if used.threshold is not None:
+            return {}
+        return {"threshold": default_threshold(used.aggregator, self.num_gradients(environments))}
 
     def unused(self) -> frozenset[str]:
         """Also the options for gradients of environments, if the objective has one gradient of all."""
         coupled = objective_type(self.objective.objective).coupled
-        return OptionGroup.unused(self.resolve()) | ({"environment_momentum"} if coupled else set())
+        return super().unused() | ({"environment_momentum"} if coupled else set())
 
     def sources(self) -> dict[str, str]:
         """The text of the rule's file, for the user's own rule."""
@@ -60,14 +70,9 @@ class TrainConfig(RunConfig):
         return super().sources() | ({} if rule is None else {rule.file.file_name: rule.file.source})
 
     @property
-    def rule_name(self) -> str:
-        """The name of the aggregator; what ``auto`` stands for may depend on the job."""
-        return self.resolve().aggregation.aggregator
-
-    @property
     def method(self) -> str:
         """The method, for the run's name: the aggregator, the objective, or both if both are chosen."""
-        chosen = self.rule_name.rpartition(":")[2]  # the rule's name in FILE.py:RULE
+        chosen = self.aggregation.aggregator.rpartition(":")[2]  # the rule's name in FILE.py:RULE
         if self.objective.objective == "erm":
             return chosen
         return self.objective.objective if chosen == "mean" else f"{self.objective.objective}-{chosen}"
@@ -81,15 +86,13 @@ class TrainConfig(RunConfig):
         return together * (self.data.batch_size if self.aggregation.per_example else 1)
 
     def rule(self, environments: int = 1) -> Rule:
-        """The rule of these options; the default threshold follows from the number of training environments."""
-        resolved = self.resolve(environments)
-        options, own = resolved.aggregation, self.aggregation.own_rule
-        if own is not None:
-            return own.build(option_values(resolved))
-        if options.significance is not None:
-            return aggregator_at_chance(options.aggregator, options.significance, self.num_gradients(environments))
-        values = option_values(resolved)
-        rule: Rule = options.rule_type(**{name: values[name] for name in fields_of(options.rule_type)})
+        """The rule of resolved options; the default threshold follows from the number of training environments."""
+        options, values = self.aggregation, option_values(self) | self.strictness(environments)
+        if options.own_rule is not None:
+            return options.own_rule.build(values)
+        if (significance := values["significance"]) is not None:
+            return aggregator_at_chance(options.aggregator, significance, self.num_gradients(environments))
+        rule: Rule = rule_with(options.rule_type, values)
         return rule
 
     def gpu_request(self) -> tuple[float, str]:
@@ -111,8 +114,8 @@ class TrainConfig(RunConfig):
         """Validate options and their combinations; a job may add checks (InputError)."""
         super().check()
         data, name, per_example = self.data, self.objective.objective, self.aggregation.per_example
-        resolved = self.resolve().aggregation
-        rule = resolved.aggregator
+        in_use = self.resolve()
+        resolved, rule = in_use.aggregation, in_use.aggregation.aggregator
         whole = data.environments_per_step == 0
         fixed = self.parallel.min_workers is None or whole
         expected = "batches depend on the number of workers; give --environments-per-step 0"
@@ -148,10 +151,18 @@ class TrainConfig(RunConfig):
             expected = "steps of --optimizer temporal-and-mask are not environments; give --temporal-threshold"
             self.require("significance", self.optimizer.optimizer != "temporal-and-mask", expected)
         if self.aggregation.own_rule is not None:
-            self.aggregation.own_rule.check(self.rule())
+            self.aggregation.own_rule.check(in_use.rule())
         else:  # the rule checks its own options
-            values = option_values(resolved)
-            resolved.rule_type(**{name: values[name] for name in own_options(resolved.rule_type)})
+            rule_with(resolved.rule_type, option_values(resolved), shared=False)
+
+
+if TYPE_CHECKING:
+
+    class ResolvedTrainConfig(TrainConfig, ResolvedConfig):
+        """Options of :meth:`TrainConfig.resolve`; only a type checker tells them from options as given."""
+
+else:
+    ResolvedTrainConfig = TrainConfig
 
 
 def parallel_of(config: RunConfig) -> ParallelOptions:
