@@ -153,6 +153,11 @@ class Run:
         return self.folder.place.name
 
     @property
+    def output(self) -> Path:
+        """The output folder in which it is, beside other runs and groups."""
+        return self.folder.place.parent.parent
+
+    @property
     def run_id(self) -> str | None:
         """The id of its MLflow run; None before MLflow has it."""
         return self.record.get("run_id")

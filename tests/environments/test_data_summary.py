@@ -8,7 +8,7 @@ import torch
 
 from concord.environments import Environment
 from concord.environments.summary import DataSummary, summarize
-from concord.runs.tracked_data import tracked_data
+from concord.runs.finish import tracked_data
 
 
 def of(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> DataSummary:

@@ -346,7 +346,7 @@ def kept_run(output: Path, key: Key, *ends: str) -> OpenRun:
         run.append("began", resumed=False)
         if status:
             run.append("ended", status=status)
-    index_run(output, run)
+    index_run(run)
     return run
 
 

@@ -32,10 +32,10 @@ from web_server import serving
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD
 from concord.runs import lifecycle
-from concord.runs.lifecycle import Open, open_run, reserved_run
+from concord.runs.failures import end_at_sigterm, sigterm_as_interrupt
+from concord.runs.lifecycle import ActiveRun, open_run, reserved_run
 from concord.runs.session import check_cluster, require_cluster
 from concord.runs.spec import RunSpec
-from concord.runs.termination import end_at_sigterm, sigterm_as_interrupt
 from concord.storage import LOCK
 from concord.tracking import Store
 from concord.tracking.store import Run
@@ -54,13 +54,13 @@ def spec(output: Path, name: str | None = "a", **options: Any) -> RunSpec:
 
 
 @contextlib.contextmanager
-def opened(asked: RunSpec, info: Callable[[str], None] = lambda _: None) -> Iterator[Open]:
+def opened(asked: RunSpec, info: Callable[[str], None] = lambda _: None) -> Iterator[ActiveRun]:
     """The run, new or resumed."""
     with reserved_run(asked) as reserved, open_run(reserved, asked.record(reserved.store), info) as run:
         yield run
 
 
-def train(output: Path, *steps: Callable[[], object], **options: Any) -> Open:
+def train(output: Path, *steps: Callable[[], object], **options: Any) -> ActiveRun:
     """A run, new or resumed, whose training is these steps."""
     with opened(spec(output, **options)) as run:
         for step in steps:

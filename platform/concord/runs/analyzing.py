@@ -31,8 +31,14 @@ from concord.runs.execute import only_process
 from concord.runs.key import Key
 from concord.runs.lifecycle import Info
 from concord.runs.progress import Display, on_terminal
-from concord.runs.resources import check_gpus, check_local_gpus, require_resources
-from concord.runs.session import ray_session, task_failure, task_results
+from concord.runs.session import (
+    check_gpus,
+    check_local_gpus,
+    ray_session,
+    require_resources,
+    task_failure,
+    task_results,
+)
 from concord.runs.spec import resolved_paths, run_origin
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder, check_local_folder

@@ -181,10 +181,10 @@ def finished_run(output: Path, key: Key) -> Run | None:
     return run
 
 
-def index_run(output: Path, run: Run) -> None:
+def index_run(run: Run) -> None:
     """Name a finished run under its key."""
     if run.key:
-        (Folder(output) / KEYS).write(run.key, run.name, durable=False)
+        (Folder(run.output) / KEYS).write(run.key, run.name, durable=False)
 
 
 def job_sources(path: str, source: str) -> Mapping[str, str]:

@@ -15,8 +15,7 @@ from concord.errors import InputError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
-from concord.runs.champion import required
-from concord.runs.resources import check_gpus
+from concord.runs.session import check_gpus
 from concord.source_file import refusing
 from concord.tracking.model_call import ModelCall, first_call
 from concord.training.evaluation import (
@@ -29,17 +28,17 @@ from concord.training.evaluation import (
     modes,
     reported_metrics,
 )
-from concord.training.job import JobFile
+from concord.training.job import Job, JobFile
 from concord.training.kept_weights import best_by
 from concord.training.loop import build_model, initialize_objective
 from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
-from concord.training.options import TrainConfig
+from concord.training.options import RunConfig, TrainConfig
 from concord.training.worker_data import check_environments
 
 
 @dataclass(frozen=True)
-class Checked:
+class PreflightResult:
     """The findings of the checks.
 
     Attributes:
@@ -58,7 +57,7 @@ class Checked:
     objective: str | None = None
 
 
-def preflight(job: JobFile, config: Any) -> Checked:
+def preflight(job: JobFile, config: Any) -> PreflightResult:
     """Try data, model, loss and measures on one environment, before anything is written or started.
 
     For a job with a loop of its own only the options are checked.
@@ -71,7 +70,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
             inputs = loop.example(config) if loop.example is not None else None
         _check_criterion(job, loop.metrics)
         metrics = dict(loop.metrics)
-        return Checked(Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))
+        return PreflightResult(Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))
     check_gpus(config)
     with as_input_error(job, "its environments cannot be made"):
         environments = job.job.environments_of(config)
@@ -116,7 +115,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
     _check_required(job, config, reported)
     example = _example(job, config, model, first)
     own_objective = None if job.job.objective is None else type(objective).__name__
-    return Checked(environments, example, reported, measures, job.job.compared_by(reported, own), own_objective)
+    return PreflightResult(environments, example, reported, measures, job.job.compared_by(reported, own), own_objective)
 
 
 def _example(
@@ -151,6 +150,11 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
         )
     if None not in (known, mode) and known != mode:
         raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}: its measure has {known}; leave it out")
+
+
+def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:
+    """The least values of metrics with which a version of the job's model can be the champion."""
+    return job.required(config) if job.required is not None else {}
 
 
 def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:

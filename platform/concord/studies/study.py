@@ -10,10 +10,10 @@ from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import OpenRun, Run, require_run
 from concord.runs.execute import kept_checkpoint, remove_checkpoints
+from concord.runs.finish import finish
 from concord.runs.key import recorded_config
 from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
-from concord.runs.run import finish
 from concord.runs.spec import RunSpec
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, Judge
@@ -131,7 +131,7 @@ class _Search:
             if each.run is None or each.run.name in names:
                 continue
             if each.run.record.get("group") == self._plan.name:
-                remove_checkpoints(each.run.folder, [], 0)
+                remove_checkpoints(each.run, 0)
         self._finished = ranked[:kept]
 
 

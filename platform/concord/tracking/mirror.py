@@ -66,12 +66,6 @@ def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
     return run_id
 
 
-def retrack(store: Store, run: OpenRun) -> str:
-    """Create a new MLflow run for a record whose run the store has lost; it takes all events."""
-    forget(run)
-    return track(store, run)
-
-
 def forget(run: Run) -> None:
     """Forget the MLflow run of a record, so that a new one takes all events."""
     described = {name: value for name, value in run.record.items() if name != "run_id"}

@@ -18,9 +18,8 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 import concord
 from concord.errors import InputError, RunFailedError, last_line
 from concord.process_environment import environment_variables
-from concord.runs.dashboard import RAY_TOKEN, running_dashboard
 from concord.runs.submission.package import Package
-from concord.runs.submission.profile import Profile
+from concord.runs.submission.profile import RAY_TOKEN, Profile, running_dashboard
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take: the server first unpacks a package of up to 100 MiB.
