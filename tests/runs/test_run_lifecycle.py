@@ -30,10 +30,10 @@ from waiting import wait_for
 from web_server import serving
 
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.record import EVENTS, RECORD
+from concord.record import EVENTS, RECORD, folder_of
 from concord.runs import lifecycle
 from concord.runs.failures import end_at_sigterm, sigterm_as_interrupt
-from concord.runs.lifecycle import ActiveRun, open_run, reserved_run
+from concord.runs.lifecycle import ActiveRun, open_run, require_own, reserved_run
 from concord.runs.session import check_cluster, require_cluster
 from concord.runs.spec import RunSpec
 from concord.storage import LOCK
@@ -156,6 +156,33 @@ def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
     with pytest.raises(InputError, match=r"^--name a: .*/runs/a exists and is not a run; give another name$"):
         train(output)
     assert (output / "runs" / "a" / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"notes": "mine"}, "exists and is not a run"),
+        ({RECORD: '{"version": 2, "kind": "run", "job": "j", "config": {}}'}, "is a run of its own"),
+        (
+            {RECORD: '{"version": 2, "kind": "run", "job": "j", "config": {}, "group": "another"}'},
+            "is a run of its own",
+        ),
+        ({RECORD: '{"version": 2, "kind": "run", "job": "j", "config": {}, "group": "s"}', "notes": "mine"}, None),
+        ({EVENTS: "", "checkpoints": "", LOCK: ""}, None),  # the record was lost in a power failure
+        ({RECORD: ""}, None),
+        ({}, None),
+    ],
+)
+def test_a_group_takes_a_folder_only_of_its_own_runs(output: Path, files: dict[str, str], problem: str | None) -> None:
+    folder = folder_of(output, "s-trial-0")
+    folder.path.mkdir(parents=True)
+    for name, text in files.items():
+        (folder.path / name).write_text(text)
+    if problem is None:
+        require_own(folder, "s")
+    else:
+        with pytest.raises(InputError, match=rf"^--name s: .*/runs/s-trial-0 {problem}; give another name$"):
+            require_own(folder, "s")
 
 
 # --- what becomes of a run

@@ -4,14 +4,14 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from concord.environments import Environments
-from concord.environments.summary import PURPOSES, DataSummary
+from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError
 from concord.record import OpenRun, Run
 from concord.runs.execute import CHECKPOINTS
@@ -20,7 +20,8 @@ from concord.runs.preflight import PreflightResult, required
 from concord.runs.spec import JOB
 from concord.runs.trained_model import last_model
 from concord.source_file import reason
-from concord.tracking import ExportError, Store, TrackedData, log_model, register
+from concord.tracking import ExportError, Store, log_model, register
+from concord.tracking.datasets import log_data
 from concord.training.advice import advice
 from concord.training.checkpoint import MODEL
 from concord.training.job import Job, JobFile
@@ -32,7 +33,6 @@ _WEIGHTS = "weights"
 _NOT_CALLED = "the job's risk does not call it as a function of tensors"
 FIGURES, _METRICS = "figures", "metrics.json"
 _NAMED = 8  # more environments of a score are counted
-_LISTED = 100  # more datasets make MLflow's page unreadable
 
 
 def finish(
@@ -61,7 +61,7 @@ def finish(
     environments = checked.environments
     with _reported_if_failing(info):
         if run.data:
-            store.log_data(run_id, tracked_data([DataSummary.read(part) for part in run.data]))
+            log_data(store, run_id, [DataSummary.read(part) for part in run.data])
         reason = _NOT_CALLED
         if model is not None and checked.example is not None:
             try:
@@ -155,32 +155,3 @@ def scored_on(criterion: str, environments: Environments) -> str | None:
     if len(names) <= _NAMED:
         return ", ".join(names) or None
     return f"{len(names)} environments ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
-
-
-def tracked_data(parts: Sequence[DataSummary]) -> list[TrackedData]:
-    """The MLflow datasets of these parts of the data."""
-    if len(parts) <= _LISTED:
-        return [_of_one(part) for part in parts]
-    by_purpose = {purpose: [part for part in parts if part.purpose == purpose] for purpose in PURPOSES}
-    return [_together(purpose, found) for purpose, found in by_purpose.items() if found]
-
-
-def _of_one(part: DataSummary) -> TrackedData:
-    # Otherwise MLflow's lists would merge both parts of an environment.
-    name = f"{part.name}, held out" if part.purpose == "held-out" else part.name
-    specs = {
-        leaf.name: {"type": "tensor", "tensor-spec": {"dtype": leaf.dtype, "shape": [-1, *leaf.shape]}}
-        for leaf in part.leaves
-    }
-    if specs.keys() == {"inputs", "targets"}:
-        tensors = {"features": [specs["inputs"]], "targets": [specs["targets"]]}
-    else:
-        tensors = {"features": [{"name": name, **spec} for name, spec in specs.items()]}
-    schema = {"mlflow_tensorspec": {name: json.dumps(spec) for name, spec in tensors.items()}}
-    return TrackedData(name, part.digest, part.purpose, schema, {"num_rows": part.examples})
-
-
-def _together(purpose: str, parts: Sequence[DataSummary]) -> TrackedData:
-    digest = hashlib.sha256("".join(f"{part.name} {part.digest}\n" for part in parts).encode()).hexdigest()[:16]
-    profile = {"num_rows": sum(part.examples for part in parts), "environments": len(parts)}
-    return TrackedData(f"{len(parts)} environments, {purpose}", digest, purpose, None, profile)

@@ -187,14 +187,10 @@ def index_run(run: Run) -> None:
         (Folder(run.output) / KEYS).write(run.key, run.name, durable=False)
 
 
+@functools.lru_cache(maxsize=64)
 def job_sources(path: str, source: str) -> Mapping[str, str]:
     """The hash of the definitions that training can reach, by file: the job's own, and modules in its folder that it
     imports. Comments, docstrings, tables, figures and search spaces do not count."""
-    return _job_sources(path, source)
-
-
-@functools.lru_cache(maxsize=64)
-def _job_sources(path: str, source: str) -> Mapping[str, str]:
     tree = ast.parse(source)
     statements = _reached(tree)
     found = {Path(path).name: _hash([ast.dump(_without_docstrings(each)) for each in statements])}

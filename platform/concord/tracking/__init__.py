@@ -7,7 +7,7 @@
 from concord.tracking.exported_model import ExportError, load_program, log_model
 from concord.tracking.mirror import Mirror
 from concord.tracking.registry import ModelVersion, Registered, models, promote, register, show
-from concord.tracking.store import Run, Store, TrackedData
+from concord.tracking.store import Run, Store
 
 __all__ = [
     "ExportError",
@@ -16,7 +16,6 @@ __all__ = [
     "Registered",
     "Run",
     "Store",
-    "TrackedData",
     "load_program",
     "log_model",
     "models",
