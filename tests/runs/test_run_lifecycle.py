@@ -158,16 +158,17 @@ def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
     assert (output / "runs" / "a" / "notes").read_text() == "mine"
 
 
+def _record(**more: str) -> str:
+    return json.dumps({"version": 2, "kind": "run", "job": "j", "config": {}, **more})
+
+
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
         ({"notes": "mine"}, "exists and is not a run"),
-        ({RECORD: '{"version": 2, "kind": "run", "job": "j", "config": {}}'}, "is a run of its own"),
-        (
-            {RECORD: '{"version": 2, "kind": "run", "job": "j", "config": {}, "group": "another"}'},
-            "is a run of its own",
-        ),
-        ({RECORD: '{"version": 2, "kind": "run", "job": "j", "config": {}, "group": "s"}', "notes": "mine"}, None),
+        ({RECORD: _record()}, "is a run of its own"),
+        ({RECORD: _record(group="another")}, "is a run of its own"),
+        ({RECORD: _record(group="s"), "notes": "mine"}, None),
         ({EVENTS: "", "checkpoints": "", LOCK: ""}, None),  # the record was lost in a power failure
         ({RECORD: ""}, None),
         ({}, None),

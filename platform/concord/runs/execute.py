@@ -255,7 +255,7 @@ class Recorder:
             return
         gathered, self.data = self.process.all_gather(self.data), None
         if self.process.rank == 0:
-            parts = {(part["purpose"], part["name"]): part for of_one in gathered for part in of_one}
+            parts = {(part["purpose"], part["name"]): part for own in gathered for part in own}
             self._sink("data", parts=sorted(parts.values(), key=lambda part: PURPOSES.index(part["purpose"])))
 
 

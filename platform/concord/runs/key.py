@@ -38,7 +38,7 @@ class Difference(NamedTuple):
 
     part: Literal["job", "option", "source", "data"]
     name: str
-    ours: Any
+    current: Any
     recorded: Any
 
 
@@ -132,21 +132,21 @@ def recorded_config(config: Any) -> dict[str, Any]:
     )
 
 
-def require_same(what: str, key: Key, record: Mapping[str, Any], name: str, kept: str) -> bool:
+def require_same(what: str, key: Key, record: Mapping[str, Any], name: str, advice: str) -> bool:
     """Refuse to continue what a record describes if it differs (InputError); return whether the job's text is the same.
 
-    ``what`` names it, such as ``the run NAME``; ``kept`` says what to do about an option.
+    ``what`` names it, such as ``the run NAME``; ``advice`` says what to do about an option.
     """
-    for part, differs, ours, recorded in key.differences(record):
+    for part, differs, current, recorded in key.differences(record):
         if part == "job":
-            raise InputError(f"--name {name}: is a {what.split()[1]} of job {recorded}, not of {ours}")
+            raise InputError(f"--name {name}: is a {what.split()[1]} of job {recorded}, not of {current}")
         if part == "option":
             hidden = f", and {HIDDEN} is not recorded" if is_hidden(recorded) else ""
             started = f"{what} was started with {_shown(recorded)}"
-            raise InputError(f"{flag_of(differs)} {_shown(ours)}: {started}; {kept}{hidden}")
+            raise InputError(f"{flag_of(differs)} {_shown(current)}: {started}; {advice}{hidden}")
         if part == "data":
             raise InputError(
-                f"--name {name}: {what} was started with data of version {recorded}, and these have version {ours}; "
+                f"--name {name}: {what} was started with data of version {recorded}, and these have version {current}; "
                 "restore the data, or give another name without --resume"
             )
         if differs in record.get("sources", {}):
@@ -158,9 +158,9 @@ def require_same(what: str, key: Key, record: Mapping[str, Any], name: str, kept
 
 def require_secrets(what: str, config: RunConfig, record: Mapping[str, Any]) -> None:
     """Refuse to continue without a secret option that was given at the start, since no record has it (InputError)."""
-    ours = recorded_config(config)
+    given = recorded_config(config)
     for option, value in record["config"].items():
-        if is_secret(option) and is_hidden(value) and not is_hidden(ours.get(option)):
+        if is_secret(option) and is_hidden(value) and not is_hidden(given.get(option)):
             raise InputError(
                 f"{flag_of(option)}: {what} was started with one, and secrets are not recorded; give it again"
             )

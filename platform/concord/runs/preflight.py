@@ -97,8 +97,8 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     if job.job.objective is not None:
         optimizer = Optimization(list(trainable(model).values()), config, 1, objective).optimizer
         steps, rest = divmod(len(trained), config.data.batch_size)
-        whole = rest == 0 and config.data.environments_per_step == 0  # judged by the first environment
-        objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
+        full_batches = rest == 0 and config.data.environments_per_step == 0  # judged by the first environment
+        objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if full_batches else None)
     with as_input_error(job, "its evaluation cannot be made"):
         evaluation = job.job.evaluation_of(config)
     measures, own = modes(given, evaluation), () if evaluation is None else tuple(evaluation.modes)
@@ -122,15 +122,15 @@ def _example(
     job: JobFile, config: TrainConfig, model: torch.nn.Module, first: Environment
 ) -> torch.Tensor | ModelCall | None:
     """A few inputs of the model, or the first call of it by the risk; None if the risk does not call it."""
-    some = first.take(slice(4))
-    if is_pair(some):
-        inputs: torch.Tensor = some[0]
+    few = first.take(slice(4))
+    if is_pair(few):
+        inputs: torch.Tensor = few[0]
         return inputs
     risk = job.job.risk_of(config)
-    of_batch = getattr(risk, "example", None)
-    if of_batch is None:
-        return first_call(model, risk, some)
-    example: torch.Tensor = of_batch(some)
+    example_of = getattr(risk, "example", None)
+    if example_of is None:
+        return first_call(model, risk, few)
+    example: torch.Tensor = example_of(few)
     return example
 
 
@@ -218,8 +218,8 @@ def _check_risk(
 ) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
     with as_input_error(job, f"model and risk cannot take {shapes}"):
-        of_batch = job.job.risk_of(config)
-        risk = evaluate_batch(model, of_batch, {}, batch).risk
+        risk_of_batch = job.job.risk_of(config)
+        risk = evaluate_batch(model, risk_of_batch, {}, batch).risk
         if not objective.coupled:
             evaluate_batch(model, objective.risk, {}, batch)
     if not risk.requires_grad:
@@ -227,7 +227,7 @@ def _check_risk(
     examples = len(next(iter(named_leaves(batch).values())))
     for name, measure in measures.items():
         with as_input_error(job, f"measure {name} cannot take the model's output for {shapes}"), torch.no_grad():
-            values = evaluate_batch(model, of_batch, {name: measure}, batch).values
+            values = evaluate_batch(model, risk_of_batch, {name: measure}, batch).values
         _require_one_each(job, name, tuple(values[name].shape), examples)
     return measures
 

@@ -24,7 +24,7 @@ from ray.tune.search import Searcher
 
 from concord.errors import RunFailedError
 from concord.options import option_values
-from concord.record import EVENTS, OpenRun, Run, folder_of
+from concord.record import EVENTS, Run, folder_of
 from concord.runs.execute import (
     RunTask,
     checkpoint_step,
@@ -35,7 +35,7 @@ from concord.runs.execute import (
 )
 from concord.runs.failures import signal_handler
 from concord.runs.key import finished_run, index_run, plain
-from concord.runs.lifecycle import ActiveRun, Info, Member, open_run, require_own, reserved_group
+from concord.runs.lifecycle import ActiveRun, Info, Member, open_run, reopened, require_own, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.session import ray_session
 from concord.runs.spec import RunSpec
@@ -169,10 +169,8 @@ class Pool:
             if lost:
                 forget(run)
             if run.status is not None and not is_sent(run):
-                self.known[name] = opened = OpenRun(run.folder, run.record)
-                self.group.mirror.add(opened, self.group.run)
-                self.group.mirror.finish(opened)
-                opened.close()
+                with reopened(run, self.group.mirror, self.group.run) as self.known[name]:
+                    pass
 
     def run(
         self,

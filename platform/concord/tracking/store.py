@@ -234,8 +234,8 @@ class Store:
     def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[Run]:
         """Yield the runs that fulfil a condition, on demand."""
         with failures(self.uri, "search runs"):
-            asked = pages(lambda token: self.client.search_experiments(page_token=token))
-            if names := {each.experiment_id: each.name for each in asked}:
+            listed = pages(lambda token: self.client.search_experiments(page_token=token))
+            if names := {each.experiment_id: each.name for each in listed}:
                 found = pages(lambda token: self.client.search_runs([*names], condition, 1, page, [order], token))
                 yield from (self._run(entry, names[entry.info.experiment_id]) for entry in found)
 

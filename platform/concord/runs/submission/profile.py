@@ -107,16 +107,16 @@ def _profile(name: str | None) -> dict[str, Any]:
     return profile
 
 
-def _token(given: Path | None, of_profile: str | None) -> tuple[str | None, str]:
+def _token(given: Path | None, in_profile: str | None) -> tuple[str | None, str]:
     """The token and its origin."""
     if given is None and os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
-    of_ray = RAY_TOKEN.expanduser()
+    own_file = RAY_TOKEN.expanduser()
     sources = {
         "--token-file": given,
         "RAY_AUTH_TOKEN_PATH": os.environ.get("RAY_AUTH_TOKEN_PATH"),
-        "token-file of the profile": of_profile,
-        "token file": of_ray if of_ray.exists() else None,
+        "token-file of the profile": in_profile,
+        "token file": own_file if own_file.exists() else None,
     }
     for source, path in sources.items():
         if path:
