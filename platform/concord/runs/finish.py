@@ -1,10 +1,9 @@
 """What becomes of a run that has trained: figures, data and model in MLflow, a version in the registry, advice."""
 
-import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def finish(
     registered = None
     tracked = False
     environments = checked.environments
-    with _reported_if_failing(info):
+    try:
         if run.data:
             log_data(store, run_id, [DataSummary.read(part) for part in run.data])
         reason = _NOT_CALLED
@@ -71,7 +70,7 @@ def finish(
         if model is not None and uri is None:
             store.log_files(run_id, run.folder.path / CHECKPOINTS / run.checkpoints[-1] / MODEL, _WEIGHTS)
             line = f"the model is not registered: {reason}; its weights are the run's artifact {_WEIGHTS}/{MODEL}"
-            store.note(run_id, line)
+            store.set_tag(run_id, "mlflow.note.content", line)  # shown on MLflow's page of the run
             info(line)
         if config.run.register and uri is not None:
             name = job.model_name(config)
@@ -84,6 +83,8 @@ def finish(
             registered = register(store, uri, run_id, name, metrics, criterion, mode, lineage, unfit, scored)
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True
+    except (RunFailedError, InputError) as error:  # the training is finished
+        info(f"the model could not be kept in MLflow: {error}; --resume tries again")
     for line in advice(job.job, config, run.history, environments, checked.measures):
         info(line)
     report = {
@@ -98,15 +99,6 @@ def finish(
         "metrics": metrics,
     }
     return report, tracked
-
-
-@contextlib.contextmanager
-def _reported_if_failing(info: Info) -> Iterator[None]:
-    """Report a failing store or export as a line: the training is finished."""
-    try:
-        yield
-    except (RunFailedError, InputError) as error:
-        info(f"the model could not be kept in MLflow: {error}; --resume tries again")
 
 
 def _draw(job: JobFile, config: RunConfig, run: Run, model: torch.nn.Module | None, info: Info) -> list[Path]:

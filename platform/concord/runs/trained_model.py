@@ -36,13 +36,13 @@ class TrainedModel:
 
 
 def last_model(job: Job[Any], config: RunConfig, run: Run) -> nn.Module | None:
-    """The model with the weights of a run's last checkpoint; None without a checkpoint, or if the job has no model."""
+    """The model with a run's last weights, in evaluation mode; None without a checkpoint or a model."""
     checkpoint = kept_checkpoint(run)
     if not job.has_model or checkpoint is None:
         return None
     model = build_model(job, config)
     read_weights(run.folder.fetch(f"{CHECKPOINTS}/{checkpoint}"), model)
-    return model
+    return model.eval()
 
 
 def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = None) -> TrainedModel:

@@ -187,10 +187,6 @@ class Store:
                 return None
             return json.loads(Path(self.client.download_artifacts(run_id, name, folder)).read_text())
 
-    def note(self, run_id: str, text: str) -> None:
-        """Set the run's description, which MLflow's page of the run shows."""
-        self.set_tag(run_id, "mlflow.note.content", text)
-
     def set_tag(self, run_id: str, tag: str, value: str) -> None:
         """Set a tag of the run."""
         with failures(self.uri, f"describe run {run_id}"):
