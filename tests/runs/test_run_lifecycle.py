@@ -38,7 +38,7 @@ from concord.runs.session import check_cluster, require_cluster
 from concord.runs.spec import RunSpec
 from concord.storage import LOCK
 from concord.tracking import Store
-from concord.tracking.store import Run
+from concord.tracking.store import TrackedRun
 from concord.training import load_job
 from concord.training.options import RunConfig
 
@@ -75,7 +75,7 @@ def fails(error: type[Exception]) -> Callable[[], object]:
     return fail
 
 
-def tracked(output: Path, uri: str | None = None) -> dict[str, Run]:
+def tracked(output: Path, uri: str | None = None) -> dict[str, TrackedRun]:
     return {run.name: run for run in tracked_runs(Store.open(output, uri), JOB, finished_only=False)}
 
 

@@ -54,7 +54,7 @@ _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """One tracked run, at the time of the request.
 
     `metrics` has the latest values; `started` is in UTC; `parent` is the run of its study or comparison. `experiment`
@@ -208,14 +208,14 @@ class Store:
             for start in range(0, len(values), 1000):  # MLflow's limit for one call
                 self.client.log_batch(run_id, metrics=values[start : start + 1000], synchronous=True)
 
-    def run(self, run_id: str) -> Run:
+    def run(self, run_id: str) -> TrackedRun:
         """Return one run."""
         with failures(self.uri, f"read run {run_id}"):
             entry = self.client.get_run(run_id)
             return self._run(entry, self.client.get_experiment(entry.info.experiment_id).name)
 
-    def _run(self, entry: Any, experiment: str) -> Run:
-        return Run(
+    def _run(self, entry: Any, experiment: str) -> TrackedRun:
+        return TrackedRun(
             run_id=entry.info.run_id,
             name=entry.info.run_name,
             status=entry.info.status,
@@ -227,7 +227,7 @@ class Store:
             experiment=experiment,
         )
 
-    def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[Run]:
+    def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[TrackedRun]:
         """Yield the runs that fulfil a condition, on demand."""
         with failures(self.uri, "search runs"):
             listed = pages(lambda token: self.client.search_experiments(page_token=token))
