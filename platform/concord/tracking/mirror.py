@@ -149,7 +149,6 @@ class Mirror:
         self._store = store
         self._records: dict[str, _Mirrored] = {}
         self._lock = threading.Lock()
-        self._left = 0  # events of runs that were given up by the store
         self._name = functools.cache(metric_name)
         self._wake = threading.Event()
         self._deadline: float | None = None
@@ -194,9 +193,7 @@ class Mirror:
         """Stop sending: the records will be deleted."""
         with self._lock:
             self._records.clear()
-        self._deadline = time.monotonic()
-        self._wake.set()
-        self._sender.join(_EVERY_SECONDS)
+        self.close(_EVERY_SECONDS)
 
     def _send_until_closed(self) -> None:
         pause, down = _EVERY_SECONDS, False
@@ -208,7 +205,8 @@ class Mirror:
             elif down:
                 time.sleep(_CLOSING_PAUSE_SECONDS)
             closing = self._deadline is not None  # read before sending: then the files hold all events
-            records = self._open_records()
+            with self._lock:
+                records = list(self._records.values())
             try:
                 for mirrored in records:
                     sent = self._send_all(mirrored)
@@ -225,10 +223,6 @@ class Mirror:
                 pause, down = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
             if self._deadline is not None and (time.monotonic() >= self._deadline or (closing and not down)):
                 return
-
-    def _open_records(self) -> list[_Mirrored]:
-        with self._lock:
-            return list(self._records.values())
 
     def _send_all(self, mirrored: _Mirrored) -> bool:
         """Send a record's new events; returns whether there were some."""
@@ -287,8 +281,7 @@ class Mirror:
             assert group.run_id is not None
             if not (mirrored.adopts and self._adopt(run, group.run_id)):
                 track(self._store, run, group.run_id)
-        assert run.run_id is not None
-        return run.run_id
+        return str(run.run_id)
 
     def _adopt(self, run: OpenRun, group_id: str) -> bool:
         """Record the MLflow run that a killed process created without recording its id, if there is one."""

@@ -57,8 +57,8 @@ _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 class TrackedRun:
     """One tracked run, at the time of the request.
 
-    `metrics` has the latest values; `started` is in UTC; `parent` is the run of its study or comparison. `experiment`
-    is the job's name, for runs of groups with the kind of group.
+    `metrics` has the latest values; `started` is in UTC. `experiment` is the job's name, for runs of groups with the
+    kind of group.
     """
 
     run_id: str
@@ -68,7 +68,6 @@ class TrackedRun:
     metrics: dict[str, float]
     tags: dict[str, str]
     started: datetime
-    parent: str | None
     experiment: str
 
 
@@ -223,7 +222,6 @@ class Store:
             metrics={key: _value(value) for key, value in entry.data.metrics.items()},
             tags={key: value for key, value in entry.data.tags.items() if not key.startswith("mlflow.")},
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
-            parent=entry.data.tags.get(PARENT),
             experiment=experiment,
         )
 
