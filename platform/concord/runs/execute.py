@@ -108,18 +108,8 @@ def execute(
     if task.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray
 
-        return evaluations_on_ray(task, config, sink, start)
-    return _evaluations_in_this_process(task, job, config, sink, start, load)
-
-
-def _evaluations_in_this_process(
-    task: RunTask,
-    job: JobFile,
-    config: RunConfig,
-    sink: Sink,
-    start: str | None,
-    load: Callable[[], WorkerData] | None,
-) -> Generator[Evaluation, None, None]:
+        yield from evaluations_on_ray(task, config, sink, start)
+        return
     process, max_failures = only_process(config), parallel_of(config).max_failures
 
     def keep_place(name: str, /, **fields: Any) -> None:
