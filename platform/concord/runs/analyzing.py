@@ -28,7 +28,7 @@ from concord.options import RESULT, OptionGroup, Place, Role, Unkept, flag_of, g
 from concord.record import folder_of
 from concord.redaction import redact
 from concord.runs.execute import only_process
-from concord.runs.key import Key
+from concord.runs.key import Key, plain
 from concord.runs.lifecycle import Info
 from concord.runs.progress import Display, on_terminal
 from concord.runs.session import (
@@ -99,8 +99,7 @@ class AnalyzeOptions(OptionGroup):
     @property
     def asked(self) -> dict[str, Any]:
         """The options that decide the result, as JSON."""
-        asked: dict[str, Any] = json.loads(json.dumps({**asdict(self.settings), "through": self.through}))
-        return asked
+        return dict(plain({**asdict(self.settings), "through": self.through}))
 
     def load(self, job: JobFile, name: str | None) -> TrainedModel:
         """The model of the run of this name, or the registered one."""

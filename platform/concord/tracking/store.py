@@ -204,8 +204,7 @@ class Store:
         now = time.time_ns() // 1_000_000
         values = [Metric(metric_name(key), float(value), now, step) for key, value in metrics.items()]
         with failures(self.uri, f"log metrics of run {run_id}"):
-            for start in range(0, len(values), 1000):  # MLflow's limit for one call
-                self.client.log_batch(run_id, metrics=values[start : start + 1000], synchronous=True)
+            self.client.log_batch(run_id, metrics=values, synchronous=True)
 
     def run(self, run_id: str) -> TrackedRun:
         """Return one run."""
