@@ -207,7 +207,7 @@ def s3() -> Iterator[s3_server.Server]:
 def without_figures() -> Iterator[None]:
     """For files that look at no figure of a run or study: drawing takes half of a tiny run's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("concord.runs.run._draw", lambda *_: [])
+        patch.setattr("concord.runs.finish._draw", lambda *_: [])
         patch.setattr("concord.studies.results.StudyResult.figures", lambda *_: {})
         yield
 

@@ -35,8 +35,7 @@ from concord.record import (
     write_record,
 )
 from concord.storage import Folder, JsonLines, append_line, read_lines
-from concord.tracking import Mirror, Store
-from concord.tracking import Run as TrackedRun
+from concord.tracking import Mirror, Store, TrackedRun
 from concord.tracking.mirror import CURSOR
 
 

@@ -1,10 +1,10 @@
 """What a store of MLflow holds."""
 
 from concord.metric_name import metric_name
-from concord.tracking import Run, Store
+from concord.tracking import Store, TrackedRun
 
 
-def tracked_runs(store: Store, experiment: str, finished_only: bool = True) -> list[Run]:
+def tracked_runs(store: Store, experiment: str, finished_only: bool = True) -> list[TrackedRun]:
     """The experiment's runs, the newest first; none if there is no such experiment."""
     kept = store.client.get_experiment_by_name(experiment)
     condition = "attributes.status = 'FINISHED'" if finished_only else ""

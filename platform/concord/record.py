@@ -153,6 +153,11 @@ class Run:
         return self.folder.place.name
 
     @property
+    def output(self) -> Path:
+        """The output folder in which it is, beside other runs and groups."""
+        return self.folder.place.parent.parent
+
+    @property
     def run_id(self) -> str | None:
         """The id of its MLflow run; None before MLflow has it."""
         return self.record.get("run_id")
@@ -291,24 +296,17 @@ def read_events(file: Path, start: int = 0) -> Iterator[Event]:
                 yield Event(fields.pop("event"), int(fields.pop("at")), fields, end)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 place = f"line {number}" if start == 0 else f"the line that ends at byte {end}"
-                raise _no_event(file, place) from error
-
-
-def _no_event(file: Path, place: str) -> InputError:
-    return InputError(f"{file}: {place} is not an event; restore the file, or give another --name")
+                raise InputError(
+                    f"{file}: {place} is not an event; restore the file, or give another --name"
+                ) from error
 
 
 def _replay(run: Run) -> None:
     """Take the events of a run's file, as this machine has it."""
     file = run.folder.path / EVENTS
-    if not file.exists():
-        return
-    for event in read_events(file):
+    for event in read_events(file) if file.exists() else ():
         if event.name != "metrics":
-            try:
-                run.take(event)
-            except (KeyError, TypeError, ValueError) as error:
-                raise _no_event(file, f"the line that ends at byte {event.end}") from error
+            run.take(event)
 
 
 def folder_of(output: Path, name: str, kind: Kind = "run") -> Folder:

@@ -20,8 +20,12 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = Store.open(output)
 
     def track(job: str, name: str, options: dict[str, Any], metrics: dict[str, float], **tags: str) -> str:
-        known = {"concord.version": "1", **({"concord.job": job, "torch": "2.13.0"} if job else {})}
-        run_id = store.start_run(job or "study", name, options, {**known, **tags})
+        known = {
+            "concord.version": "1",
+            "concord.run": name,
+            **({"concord.job": job, "torch": "2.13.0"} if job else {}),
+        }
+        run_id = store.start_run(job or "mine-studies", name, options, {**known, **tags})
         store.log_metrics(run_id, metrics)
         return run_id
 
@@ -85,6 +89,11 @@ def test_the_table_shows_the_main_metrics_and_what_is_asked_for(concord_: Concor
     (middle,) = (row for row in rows if row[0] == "middle")
     assert middle[1:3] + middle[5:] == ["mine", "finished", "0.200", "0.01", "1.000", "0.950"]
     assert concord_("runs", "--output", tracked, "--name", "nobody").err == "there is no such run\n"
+
+
+def test_a_run_of_a_group_is_shown_with_its_job_and_its_group(concord_: Concord, tracked: Path) -> None:
+    table = concord_("runs", "--output", tracked, "--name", "searched").out
+    assert [line.count("mine (study searched)") for line in table.splitlines() if "searched" in line] == [1, 1]
 
 
 def test_two_runs_compared_show_their_differing_options_and_metrics(

@@ -8,7 +8,7 @@ import torch
 
 from concord.environments import Environment
 from concord.environments.summary import DataSummary, summarize
-from concord.runs.tracked_data import tracked_data
+from concord.tracking.datasets import dataset_inputs
 
 
 def of(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> DataSummary:
@@ -28,9 +28,8 @@ def test_a_tree_is_summarized_by_its_leaves_and_is_a_dataset() -> None:
     assert (said.examples, said.leaves) == (5, (("ids", (7,), "int64"), ("labels", (), "float32")))
     renamed = Environment("north", {"ids": tree["ids"], "weights": tree["labels"]})
     assert summarize(renamed, "train").digest != said.digest
-    (dataset,) = tracked_data([said])
-    assert dataset.schema is not None
-    features = json.loads(dataset.schema["mlflow_tensorspec"]["features"])
+    (found,) = dataset_inputs([said])
+    features = json.loads(json.loads(found.dataset.schema)["mlflow_tensorspec"]["features"])
     assert [(each["name"], each["tensor-spec"]["shape"]) for each in features] == [("ids", [-1, 7]), ("labels", [-1])]
 
 
@@ -68,12 +67,12 @@ def test_many_environments_are_one_dataset_for_each_purpose() -> None:
         for index in range(60)
         for purpose in ("train", "held-out")
     ]
-    assert len(tracked_data(parts[:100])) == 100
-    together = tracked_data(parts)
-    assert [(each.name, each.purpose, each.profile) for each in together] == [
+    assert len(dataset_inputs(parts[:100])) == 100
+    together = dataset_inputs(parts)
+    assert [(each.dataset.name, each.tags[0].value, json.loads(each.dataset.profile)) for each in together] == [
         ("60 environments, train", "train", {"num_rows": 180, "environments": 60}),
         ("60 environments, held-out", "held-out", {"num_rows": 180, "environments": 60}),
     ]
     other = [*parts[:-2], summarize(Environment("level-59", torch.zeros(3, 1), torch.zeros(3)), "train"), parts[-1]]
-    assert tracked_data(other)[0].digest != together[0].digest
-    assert tracked_data(other)[1].digest == together[1].digest
+    assert dataset_inputs(other)[0].dataset.digest != together[0].dataset.digest
+    assert dataset_inputs(other)[1].dataset.digest == together[1].dataset.digest

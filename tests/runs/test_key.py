@@ -247,7 +247,7 @@ def test_other_data_change_the_key_and_unknown_data_are_not_held_against_a_run(t
     one, other, unknown = key_with(BASE), key_with(BASE, "v2"), key_with(BASE, None)
     assert len({one.value, other.value, unknown.value}) == 3
     assert len({each.without_data for each in (one, other, unknown)}) == 1
-    assert [(each.part, each.ours, each.recorded) for each in other.differences(record_of(one))] == [
+    assert [(each.part, each.current, each.recorded) for each in other.differences(record_of(one))] == [
         ("data", "v2", "v1")
     ]
     for key, recorded in (unknown, one), (one, unknown):  # they have moved to an address, or an earlier run had none
@@ -346,7 +346,7 @@ def kept_run(output: Path, key: Key, *ends: str) -> OpenRun:
         run.append("began", resumed=False)
         if status:
             run.append("ended", status=status)
-    index_run(output, run)
+    index_run(run)
     return run
 
 

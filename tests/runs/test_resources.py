@@ -12,7 +12,7 @@ from mlflow_server import Server
 from ray_head import GrowingHead
 
 from concord.errors import InputError
-from concord.runs.resources import require_resources, wait_for_resources, waiting_minutes
+from concord.runs.session import require_resources, wait_for_resources, waiting_minutes
 from concord.training import RunConfig, TrainConfig
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")

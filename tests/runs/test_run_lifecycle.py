@@ -30,15 +30,15 @@ from waiting import wait_for
 from web_server import serving
 
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.record import EVENTS, RECORD
+from concord.record import EVENTS, RECORD, folder_of
 from concord.runs import lifecycle
-from concord.runs.lifecycle import Open, open_run, reserved_run
+from concord.runs.failures import end_at_sigterm, sigterm_as_interrupt
+from concord.runs.lifecycle import ActiveRun, open_run, require_own, reserved_run
 from concord.runs.session import check_cluster, require_cluster
 from concord.runs.spec import RunSpec
-from concord.runs.termination import end_at_sigterm, sigterm_as_interrupt
 from concord.storage import LOCK
 from concord.tracking import Store
-from concord.tracking.store import Run
+from concord.tracking.store import TrackedRun
 from concord.training import load_job
 from concord.training.options import RunConfig
 
@@ -54,13 +54,13 @@ def spec(output: Path, name: str | None = "a", **options: Any) -> RunSpec:
 
 
 @contextlib.contextmanager
-def opened(asked: RunSpec, info: Callable[[str], None] = lambda _: None) -> Iterator[Open]:
+def opened(asked: RunSpec, info: Callable[[str], None] = lambda _: None) -> Iterator[ActiveRun]:
     """The run, new or resumed."""
     with reserved_run(asked) as reserved, open_run(reserved, asked.record(reserved.store), info) as run:
         yield run
 
 
-def train(output: Path, *steps: Callable[[], object], **options: Any) -> Open:
+def train(output: Path, *steps: Callable[[], object], **options: Any) -> ActiveRun:
     """A run, new or resumed, whose training is these steps."""
     with opened(spec(output, **options)) as run:
         for step in steps:
@@ -75,7 +75,7 @@ def fails(error: type[Exception]) -> Callable[[], object]:
     return fail
 
 
-def tracked(output: Path, uri: str | None = None) -> dict[str, Run]:
+def tracked(output: Path, uri: str | None = None) -> dict[str, TrackedRun]:
     return {run.name: run for run in tracked_runs(Store.open(output, uri), JOB, finished_only=False)}
 
 
@@ -156,6 +156,34 @@ def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
     with pytest.raises(InputError, match=r"^--name a: .*/runs/a exists and is not a run; give another name$"):
         train(output)
     assert (output / "runs" / "a" / "notes").read_text() == "mine"
+
+
+def _record(**more: str) -> str:
+    return json.dumps({"version": 2, "kind": "run", "job": "j", "config": {}, **more})
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"notes": "mine"}, "exists and is not a run"),
+        ({RECORD: _record()}, "is a run of its own"),
+        ({RECORD: _record(group="another")}, "is a run of its own"),
+        ({RECORD: _record(group="s"), "notes": "mine"}, None),
+        ({EVENTS: "", "checkpoints": "", LOCK: ""}, None),  # the record was lost in a power failure
+        ({RECORD: ""}, None),
+        ({}, None),
+    ],
+)
+def test_a_group_takes_a_folder_only_of_its_own_runs(output: Path, files: dict[str, str], problem: str | None) -> None:
+    folder = folder_of(output, "s-trial-0")
+    folder.path.mkdir(parents=True)
+    for name, text in files.items():
+        (folder.path / name).write_text(text)
+    if problem is None:
+        require_own(folder, "s")
+    else:
+        with pytest.raises(InputError, match=rf"^--name s: .*/runs/s-trial-0 {problem}; give another name$"):
+            require_own(folder, "s")
 
 
 # --- what becomes of a run

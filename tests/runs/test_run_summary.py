@@ -2,22 +2,21 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from concord.environments import Environments
-from concord.record import OpenRun, Run
-from concord.runs.lifecycle import Open
-from concord.runs.preflight import Checked
-from concord.runs.run_summary import mask_parameters, methods_command, run_summary
+from concord.runs.lifecycle import ActiveRun
+from concord.runs.preflight import PreflightResult
+from concord.runs.run import mask_parameters, methods_command, run_summary
 from concord.storage import Folder
 from concord.tracking import Store
 from concord.training import TrainConfig, load_job
 
 STORE = Store("postgresql://me:pa55word@host/runs", None)
-RUN = Open(cast(OpenRun, Run(Folder(Path("there/runs/first")))), STORE, cast(Any, None), resumed=False)
+RUN = ActiveRun("run", Folder(Path("there/runs/first")), STORE, None)
 JOB = load_job("table")
 DATA = torch.zeros(2, 3), torch.arange(2)
 SOME = Environments.from_arrays(dict.fromkeys("ab", DATA))
@@ -29,7 +28,7 @@ def summary(
     environments: Environments = SOME, criterion: Any = BEST, required: Any = None, **options: Any
 ) -> list[str]:
     config = TrainConfig().with_options(**options).resolve()
-    checked = Checked(config, environments, torch.zeros(1, 3), {}, {}, criterion)
+    checked = PreflightResult(config, environments, torch.zeros(1, 3), {}, {}, criterion)
     job = dataclasses.replace(JOB, job=dataclasses.replace(JOB.job, required=required))
     return run_summary(job, config, RUN, checked, ())
 

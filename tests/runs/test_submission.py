@@ -30,10 +30,9 @@ from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
 from concord.record import EVENTS, folder_of, read_events, require_run
-from concord.runs.dashboard import described, running_dashboard
 from concord.runs.submission.cluster import Cluster
 from concord.runs.submission.package import inside, packed
-from concord.runs.submission.profile import Profile
+from concord.runs.submission.profile import Profile, described, running_dashboard
 from concord.studies.proposals import GroupRuns
 from concord.tracking import Store
 from concord.training import load_job
@@ -293,7 +292,7 @@ def test_the_dashboard_of_an_own_ray_is_found_and_no_token_is_shown(
     own = psutil.Process(head.process.pid)  # not a Ray of another test
     monkeypatch.setattr(psutil, "process_iter", lambda: own.children(recursive=True))
     assert running_dashboard() == head.address
-    monkeypatch.setattr("concord.runs.dashboard.ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr("concord.runs.submission.profile.ANSWER_SECONDS", 30.0)
     assert described(head.address) == f"{head.address} (enter the token in /somewhere/token)"
 
 

@@ -34,7 +34,7 @@ from concord.errors import InputError, RunFailedError
 from concord.options import option_values
 from concord.record import EVENTS, RECORD, OpenRun, folder_of, require_run
 from concord.runs.execute import RunTask, execute, last_checkpoint
-from concord.runs.lifecycle import Member, Open
+from concord.runs.lifecycle import ActiveRun, Member
 from concord.runs.run import run
 from concord.runs.spec import RunSpec
 from concord.storage import (
@@ -653,8 +653,9 @@ def test_an_unfinished_trial_continues_on_another_machine(
 
     def begun() -> Member:
         """The trial in its group, on this machine."""
-        folder = made("trials/studies/s")
-        return Member(spec, Open(OpenRun(folder, {"run_id": "1"}), store, Mirror(Store(NOWHERE, None)), False))
+        group = ActiveRun("study", made("trials/studies/s"), store, None)
+        group.run, group.mirror = OpenRun(group.folder, {"run_id": "1"}), Mirror(Store(NOWHERE, None))
+        return Member(spec, group)
 
     def trained(member: Member, evaluations: int | None) -> list[int]:
         """The epochs of some evaluations, each of which has a checkpoint once the next one is asked for."""
@@ -664,7 +665,7 @@ def test_an_unfinished_trial_continues_on_another_machine(
             run.append(name, **fields)
             run.sync()
 
-        start = last_checkpoint(run.folder, run.checkpoints, lambda _: None)
+        start = last_checkpoint(run, lambda _: None)
         task = RunTask(job.path, job.source, None, option_values(config), run.folder, checkpoint_seconds=0.0)
         with contextlib.closing(execute(task, job, config, take, start)) as training:
             return [each.epoch for each in itertools.islice(training, evaluations)]

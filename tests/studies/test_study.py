@@ -767,13 +767,19 @@ def test_trials_with_the_same_point_have_one_run(ray_cluster: None, output: Path
     assert trainings(witness) == 2
 
 
-def test_a_study_leaves_alone_a_run_that_has_the_name_of_its_trial(ray_cluster: None, output: Path) -> None:
+def test_a_study_leaves_alone_a_folder_that_has_the_name_of_its_trial(ray_cluster: None, output: Path) -> None:
     own = ["train", JOB_FILE, "--output", str(output), "--name", "s-trial-0", "--no-register"]
     assert main(own) == 0
     before = {file: file.read_bytes() for file in output.glob("runs/*/*") if file.is_file()}
     with pytest.raises(InputError, match=r"^--name s: .*/runs/s-trial-0 is a run of its own; give another name$"):
         study(output)
     assert {file: file.read_bytes() for file in output.glob("runs/*/*") if file.is_file()} == before
+    notes = output / "runs" / "t-trial-0" / "notes"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    with pytest.raises(InputError, match=r"^--name t: .*/runs/t-trial-0 exists and is not a run; give another name$"):
+        study(output, name="t")
+    assert notes.read_text() == "mine"
     assert not list((output / "studies").glob("*"))
 
 

@@ -31,7 +31,7 @@ from concord.errors import InputError
 from concord.options import OptionGroup, option_values
 from concord.record import EVENTS, OpenRun, Run, folder_of, read_record, read_run, require_run, write_record
 from concord.runs.execute import CHECKPOINTS, RunTask, execute, last_checkpoint, remove_older
-from concord.runs.lifecycle import Member, Open, open_run, reserved_group
+from concord.runs.lifecycle import ActiveRun, Member, open_run, reserved_group
 from concord.runs.spec import RunSpec
 from concord.storage import Folder
 from concord.studies.criterion import (
@@ -203,10 +203,10 @@ def part_of_a_run(folder: Folder, seconds: float, evaluations: int | None) -> li
         def take(name: str, /, **fields: Any) -> None:
             run.append(name, **fields)
             if name == "checkpoint":
-                remove_older(folder, run.checkpoints)
+                remove_older(run)
 
         task = RunTask(file.path, file.source, None, option_values(config), folder, checkpoint_seconds=seconds)
-        start = last_checkpoint(folder, run.checkpoints, lambda _: None)
+        start = last_checkpoint(run, lambda _: None)
         with contextlib.closing(execute(task, file, config, take, start)) as training:
             return list(itertools.islice(training, evaluations))
 
@@ -246,7 +246,7 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
     listed = folder.names(CHECKPOINTS)
     weights = folder.path / CHECKPOINTS / listed[1] / MODEL
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert last_checkpoint(folder, listed, lambda _: None) == listed[0]
+    assert last_checkpoint(require_run(folder), lambda _: None) == listed[0]
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -258,7 +258,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog
 
 
 @contextlib.contextmanager
-def open_study(output: Path) -> Iterator[tuple[StudyPlan, Open]]:
+def open_study(output: Path) -> Iterator[tuple[StudyPlan, ActiveRun]]:
     """A study whose runs a test begins itself."""
     job = load_job(TINY)
     given: dict[str, Any] = {"name": "s", "output": output, "vary": ("lr=0.1,0.2",)}
@@ -270,7 +270,7 @@ def open_study(output: Path) -> Iterator[tuple[StudyPlan, Open]]:
         yield plan, group
 
 
-def begun(spec: RunSpec, group: Open, until: str = "KILLED") -> tuple[Mapping[str, Any] | None, list[str]]:
+def begun(spec: RunSpec, group: ActiveRun, until: str = "KILLED") -> tuple[Mapping[str, Any] | None, list[str]]:
     """How a run begins that ends so, and with which checkpoints."""
     member = Member(spec, group)
     found = member.run.began, list(member.run.checkpoints)

@@ -135,7 +135,7 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
     store = open_store(options.output, options.tracking_uri)
-    from concord.runs.dashboard import described, running_dashboard
+    from concord.runs.submission.profile import described, running_dashboard
 
     dashboard = running_dashboard()
     shown_dashboard = described(dashboard) if dashboard else "no Ray of yours runs here; a run shows the address"

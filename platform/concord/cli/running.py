@@ -168,11 +168,11 @@ class Demo:
 def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Compare the AND-mask with the average."""
     options = parse(Demo, words, "concord demo")
-    from concord.runs.dashboard import described
     from concord.runs.execute import needs_ray_train
     from concord.runs.preflight import preflight
     from concord.runs.run import run
     from concord.runs.session import ray_session
+    from concord.runs.submission.profile import described
     from concord.tracking import Store
     from concord.training.job import load_job
 

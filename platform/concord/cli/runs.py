@@ -12,6 +12,7 @@ from concord.cli.output import info, table
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.record import FOLDERS
 from concord.table import format_value
 
 _SPLITS = ("train", "held_out", "validation", "ood")
@@ -125,9 +126,12 @@ def _main_metrics(found: Iterable[Any]) -> list[str]:
 
 
 def _job(run: Any) -> str:
-    """The job, and the study if the run belongs to one."""
-    study = run.tags.get("concord.study")
-    return " ".join(filter(None, (run.tags.get("concord.job"), f"(study {study})" if study else None)))
+    """The job, and the group if the run belongs to one."""
+    job = run.tags.get("concord.job", "")
+    for kind, folder in (("study", FOLDERS["study"]), ("comparison", FOLDERS["comparison"])):
+        if group := run.tags.get(f"concord.{kind}"):
+            return f"{job or run.experiment.removesuffix(f'-{folder}')} ({kind} {group})"
+    return str(job)
 
 
 def _cell(run: Any, name: str) -> str:

@@ -28,11 +28,17 @@ from concord.options import RESULT, OptionGroup, Place, Role, Unkept, flag_of, g
 from concord.record import folder_of
 from concord.redaction import redact
 from concord.runs.execute import only_process
-from concord.runs.key import Key
+from concord.runs.key import Key, plain
 from concord.runs.lifecycle import Info
 from concord.runs.progress import Display, on_terminal
-from concord.runs.resources import check_gpus, check_local_gpus, require_resources
-from concord.runs.session import ray_session, task_failure, task_results
+from concord.runs.session import (
+    check_gpus,
+    check_local_gpus,
+    ray_session,
+    require_resources,
+    task_failure,
+    task_results,
+)
 from concord.runs.spec import resolved_paths, run_origin
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder, check_local_folder
@@ -93,8 +99,7 @@ class AnalyzeOptions(OptionGroup):
     @property
     def asked(self) -> dict[str, Any]:
         """The options that decide the result, as JSON."""
-        asked: dict[str, Any] = json.loads(json.dumps({**asdict(self.settings), "through": self.through}))
-        return asked
+        return dict(plain({**asdict(self.settings), "through": self.through}))
 
     def load(self, job: JobFile, name: str | None) -> TrainedModel:
         """The model of the run of this name, or the registered one."""
@@ -109,7 +114,7 @@ class AnalyzeOptions(OptionGroup):
         return Folder(self.output / "reports" / trained.job.name / trained.name)
 
 
-def kept_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any] | None:
+def earlier_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any] | None:
     """The earlier report with the same options, if there is one; sent to MLflow if it is not there yet."""
     folder = options.folder(trained)
     folder.fetch(FOLDER)
@@ -121,7 +126,7 @@ def kept_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any
     other = any(key.differences({"job": found.get("run_id"), "config": found.get("asked", {})}))
     if other or "measurements" not in found:
         return None
-    return _kept(found, options, folder) if "untracked" in found else found
+    return _store_report(found, options, folder) if "untracked" in found else found
 
 
 def analyze_model(
@@ -159,14 +164,14 @@ def analyze_model(
         "asked": options.asked,
     }
     folder.keep(FOLDER)  # the figures
-    return _kept(report, options, folder)
+    return _store_report(report, options, folder)
 
 
-def _kept(report: Mapping[str, Any], options: AnalyzeOptions, folder: Folder) -> dict[str, Any]:
+def _store_report(report: Mapping[str, Any], options: AnalyzeOptions, folder: Folder) -> dict[str, Any]:
     """Keep a report in the run's folder, then in MLflow; ``untracked`` says why MLflow has it not."""
     here, file = folder.path / FOLDER, f"{FOLDER}/{REPORT}"
-    kept = {name: value for name, value in report.items() if name != "untracked"}
-    folder.write(file, json.dumps(kept, indent=1))
+    stored = {name: value for name, value in report.items() if name != "untracked"}
+    folder.write(file, json.dumps(stored, indent=1))
     try:
         store = Store.open(options.output, options.tracking_uri)
         measured = read_measurements({**report, "metrics": {}})  # MLflow has the run's accuracies
@@ -174,9 +179,9 @@ def _kept(report: Mapping[str, Any], options: AnalyzeOptions, folder: Folder) ->
         store.log_metrics(report["run_id"], metrics)
         store.log_files(report["run_id"], here, FOLDER)
     except (RunFailedError, InputError) as error:
-        kept["untracked"] = str(error)
-        folder.write(file, json.dumps(kept, indent=1))
-    return kept
+        stored["untracked"] = str(error)
+        folder.write(file, json.dumps(stored, indent=1))
+    return stored
 
 
 def environment_losses(trained: TrainedModel, settings: Settings, device: torch.device) -> EnvironmentLosses:
@@ -235,7 +240,7 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
     (check_gpus if len(options.name) > 1 else check_local_gpus)(where)
     trained = [options.load(job, name) for name in options.name or (None,)]
     require_comparable(trained)
-    found = [None if options.again else kept_report(each, options) for each in trained]
+    found = [None if options.again else earlier_report(each, options) for each in trained]
     waiting = []
     for place, (each, known) in enumerate(zip(trained, found, strict=True)):
         if known is None:
@@ -262,18 +267,18 @@ def require_comparable(trained: Sequence[TrainedModel]) -> None:
     everything but the seed, since their mean describes one algorithm.
     """
     names: set[str] = set()
-    of_seed: dict[tuple[str, int], str] = {}
-    of_method: dict[str, TrainedModel] = {}
+    name_of_seed: dict[tuple[str, int], str] = {}
+    first_of_method: dict[str, TrainedModel] = {}
     for each in trained:
         method, seed = each.config.method, each.config.run.seed
         if each.name in names:
             raise ArgumentError("name", each.name, "is given twice; give it once")
         names.add(each.name)
-        if (before := of_seed.setdefault((method, seed), each.name)) != each.name:
+        if (before := name_of_seed.setdefault((method, seed), each.name)) != each.name:
             problem = f"has seed {seed}, as {before} has; give runs that differ in the seed"
             raise ArgumentError("name", each.name, problem)
         for first, roles, alike in (
-            (of_method.setdefault(method, each), RESULT, "that differ in the seed"),
+            (first_of_method.setdefault(method, each), RESULT, "that differ in the seed"),
             (trained[0], (Role.SCIENCE, Role.SCORING), "on the same data"),
         ):
             if (differs := _difference(first, each, roles)) is not None:

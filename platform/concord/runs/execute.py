@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,9 @@ import torch
 
 from concord import logs
 from concord.environments.summary import PURPOSES
-from concord.errors import CheckpointError, InputError, RunFailedError, TrainingFailedError, first_line
-from concord.gradients import NonFiniteGradientError
+from concord.errors import CheckpointError, InputError, RunFailedError, first_line
 from concord.record import Evaluation, Run
-from concord.runs.failures import is_outage
-from concord.source_file import own_traceback, reason
+from concord.runs.failures import failure, is_outage
 from concord.storage import Folder, FullDiskError, full_disk_in_one_line, storage_credentials
 from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_checksums
 from concord.training.context import ProcessContext, StepsSoFar
@@ -121,18 +119,8 @@ def execute(
     if task.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray
 
-        return evaluations_on_ray(task, config, sink, start)
-    return _evaluations_in_this_process(task, job, config, sink, start, load)
-
-
-def _evaluations_in_this_process(
-    task: RunTask,
-    job: JobFile,
-    config: ResolvedConfig,
-    sink: Sink,
-    start: str | None,
-    load: Callable[[], WorkerData] | None,
-) -> Generator[Evaluation, None, None]:
+        yield from evaluations_on_ray(task, config, sink, start)
+        return
     process, max_failures = only_process(config), parallel_of(config).max_failures
 
     def keep_place(name: str, /, **fields: Any) -> None:
@@ -268,19 +256,8 @@ class Recorder:
             return
         gathered, self.data = self.process.all_gather(self.data), None
         if self.process.rank == 0:
-            parts = {(part["purpose"], part["name"]): part for of_one in gathered for part in of_one}
+            parts = {(part["purpose"], part["name"]): part for own in gathered for part in own}
             self._sink("data", parts=sorted(parts.values(), key=lambda part: PURPOSES.index(part["purpose"])))
-
-
-def failure(error: BaseException, path: str) -> TrainingFailedError:
-    """The failure of a training in one line; if the job in this file raised it, with its traceback."""
-    if isinstance(error, TrainingFailedError):
-        return error
-    if isinstance(error, NonFiniteGradientError | RunFailedError):
-        return TrainingFailedError(first_line(error))
-    if isinstance(error, Exception) and is_outage(error):
-        return TrainingFailedError(reason(error, path))
-    return TrainingFailedError(reason(error, path), own_traceback(error, path))
 
 
 def checkpoint_step(name: str) -> int:
@@ -288,14 +265,14 @@ def checkpoint_step(name: str) -> int:
     return int(name.removeprefix(_PREFIX))
 
 
-def last_checkpoint(folder: Folder, listed: Sequence[str], info: Callable[[str], None]) -> str | None:
-    """The name of the last readable checkpoint of those listed, oldest first; None if the run has none."""
+def last_checkpoint(run: Run, info: Callable[[str], None]) -> str | None:
+    """The name of a run's last readable checkpoint; None if it has none."""
     problem: str | None = None
-    for name in reversed(listed[-KEPT:]):
+    for name in reversed(run.checkpoints[-KEPT:]):
         if problem is not None:
             info(f"{problem}; the previous checkpoint is used")
         try:
-            verify_checkpoint(folder.fetch(f"{CHECKPOINTS}/{name}"))
+            verify_checkpoint(run.folder.fetch(f"{CHECKPOINTS}/{name}"))
             return name
         except CheckpointError as error:
             problem = str(error)
@@ -305,19 +282,20 @@ def last_checkpoint(folder: Folder, listed: Sequence[str], info: Callable[[str],
 
 
 def kept_checkpoint(run: Run) -> str | None:
-    """The name of the last checkpoint of a run that ended, if it is still there."""
-    there = run.folder.names(CHECKPOINTS)
-    return run.checkpoints[-1] if run.checkpoints and run.checkpoints[-1] in there else None
+    """The name of the last checkpoint of a run that ended, if it still exists."""
+    last = run.checkpoints[-1] if run.checkpoints else None
+    return last if last in run.folder.names(CHECKPOINTS) else None
 
 
-def remove_checkpoints(folder: Folder, listed: Sequence[str], keep: int = KEPT) -> None:
-    """Remove the checkpoints but for the last of those listed, while none is being written."""
-    for name in folder.names(CHECKPOINTS):
-        if name.startswith(_PREFIX) and name not in listed[len(listed) - keep :]:
-            folder.remove(f"{CHECKPOINTS}/{name}")
+def remove_checkpoints(run: Run, keep: int = KEPT) -> None:
+    """Remove a run's checkpoints but for the last ones, while none is being written."""
+    listed = run.checkpoints[len(run.checkpoints) - keep :]
+    for name in run.folder.names(CHECKPOINTS):
+        if name.startswith(_PREFIX) and name not in listed:
+            run.folder.remove(f"{CHECKPOINTS}/{name}")
 
 
-def remove_older(folder: Folder, listed: Sequence[str]) -> None:
-    """Remove the checkpoint before the last ones, while another process may be writing one."""
-    for name in listed[-KEPT - 1 : -KEPT]:
-        folder.remove(f"{CHECKPOINTS}/{name}")
+def remove_older(run: Run) -> None:
+    """Remove a run's checkpoint before the last ones, while another process may be writing one."""
+    for name in run.checkpoints[-KEPT - 1 : -KEPT]:
+        run.folder.remove(f"{CHECKPOINTS}/{name}")

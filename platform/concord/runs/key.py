@@ -38,7 +38,7 @@ class Difference(NamedTuple):
 
     part: Literal["job", "option", "source", "data"]
     name: str
-    ours: Any
+    current: Any
     recorded: Any
 
 
@@ -132,21 +132,21 @@ def recorded_config(config: Any) -> dict[str, Any]:
     )
 
 
-def require_same(what: str, key: Key, record: Mapping[str, Any], name: str, kept: str) -> bool:
+def require_same(what: str, key: Key, record: Mapping[str, Any], name: str, advice: str) -> bool:
     """Refuse to continue what a record describes if it differs (InputError); return whether the job's text is the same.
 
-    ``what`` names it, such as ``the run NAME``; ``kept`` says what to do about an option.
+    ``what`` names it, such as ``the run NAME``; ``advice`` says what to do about an option.
     """
-    for part, differs, ours, recorded in key.differences(record):
+    for part, differs, current, recorded in key.differences(record):
         if part == "job":
-            raise InputError(f"--name {name}: is a {what.split()[1]} of job {recorded}, not of {ours}")
+            raise InputError(f"--name {name}: is a {what.split()[1]} of job {recorded}, not of {current}")
         if part == "option":
             hidden = f", and {HIDDEN} is not recorded" if is_hidden(recorded) else ""
             started = f"{what} was started with {_shown(recorded)}"
-            raise InputError(f"{flag_of(differs)} {_shown(ours)}: {started}; {kept}{hidden}")
+            raise InputError(f"{flag_of(differs)} {_shown(current)}: {started}; {advice}{hidden}")
         if part == "data":
             raise InputError(
-                f"--name {name}: {what} was started with data of version {recorded}, and these have version {ours}; "
+                f"--name {name}: {what} was started with data of version {recorded}, and these have version {current}; "
                 "restore the data, or give another name without --resume"
             )
         if differs in record.get("sources", {}):
@@ -158,9 +158,9 @@ def require_same(what: str, key: Key, record: Mapping[str, Any], name: str, kept
 
 def require_secrets(what: str, config: RunConfig, record: Mapping[str, Any]) -> None:
     """Refuse to continue without a secret option that was given at the start, since no record has it (InputError)."""
-    ours = recorded_config(config)
+    given = recorded_config(config)
     for option, value in record["config"].items():
-        if is_secret(option) and is_hidden(value) and not is_hidden(ours.get(option)):
+        if is_secret(option) and is_hidden(value) and not is_hidden(given.get(option)):
             raise InputError(
                 f"{flag_of(option)}: {what} was started with one, and secrets are not recorded; give it again"
             )
@@ -181,20 +181,16 @@ def finished_run(output: Path, key: Key) -> Run | None:
     return run
 
 
-def index_run(output: Path, run: Run) -> None:
+def index_run(run: Run) -> None:
     """Name a finished run under its key."""
     if run.key:
-        (Folder(output) / KEYS).write(run.key, run.name, durable=False)
-
-
-def job_sources(path: str, source: str) -> Mapping[str, str]:
-    """The hash of the definitions that training can reach, by file: the job's own, and modules in its folder that it
-    imports. Comments, docstrings, tables, figures and search spaces do not count."""
-    return _job_sources(path, source)
+        (Folder(run.output) / KEYS).write(run.key, run.name, durable=False)
 
 
 @functools.lru_cache(maxsize=64)
-def _job_sources(path: str, source: str) -> Mapping[str, str]:
+def job_sources(path: str, source: str) -> Mapping[str, str]:
+    """The hash of the definitions that training can reach, by file: the job's own, and modules in its folder that it
+    imports. Comments, docstrings, tables, figures and search spaces do not count."""
     tree = ast.parse(source)
     statements = _reached(tree)
     found = {Path(path).name: _hash([ast.dump(_without_docstrings(each)) for each in statements])}

@@ -2,19 +2,31 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.record import FOLDERS, RECORD, Kind, OpenRun, Run, folder_of, read_record, read_run, write_record
+from concord.record import (
+    EVENTS,
+    FOLDERS,
+    RECORD,
+    Kind,
+    OpenRun,
+    Run,
+    folder_of,
+    read_record,
+    read_run,
+    require_run,
+    write_record,
+)
 from concord.redaction import redact
 from concord.runs.execute import CHECKPOINTS, checkpoint_step
+from concord.runs.failures import Termination, sigterm_as_interrupt
 from concord.runs.key import index_run, require_same, require_secrets
 from concord.runs.spec import RunSpec, new_names
-from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import (
     LOCK,
     Folder,
@@ -23,7 +35,7 @@ from concord.storage import (
     display_path,
 )
 from concord.tracking import Mirror, Store
-from concord.tracking.mirror import retrack, track
+from concord.tracking.mirror import CURSOR, forget, track
 from concord.tracking.store import Status
 from concord.training.options import RunConfig
 
@@ -35,31 +47,45 @@ _SENDING_SECONDS, _FULL_DISK_SENDING_SECONDS = 30.0, 2.0
 
 
 @dataclass
-class Reserved:
-    """A folder locked by this process. Nothing in it changes until :func:`open_run`.
+class ActiveRun:
+    """A run or group of runs whose folder this process has locked. Nothing in it changes until the run begins.
 
     Attributes:
-        run: the run or group as it is; None for a new one.
-        same_source: whether the job's text is that of the beginning.
-        begun: whether it began or resumed.
+        earlier: the run or group as it was; None for a new one.
+        spec: of a run; None for a group.
+        run: its record, open for events; from its beginning on.
+        mirror: sends its events, and those of a group's runs, to MLflow; from its beginning on.
+        report: the fields of its end event.
     """
 
     kind: Kind
     folder: Folder
     store: Store
-    run: Run | None
-    termination: Termination
-    same_source: bool = True
-    begun: bool = False
+    earlier: Run | None
+    spec: RunSpec | None = None
+    termination: Termination = field(default_factory=Termination)
+    report: dict[str, Any] = field(default_factory=dict)
+    run: OpenRun = field(init=False)
+    mirror: Mirror = field(init=False)
 
     @property
     def name(self) -> str:
         """The name of the run or group."""
         return self.folder.place.name
 
+    @property
+    def resumed(self) -> bool:
+        """Whether it had begun before."""
+        return self.earlier is not None
+
+    def end(self, status: Status, **fields: Any) -> None:
+        """Record how it ended."""
+        self.run.append("ended", status=status, **fields)
+        self.run.sync()
+
 
 @contextlib.contextmanager
-def reserved_run(spec: RunSpec) -> Iterator[Reserved]:
+def reserved_run(spec: RunSpec) -> Iterator[ActiveRun]:
     """Reserve a new run, or with ``--resume`` an earlier one, for this process while the body runs.
 
     The name of a new run is taken from here on. If the body does not begin the run, the name is free again. In the body
@@ -67,19 +93,15 @@ def reserved_run(spec: RunSpec) -> Iterator[Reserved]:
     """
     config = spec.config
     given = folder_of(config.run.output, config.run.name) if config.run.name is not None else None
-    same = True
 
     def check(folder: Folder) -> Run | None:
-        nonlocal same
         if not config.run.resume:
             _require_new(folder, config)
             return None
         name = folder.place.name
-        run = read_run(folder)
-        if run is None:
-            raise InputError(f"--name {name}: there is no such run in {display_path(config.run.output)}")
+        run = require_run(folder)
         require_secrets(f"the run {name}", config, run.record)
-        same = require_same(f"the run {name}", spec.key, run.record, name, "a resumed run keeps its options")
+        require_same(f"the run {name}", spec.key, run.record, name, "a resumed run keeps its options")
         return run
 
     def choose() -> Folder:
@@ -91,11 +113,11 @@ def reserved_run(spec: RunSpec) -> Iterator[Reserved]:
         check(given)
     with _reserved("run", config, choose, check) as reserved:
         logs.bind_context(run=reserved.name, job=spec.job.name)
-        reserved.same_source = same
+        reserved.spec = spec
         yield reserved
 
 
-def reserved_group(kind: Kind, config: RunConfig, folder: Folder) -> contextlib.AbstractContextManager[Reserved]:
+def reserved_group(kind: Kind, config: RunConfig, folder: Folder) -> contextlib.AbstractContextManager[ActiveRun]:
     """Reserve a group of runs, new or earlier, for this process while the body runs; SIGTERM acts as Ctrl-C."""
     return _reserved(kind, config, lambda: folder, lambda locked: read_run(locked, kind))
 
@@ -103,7 +125,7 @@ def reserved_group(kind: Kind, config: RunConfig, folder: Folder) -> contextlib.
 @contextlib.contextmanager
 def _reserved(
     kind: Kind, config: RunConfig, choose: Callable[[], Folder], check: Callable[[Folder], Run | None]
-) -> Iterator[Reserved]:
+) -> Iterator[ActiveRun]:
     """Lock the folder, then check it: another process may have changed it before."""
     new_output = not config.run.output.exists()
     store = Store.open(config.run.output, config.run.tracking_uri)
@@ -117,11 +139,11 @@ def _reserved(
             elif run.record["store"] != redact(store.uri):
                 begun = f"the {kind} {folder.place.name} was started with {run.record['store']}"
                 raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
-            reserved = Reserved(kind, folder, store, run, termination)
+            reserved = ActiveRun(kind, folder, store, run, termination=termination)
             try:
                 yield reserved
             finally:
-                if run is None and not reserved.begun:
+                if run is None and not hasattr(reserved, "run"):  # it has not begun
                     shutil.rmtree(folder.path, ignore_errors=True)
                 with contextlib.suppress(OSError):  # a folder that is not empty
                     for above in list(folder.path.parents)[: 1 + new_output]:
@@ -143,80 +165,80 @@ def is_interrupted(output: Path, name: str, run_id: str) -> bool:
 
 def _require_new(folder: Folder, config: RunConfig) -> None:
     """Refuse the name of an existing run (InputError). A folder without a record is left from a killed process."""
-    name, output = folder.place.name, display_path(config.run.output)
+    name = folder.place.name
     if read_record(folder) is not None:
+        output = display_path(config.run.output)
         raise InputError(f"--name {name}: there is a run of this name in {output}; add --resume to continue it")
-    if set(folder.names()) - _BEFORE_RECORD:
+    _require_no_other_files(folder, name, _BEFORE_RECORD)
+
+
+def require_own(folder: Folder, group: str) -> None:
+    """Refuse a folder for a run of a group that has something else: a run of its own, or no run (InputError)."""
+    try:
+        record = read_record(folder)
+    except InputError:  # damaged, or of an earlier version: the run begins again
+        return
+    if record is None:  # in a power failure a group's run may lose its record alone
+        _require_no_other_files(folder, group, _BEFORE_RECORD | {EVENTS, CURSOR, CHECKPOINTS})
+    elif record.get("group") != group:
+        raise InputError(f"--name {group}: {folder.display_path} is a run of its own; give another name")
+
+
+def _require_no_other_files(folder: Folder, name: str, allowed: Collection[str]) -> None:
+    if set(folder.names()) - set(allowed):
         raise InputError(f"--name {name}: {folder.display_path} exists and is not a run; give another name")
 
 
-@dataclass
-class Open:
-    """An open run or group, its store, and the mirror that sends its events, and those of a group's runs, to MLflow.
-
-    Attributes:
-        resumed: whether it had begun before.
-        report: the fields of its end event.
-    """
-
-    run: OpenRun
-    store: Store
-    mirror: Mirror
-    resumed: bool
-    report: dict[str, Any] = field(default_factory=dict)
-
-
 @contextlib.contextmanager
-def open_run(reserved: Reserved, record: Mapping[str, Any], info: Info) -> Iterator[Open]:
+def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterator[ActiveRun]:
     """Begin or resume a run or group; at the end, record in its folder and in MLflow how it ended.
 
     ``record`` is that of a new one. An InputError before the first evaluation removes a new run; else all is kept.
     """
-    new = reserved.run is None
-    run = _create(reserved, record) if new else _resume(reserved, info)
-    reserved.begun = True
-    mirror = Mirror(reserved.store)
-    mirror.add(run)
-    opened = Open(run, reserved.store, mirror, resumed=not new)
+    run = _create(active, record) if active.earlier is None else _resume(active, active.earlier, info)
+    active.run, active.mirror = run, Mirror(active.store)
+    active.mirror.add(run)
     seconds = _SENDING_SECONDS
     try:
-        run.append("began", resumed=not new)
-        yield opened
-        _end(opened, "FINISHED")
+        run.append("began", resumed=active.resumed)
+        yield active
+        active.end("FINISHED", **active.report)
+        if active.kind == "run":
+            index_run(run)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | StoppedError) or reserved.termination.requested:
-            _close(opened, "KILLED")
+        if isinstance(error, KeyboardInterrupt | StoppedError) or active.termination.requested:
+            _close(active, "KILLED")
             again = f"--name {run.name} --resume"
-            if reserved.kind == "run" and not run.checkpoints:
+            if active.kind == "run" and not run.checkpoints:
                 raise StoppedError(f"stopped before the first checkpoint; {again} begins again") from None
             raise StoppedError(f"stopped; continue with {again}") from None
-        untouched = not (run.evaluations or run.checkpoints or run.asked)
-        if isinstance(error, InputError) and new and untouched and not _removed(run.folder):
-            mirror.discard()
+        untouched = not (active.resumed or run.evaluations or run.checkpoints or run.asked)
+        if isinstance(error, InputError) and untouched and not _removed(run.folder):
+            active.mirror.discard()
             with contextlib.suppress(RunFailedError):
-                opened.store.delete_run(str(run.run_id))
+                active.store.delete_run(str(run.run_id))
             run.folder.delete()
             raise
         seconds = _FULL_DISK_SENDING_SECONDS if isinstance(error, FullDiskError) else seconds
-        _close(opened, "FAILED")
+        _close(active, "FAILED")
         if isinstance(error, Exception) and (gone := _removed(run.folder)):
             seconds = 0.0  # the events are also gone
             raise RunFailedError(gone) from error
         raise
     finally:
-        unsent = mirror.close(seconds)
+        unsent = active.mirror.close(seconds)
         run.close()
         if unsent and run.folder.exists():
-            again = f"--name {run.name}" + (" --resume" if reserved.kind == "run" else "")
+            again = f"--name {run.name}" + (" --resume" if active.kind == "run" else "")
             info(f"tracking did not answer: {unsent} events are kept in {run.folder.display_path} and sent by {again}")
 
 
-def _create(reserved: Reserved, record: Mapping[str, Any]) -> OpenRun:
+def _create(active: ActiveRun, record: Mapping[str, Any]) -> OpenRun:
     """Create the record and its MLflow run; if one fails, both are removed."""
-    folder = reserved.folder
+    folder = active.folder
     try:
-        run = OpenRun(folder, write_record(folder, reserved.kind, record))
-        track(reserved.store, run)
+        run = OpenRun(folder, write_record(folder, active.kind, record))
+        track(active.store, run)
     except BaseException as error:
         folder.delete()
         if isinstance(error, OSError) and not isinstance(error, StorageError):
@@ -226,37 +248,29 @@ def _create(reserved: Reserved, record: Mapping[str, Any]) -> OpenRun:
     return run
 
 
-def _resume(reserved: Reserved, info: Info) -> OpenRun:
+def _resume(active: ActiveRun, earlier: Run, info: Info) -> OpenRun:
     """An earlier run or group, open; if the store has lost its MLflow run, a new one takes all events."""
-    assert reserved.run is not None
-    run = OpenRun(reserved.folder, reserved.run.record)
+    run = OpenRun(active.folder, earlier.record)
     if run.run_id is None:  # a run of a group, which ended before MLflow had it
-        track(reserved.store, run)
-    elif not reserved.store.resume_run(run.run_id):
-        uri = redact(reserved.store.uri)
+        track(active.store, run)
+    elif not active.store.resume_run(run.run_id):
+        uri = redact(active.store.uri)
         info(f"tracking at {uri} has lost run {run.run_id}; a new run takes the whole record")
-        retrack(reserved.store, run)
-    if not reserved.same_source:
+        forget(run)
+        track(active.store, run)
+    if active.spec is not None and any(each.part == "source" for each in active.spec.key.differences(run.record)):
         info("warning: the job's file has changed since the run began; what it learned with the earlier text is kept")
         run.describe(key={})  # the result is of neither text alone
     return run
 
 
-def _end(opened: Open, status: Status) -> None:
-    opened.run.append("ended", status=status, **opened.report)
-    opened.run.sync()
-    if status == "FINISHED" and opened.run.record["kind"] == "run":
-        index_run(opened.run.folder.place.parent.parent, opened.run)
-
-
-def _close(opened: Open, status: Status) -> None:
-    """Record the end; if the folder is gone, in MLflow alone."""
-    opened.report = {}
+def _close(active: ActiveRun, status: Status) -> None:
+    """Record that the run did not finish; if its folder is gone, in MLflow alone."""
     try:
-        _end(opened, status)
+        active.end(status)
     except RunFailedError:
         with contextlib.suppress(RunFailedError):
-            opened.store.finish_run(str(opened.run.run_id), status)
+            active.store.finish_run(str(active.run.run_id), status)
 
 
 def _removed(folder: Folder) -> str | None:
@@ -267,32 +281,38 @@ def _removed(folder: Folder) -> str | None:
     return None
 
 
-class Member:
+@contextlib.contextmanager
+def reopened(run: Run, mirror: Mirror, group: OpenRun | None = None) -> Iterator[OpenRun]:
+    """A run that ended, open for a later end; MLflow gets the events that it does not have."""
+    with contextlib.closing(OpenRun(run.folder, run.record)) as opened:
+        mirror.add(opened, group)
+        yield opened
+        mirror.finish(opened)
+
+
+class Member(ActiveRun):
     """A run of an open group, locked and open in the group's process; other processes train it."""
 
-    def __init__(self, spec: RunSpec, group: Open) -> None:
+    def __init__(self, spec: RunSpec, group: ActiveRun) -> None:
         """Begin it, or go on with what an earlier process left of it."""
         assert spec.name is not None
-        self.spec, self._group = spec, group
-        output = group.run.folder.place.parent.parent
-        folder = folder_of(output, spec.name)
+        folder = folder_of(group.run.output, spec.name)
         folder.make()
-        self._lock = contextlib.ExitStack()
-        self._lock.enter_context(folder.locked("run"))
-        try:
+        with contextlib.ExitStack() as lock:
+            lock.enter_context(folder.locked("run"))
             earlier = None
             with contextlib.suppress(InputError):  # of an earlier version, or damaged
                 earlier = read_run(folder)
             if earlier is None or earlier.status == "FAILED" or any(spec.key.differences(earlier.record)):
+                earlier = None
                 folder.empty()
-                record = {**spec.record(group.store), "group": group.run.name}
-                self.run = OpenRun(folder, write_record(folder, "run", record))
-            else:
-                self.run = OpenRun(folder, earlier.record)
-        except BaseException:
-            self._lock.close()
-            raise
-        group.mirror.add(self.run, group.run)  # before its first event: the mirror sees whether it had events
+                record = {**spec.record(group.store), "group": group.name}
+            super().__init__("run", folder, group.store, earlier, spec)
+            self.run = OpenRun(folder, write_record(folder, "run", record) if earlier is None else earlier.record)
+            self._lock = lock.pop_all()
+        self.spec: RunSpec = spec
+        self.mirror = group.mirror
+        self.mirror.add(self.run, group.run)  # before its first event: the mirror sees whether it had events
         self.begin()
 
     def begin(self) -> None:
@@ -308,11 +328,10 @@ class Member:
                 self.run.append("checkpoint", round(1000 * path.stat().st_mtime), name=name, step=checkpoint_step(name))
         self.run.append("began", resumed=bool(self.run.checkpoints))
 
-    def end(self, status: Status, **why: str) -> None:
-        """Note its end, and let it go."""
+    def end(self, status: Status, **fields: Any) -> None:
+        """Record its end, and let it go."""
         with contextlib.suppress(RunFailedError) if status == "KILLED" else contextlib.nullcontext():
-            self.run.append("ended", None, status=status, **why)
-            self.run.sync()
-        self._group.mirror.finish(self.run)
+            super().end(status, **fields)
+        self.mirror.finish(self.run)
         self.run.close()
         self._lock.close()

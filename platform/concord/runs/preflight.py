@@ -15,8 +15,7 @@ from concord.errors import InputError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
-from concord.runs.champion import required
-from concord.runs.resources import check_gpus
+from concord.runs.session import check_gpus
 from concord.source_file import refusing
 from concord.tracking.model_call import ModelCall, first_call
 from concord.training.evaluation import (
@@ -29,17 +28,17 @@ from concord.training.evaluation import (
     modes,
     reported_metrics,
 )
-from concord.training.job import JobFile
+from concord.training.job import Job, JobFile
 from concord.training.kept_weights import best_by
 from concord.training.loop import build_model, initialize_objective
 from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
-from concord.training.options import ResolvedConfig, ResolvedTrainConfig
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig
 from concord.training.worker_data import check_environments
 
 
 @dataclass(frozen=True)
-class Checked:
+class PreflightResult:
     """The findings of the checks.
 
     Attributes:
@@ -60,7 +59,7 @@ class Checked:
     objective: str | None = None
 
 
-def preflight(job: JobFile, config: Any) -> Checked:
+def preflight(job: JobFile, config: Any) -> PreflightResult:
     """Try data, model, loss and measures on one environment, before anything is written or started.
 
     For a job with a loop of its own only the options are checked.
@@ -73,7 +72,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
             inputs = loop.example(config) if loop.example is not None else None
         _check_criterion(job, loop.metrics)
         metrics = dict(loop.metrics)
-        return Checked(config, Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))
+        return PreflightResult(config, Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))
     check_gpus(config)
     with as_input_error(job, "its environments cannot be made"):
         environments = job.job.environments_of(config)
@@ -100,8 +99,8 @@ def preflight(job: JobFile, config: Any) -> Checked:
     if job.job.objective is not None:
         optimizer = Optimization(list(trainable(model).values()), config, 1, objective).optimizer
         steps, rest = divmod(len(trained), config.data.batch_size)
-        whole = rest == 0 and config.data.environments_per_step == 0  # judged by the first environment
-        objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
+        full_batches = rest == 0 and config.data.environments_per_step == 0  # judged by the first environment
+        objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if full_batches else None)
     with as_input_error(job, "its evaluation cannot be made"):
         evaluation = job.job.evaluation_of(config)
     measures, own = modes(given, evaluation), () if evaluation is None else tuple(evaluation.modes)
@@ -118,22 +117,23 @@ def preflight(job: JobFile, config: Any) -> Checked:
     _check_required(job, config, reported)
     example = _example(job, config, model, first)
     own_objective = None if job.job.objective is None else type(objective).__name__
-    return Checked(config, environments, example, reported, measures, job.job.compared_by(reported, own), own_objective)
+    criterion = job.job.compared_by(reported, own)
+    return PreflightResult(config, environments, example, reported, measures, criterion, own_objective)
 
 
 def _example(
     job: JobFile, config: ResolvedTrainConfig, model: torch.nn.Module, first: Environment
 ) -> torch.Tensor | ModelCall | None:
     """A few inputs of the model, or the first call of it by the risk; None if the risk does not call it."""
-    some = first.take(slice(4))
-    if is_pair(some):
-        inputs: torch.Tensor = some[0]
+    few = first.take(slice(4))
+    if is_pair(few):
+        inputs: torch.Tensor = few[0]
         return inputs
     risk = job.job.risk_of(config)
-    of_batch = getattr(risk, "example", None)
-    if of_batch is None:
-        return first_call(model, risk, some)
-    example: torch.Tensor = of_batch(some)
+    example_of = getattr(risk, "example", None)
+    if example_of is None:
+        return first_call(model, risk, few)
+    example: torch.Tensor = example_of(few)
     return example
 
 
@@ -153,6 +153,11 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
         )
     if None not in (known, mode) and known != mode:
         raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}: its measure has {known}; leave it out")
+
+
+def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:
+    """The least values of metrics with which a version of the job's model can be the champion."""
+    return job.required(config) if job.required is not None else {}
 
 
 def _check_required(job: JobFile, config: ResolvedTrainConfig, reported: Collection[str]) -> None:
@@ -216,8 +221,8 @@ def _check_risk(
 ) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
     with as_input_error(job, f"model and risk cannot take {shapes}"):
-        of_batch = job.job.risk_of(config)
-        risk = evaluate_batch(model, of_batch, {}, batch).risk
+        risk_of_batch = job.job.risk_of(config)
+        risk = evaluate_batch(model, risk_of_batch, {}, batch).risk
         if not objective.coupled:
             evaluate_batch(model, objective.risk, {}, batch)
     if not risk.requires_grad:
@@ -225,7 +230,7 @@ def _check_risk(
     examples = len(next(iter(named_leaves(batch).values())))
     for name, measure in measures.items():
         with as_input_error(job, f"measure {name} cannot take the model's output for {shapes}"), torch.no_grad():
-            values = evaluate_batch(model, of_batch, {name: measure}, batch).values
+            values = evaluate_batch(model, risk_of_batch, {name: measure}, batch).values
         _require_one_each(job, name, tuple(values[name].shape), examples)
     return measures
 

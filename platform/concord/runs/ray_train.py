@@ -17,10 +17,9 @@ from concord.errors import InputError, TrainingFailedError, last_line, picklable
 from concord.process_environment import environment_variables
 from concord.record import Evaluation
 from concord.runs.channel import FAILED, Channel, Message
-from concord.runs.execute import RunTask, Sink, evaluations_here, failure
-from concord.runs.failures import is_outage
+from concord.runs.execute import RunTask, Sink, evaluations_here
+from concord.runs.failures import end_at_sigterm, failure, is_outage
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
-from concord.runs.termination import end_at_sigterm
 from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.options import ResolvedConfig

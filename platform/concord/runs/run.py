@@ -1,23 +1,19 @@
-"""A whole run (``concord train``): check, train, record, draw figures, register the model."""
+"""A whole run (``concord train``): check, say what will be done, train, record, finish."""
 
 import contextlib
 import dataclasses
-import json
+import shlex
 import time
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
-import torch
-
-from concord.environments.summary import DataSummary
-from concord.errors import InputError, RunFailedError, TrainingFailedError
-from concord.options import flag_of, option_values
+from concord.aggregation import SandMask, SignMask, TMask
+from concord.environments import Environments
+from concord.errors import TrainingFailedError
+from concord.options import as_words, flag_of, option_values, options_of
 from concord.record import OpenRun, Run
-from concord.runs.champion import scored_on, shortfall
-from concord.runs.dashboard import described
+from concord.redaction import redact, redact_words
 from concord.runs.execute import (
-    CHECKPOINTS,
     RunTask,
     execute,
     kept_checkpoint,
@@ -26,30 +22,22 @@ from concord.runs.execute import (
     remove_checkpoints,
     remove_older,
 )
-from concord.runs.lifecycle import Info, Reserved, open_run, reserved_run
-from concord.runs.preflight import Checked, preflight
+from concord.runs.finish import finish
+from concord.runs.lifecycle import ActiveRun, Info, open_run, reopened, reserved_run
+from concord.runs.preflight import PreflightResult, preflight, required
 from concord.runs.progress import RunProgress
-from concord.runs.resources import require_resources
-from concord.runs.run_summary import mask_parameters, run_summary
-from concord.runs.session import check_cluster, ray_session
-from concord.runs.spec import JOB, RunSpec, resolved_paths, run_tags
-from concord.runs.tracked_data import tracked_data
-from concord.source_file import reason
+from concord.runs.session import check_cluster, ray_session, require_resources
+from concord.runs.spec import RunSpec, resolved_paths, run_tags
+from concord.runs.submission.profile import described
 from concord.storage import full_disk_in_one_line, require_space
-from concord.tracking import ExportError, Mirror, Store, log_model, register
-from concord.training.advice import advice
-from concord.training.checkpoint import MODEL, read_weights
+from concord.tracking import Mirror
+from concord.training.advice import mask_lines
 from concord.training.job import JobFile
-from concord.training.loop import build_model
-from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.process import tune_process
 
 # How long a resumed finished run retries to send events to MLflow.
 _UNSENT_SECONDS = 30.0
-# MLflow's folder for the weights of a model that is not exported, and the line about it.
-_WEIGHTS = "weights"
-_NOT_CALLED = "the job's risk does not call it as a function of tensors"
-FIGURES, _METRICS = "figures", "metrics.json"
 
 
 def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()) -> Run:
@@ -70,8 +58,12 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
         RunProgress(info) as progress,
         contextlib.ExitStack() as session,
     ):
-        if reserved.run is not None and reserved.run.report is not None:
-            return _already_finished(reserved, info)
+        if (earlier := reserved.earlier) is not None and earlier.report is not None:
+            mirror = Mirror(reserved.store)
+            with reopened(earlier, mirror) as finished:
+                unsent = mirror.close(_UNSENT_SECONDS)
+            info(f"run {finished.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
+            return finished
         resolved = spec.config.with_options(name=reserved.name)
         require_space(reserved.folder.path)
         dashboard = None
@@ -100,7 +92,7 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
     return begun.run
 
 
-def _spec(job: JobFile, checked: Checked) -> RunSpec:
+def _spec(job: JobFile, checked: PreflightResult) -> RunSpec:
     """What a run is, from its checks."""
     environments = checked.environments
     spec = RunSpec.of(job, checked.config, environments.version)
@@ -121,8 +113,8 @@ def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProg
     if run.record.get("group") and kept_checkpoint(run) is None:  # the group removed it, so the run begins again
         run.append("began", resumed=False)
     else:
-        start = last_checkpoint(run.folder, run.checkpoints, info)
-    remove_checkpoints(run.folder, run.checkpoints)
+        start = last_checkpoint(run, info)
+    remove_checkpoints(run)
 
     def take(name: str, /, **fields: Any) -> None:
         run.append(name, **fields)
@@ -130,7 +122,7 @@ def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProg
             progress.show(fields["metrics"])
         elif name == "checkpoint":
             run.sync()
-            remove_older(run.folder, run.checkpoints)
+            remove_older(run)
 
     on_ray_train = needs_ray_train(config)
     if not on_ray_train:
@@ -148,120 +140,73 @@ def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProg
         raise TrainingFailedError(f"the loop of job {job.name} gave no evaluation")
 
 
-def _already_finished(reserved: Reserved, info: Info) -> Run:
-    """A finished run, after sending remaining events to MLflow."""
-    assert reserved.run is not None
-    run = OpenRun(reserved.folder, reserved.run.record)
-    mirror = Mirror(reserved.store)
-    mirror.add(run)
-    unsent = mirror.close(_UNSENT_SECONDS)
-    run.close()
-    info(f"run {run.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
-    return run
-
-
-def finish(
-    job: JobFile,
-    config: ResolvedConfig,
-    run: OpenRun,
-    store: Store,
-    checked: Checked,
-    info: Info,
-    lineage: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Any], bool]:
-    """Draw the figures of a trained run, keep data and model in MLflow, and tell what may help.
-
-    Returns the run's report, and whether MLflow took all. ``lineage`` becomes tags of the registered version.
-    """
-    run_id = str(run.run_id)
-    metrics = {key: value for key, value in run.metrics.items() if "/" not in key}
-    (run.folder.path / _METRICS).write_text(json.dumps(run.metrics, indent=1))
-    run.folder.keep(_METRICS)
-    model = _last_model(job, config, run)
-    for path in _draw(job, config, run, model, info):
-        run.keep_artifact(f"{FIGURES}/{path.name}")
-    uri: str | None = None
-    registered = None
-    tracked = False
-    environments = checked.environments
-    with _reported_if_failing(info):
-        if run.data:
-            store.log_data(run_id, tracked_data([DataSummary.read(part) for part in run.data]))
-        reason = _NOT_CALLED
-        if model is not None and checked.example is not None:
-            try:
-                uri = log_model(store, run_id, model, checked.example, environments.raw, environments.classes)
-            except ExportError as error:
-                reason = str(error)
-        if model is not None and uri is None:
-            store.log_files(run_id, run.folder.path / CHECKPOINTS / run.checkpoints[-1] / MODEL, _WEIGHTS)
-            line = f"the model is not registered: {reason}; its weights are the run's artifact {_WEIGHTS}/{MODEL}"
-            store.note(run_id, line)
-            info(line)
-        if config.run.register and uri is not None:
-            name = job.model_name(config)
-            criterion, mode = checked.criterion
-            if criterion not in metrics:
-                raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
-            unfit = shortfall(job.job, config, metrics)
-            scored = scored_on(criterion, environments)
-            store.set_tag(run_id, JOB, job.name)
-            registered = register(store, uri, run_id, name, metrics, criterion, mode, lineage, unfit, scored)
-            uri = f"models:/{registered.name}/{registered.version}"
-        tracked = True
-    for line in advice(job.job, config, run.history, environments, checked.measures):
-        info(line)
-    report = {
-        "job": job.name,
-        "name": run.name,
-        "run_id": run_id,
-        "seconds": 0.0,
-        "model": uri if registered or not config.run.register else None,
-        "champion": registered.champion if registered else False,
-        "registration": registered.reason if registered else None,
-        "artifacts": run.folder.display_path,
-        "metrics": metrics,
-    }
-    return report, tracked
-
-
-def _last_model(job: JobFile, config: ResolvedConfig, run: Run) -> torch.nn.Module | None:
-    """The model with the weights of the last checkpoint, in evaluation mode; None where the job has none."""
-    checkpoint = kept_checkpoint(run)
-    if not job.job.has_model or checkpoint is None:
-        return None
-    model = build_model(job.job, config)
-    read_weights(run.folder.fetch(f"{CHECKPOINTS}/{checkpoint}"), model)
-    return model.eval()
-
-
-@contextlib.contextmanager
-def _reported_if_failing(info: Info) -> Iterator[None]:
-    """Report a failing store or export as a line: the training is finished."""
-    try:
-        yield
-    except (RunFailedError, InputError) as error:
-        info(f"the model could not be kept in MLflow: {error}; --resume tries again")
-
-
-def _draw(job: JobFile, config: ResolvedConfig, run: Run, model: torch.nn.Module | None, info: Info) -> list[Path]:
-    """Draw the figures of every run of the platform's loop, and the job's own."""
-    if job.job.loop is not None and job.job.figures is None:
-        return []
-    from concord.analysis.figures import save
-    from concord.analysis.training_curves import training_curves
-    from concord.analysis.trajectory_figures import moving_picture
-
-    measure = "accuracy" if "train_accuracy" in run.metrics else "loss"
-    drawn = {"curves": training_curves(run.history, measure)} if job.job.loop is None else {}
-    if job.job.figures is not None and model is not None:
-        try:
-            drawn |= job.job.figures(job.job, config, run, model)
-        except Exception as error:  # the user's code; the training is kept
-            info(f"the job's figures could not be drawn ({reason(error, job.path)})")
+def run_summary(
+    job: JobFile, config: ResolvedConfig, opened: ActiveRun, checked: PreflightResult, given: Collection[str]
+) -> list[str]:
+    """The first lines of a run; ``given`` has the names of the options that the user gave."""
+    champion = "champion: none is selected, since the model is not registered"
+    if config.run.register and checked.example is not None:
+        metric, mode = checked.criterion
+        size = "largest" if mode == "max" else "smallest"
+        least = "".join(f", with {name} of at least {value:.4g}" for name, value in required(job.job, config).items())
+        champion = f"champion: the version with the {size} {metric}{least}"
     return [
-        moving_picture(figure, run.folder.path / FIGURES / f"{name}.gif")
-        if isinstance(figure, torch.Tensor)
-        else save(figure, run.folder.path / FIGURES / f"{name}.png")
-        for name, figure in drawn.items()
+        *_method_and_data(job, config, opened.name, checked, given),
+        champion,
+        f"kept in {opened.folder.display_path}, tracked in {redact(opened.store.uri)}",
     ]
+
+
+def _method_and_data(
+    job: JobFile, config: ResolvedConfig, name: str, checked: PreflightResult, given: Collection[str]
+) -> list[str]:
+    if not isinstance(config, ResolvedTrainConfig):
+        opening = job.job.loop.opening if job.job.loop is not None else None
+        method, *data = opening(config) if opening is not None else [config.method or job.name]
+        return [f"run {name}: {method}", *data]
+    method, environments = config.method, checked.environments
+    if checked.objective is not None:
+        method = checked.objective if method == "mean" else f"{checked.objective}-{method}"
+    on_ray = " on Ray Train" if needs_ray_train(config) else ""
+    return [
+        f"run {name}: {method}, {_count(config.parallel.workers, 'worker')}{on_ray}",
+        f"data: {_purposes(environments, config.data.held_out)}",
+        *mask_lines(config, len(environments.train), methods_command(job, config, given)),
+    ]
+
+
+def _purposes(environments: Environments, held_out: float) -> str:
+    """The numbers of environments for training (a part held out), validation and test."""
+    part = f" ({held_out:.3g} of each held out)" if held_out else ""
+    data = [f"{_count(len(environments.train), 'environment')} for training{part}"]
+    data += [f"{len(environments.validation)} for validation"] if environments.validation else []
+    data += [f"{len(environments.test)} for test"] if environments.test else []
+    return ", ".join(data)
+
+
+def methods_command(job: JobFile, config: TrainConfig, given: Collection[str] = ()) -> str:
+    """The command that compares methods on the data of a run: with the given options that say which data they are."""
+    common = options_of(TrainConfig).keys() - {"data_dir"}
+    values = {name: value for name, value in option_values(config).items() if name in {*given} - common}
+    return shlex.join(["concord", "compare", job.reference, "methods", *redact_words(as_words(values))])
+
+
+def mask_parameters(config: ResolvedTrainConfig, environments: int) -> dict[str, float]:
+    """The derived parameters of a run for MLflow, from its options and its number of training environments.
+
+    ``chance_fraction`` is the fraction of components that the mask keeps if signs are independent and fair; without
+    ``--threshold`` the result has the derived ``threshold`` as well.
+    """
+    given, rule, derived = config.aggregation, config.rule(environments), dict[str, float]()
+    if given.own_rule is None and isinstance(rule, SignMask | TMask):
+        derived["chance_fraction"] = rule.chance(config.num_gradients(environments))
+    derives = given.threshold is None or given.significance is not None
+    if given.own_rule is None and derives and isinstance(rule, SignMask | SandMask):
+        derived["threshold"] = rule.threshold
+    if given.own_rule is None and isinstance(rule, TMask):
+        derived["significance"] = rule.significance
+    return derived
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("s" if number != 1 else "")

@@ -1,28 +1,33 @@
-"""The Ray session: connects to a cluster, or starts Ray on this machine.
+"""The Ray session: connects to a cluster, or starts Ray on this machine; its resources and its tasks.
 
 Whether a cluster answers at an address is checked within seconds; Ray's own clients try for many minutes.
 """
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
+
+import torch
 
 from concord import logs
 from concord.errors import InputError, first_line, last_line
 from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
-from concord.runs.termination import signal_handler
+from concord.runs.failures import signal_handler
 from concord.source_file import hidden_module
 from concord.training.options import RunConfig
 
 Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 LOCAL = "local"
 _CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 10.0
@@ -38,6 +43,10 @@ _HEALTH_CHECK_SECONDS = "0.5"
 _GROUP_SECONDS = "10"
 # How long Ray tries to reach a cluster, in seconds; a variable of its environment.
 _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
+
+# The default of --wait-for-resources. A cloud starts a node with a GPU in about ten minutes.
+_WAIT_MINUTES = 30.0
+_CHECK_EVERY_SECONDS = 1.0
 
 
 @contextlib.contextmanager
@@ -156,6 +165,85 @@ def _resolved(address: str) -> tuple[str, int]:
 def _host_and_port(address: str) -> tuple[str, int | None]:
     parts = urlsplit(f"//{address}")
     return parts.hostname or "", parts.port
+
+
+def require_resources(config: RunConfig, info: Callable[[str], None]) -> None:
+    """Wait until the cluster has a run's resources (InputError in the end): Ray would wait silently for ever."""
+    bundles = [{kind: 1.0} for kind, (needed, _) in _requests(config).items() for _ in range(math.ceil(needed))]
+    wait_for_resources(lambda: check_resources(config), bundles, config, info)
+
+
+def check_resources(config: RunConfig) -> None:
+    """Refuse a run that needs more than the connected cluster has (InputError)."""
+    import ray
+
+    available = ray.cluster_resources()
+    for kind, (needed, words) in _requests(config).items():
+        if needed > available.get(kind, 0.0):
+            raise InputError(f"{words}; the Ray cluster has {available.get(kind, 0.0):g}")
+
+
+def check_gpus(config: RunConfig) -> None:
+    """Refuse GPUs (InputError) that the Ray session lacks, or this machine if Ray would start here."""
+    if config.gpu_request()[0] == 0:
+        return
+    import ray
+
+    if not ray.is_initialized():
+        if cluster_address(config)[0] == LOCAL:
+            check_local_gpus(config)
+    elif waiting_minutes(config) == 0:
+        check_resources(config)
+
+
+def check_local_gpus(config: RunConfig) -> None:
+    """Refuse GPUs that this machine does not have (InputError)."""
+    needed, words = config.gpu_request()
+    if needed > (found := torch.cuda.device_count()):
+        raise InputError(f"{words}; this machine has {found}")
+
+
+def _requests(config: RunConfig) -> dict[str, tuple[float, str]]:
+    return {"GPU": config.gpu_request(), "CPU": config.cpu_request()}
+
+
+def wait_for_resources(
+    check: Callable[[], Found], bundles: Sequence[dict[str, float]], config: RunConfig, info: Callable[[str], None]
+) -> Found:
+    """Ask the autoscaler for resources until the check passes, and return its result; the request ends with the wait.
+
+    ``check`` raises InputError while the cluster lacks something; after ``--wait-for-resources`` it is raised here. The
+    cluster must have all ``bundles`` at the same time, each on one node.
+    """
+    minutes = waiting_minutes(config)
+    try:
+        return check()
+    except InputError as lacking:
+        if minutes == 0:
+            raise
+        info(f"{lacking}; its autoscaler is asked for more, for up to {minutes:g} minutes (--wait-for-resources)")
+    from ray.autoscaler.sdk import request_resources
+
+    end = time.monotonic() + 60 * minutes
+    try:
+        while True:
+            request_resources(bundles=list(bundles))  # again each time: another run's request replaces this one
+            try:
+                return check()
+            except InputError as lacking:
+                if time.monotonic() >= end:
+                    raise InputError(f"{lacking}, after {minutes:g} minutes") from None
+            time.sleep(_CHECK_EVERY_SECONDS)
+    finally:
+        # End the request, so that the cluster may shrink again. The run's processes keep their nodes.
+        request_resources(bundles=[])
+
+
+def waiting_minutes(config: RunConfig) -> float:
+    """How long a run waits for resources; a Ray that is started on this machine never gets new ones."""
+    if config.run.wait_for_resources is not None:
+        return config.run.wait_for_resources
+    return 0.0 if cluster_address(config)[0] == LOCAL else _WAIT_MINUTES
 
 
 def task_results(

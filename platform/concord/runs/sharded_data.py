@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.sharded import (
@@ -33,21 +33,6 @@ from concord.training.process import tune_process
 Info = Callable[[str], None]
 
 
-class Shard(Protocol):
-    """The content of one file."""
-
-    @property
-    def file(self) -> str:
-        """The name in the folder."""
-
-    @property
-    def split(self) -> Split:
-        """The split of its rows."""
-
-
-AnyShard = TypeVar("AnyShard", bound=Shard)
-
-
 @dataclass(frozen=True)
 class SplitPart:
     """A file with examples number ``first`` to ``first + count - 1`` of a split."""
@@ -56,6 +41,9 @@ class SplitPart:
     split: Split
     first: int
     count: int
+
+
+Shard = TypeVar("Shard", bound=SplitPart)
 
 
 def split_parts(counts: Mapping[Split, int], size: int) -> list[SplitPart]:
@@ -95,8 +83,8 @@ class MakingOptions(OptionGroup):
 def make_sharded(
     folder: Path,
     about: Mapping[str, Any],
-    shards: Sequence[AnyShard],
-    task: Callable[[AnyShard], Sequence[RowGroupData]],
+    shards: Sequence[Shard],
+    task: Callable[[Shard], Sequence[RowGroupData]],
     options: MakingOptions,
     info: Info,
 ) -> tuple[ShardedData, dict[str, Any]]:
@@ -150,8 +138,8 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any], shards: Sequence[
 
 
 def _made(
-    shards: Sequence[AnyShard], task: Callable[[AnyShard], Sequence[RowGroupData]], tasks: int | None
-) -> Iterator[tuple[AnyShard, tuple[bytes, list[dict[str, Any]]]]]:
+    shards: Sequence[Shard], task: Callable[[Shard], Sequence[RowGroupData]], tasks: int | None
+) -> Iterator[tuple[Shard, tuple[bytes, list[dict[str, Any]]]]]:
     """The files as they are made, in any order."""
     import ray
 
@@ -165,6 +153,6 @@ def _made(
             yield shard, result
 
 
-def _make(task: Callable[[AnyShard], Sequence[RowGroupData]], shard: AnyShard) -> tuple[bytes, list[dict[str, Any]]]:
+def _make(task: Callable[[Shard], Sequence[RowGroupData]], shard: Shard) -> tuple[bytes, list[dict[str, Any]]]:
     tune_process(threads=1)
     return shard_of(task(shard))

@@ -8,14 +8,14 @@ from typing import Any
 from torch import nn
 
 from concord.errors import InputError
-from concord.record import folder_of, require_run
+from concord.record import Run, folder_of, require_run
 from concord.runs.execute import CHECKPOINTS, kept_checkpoint
 from concord.runs.spec import restored_config
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
-from concord.training.job import JobFile, with_recorded_rule
+from concord.training.job import Job, JobFile, with_recorded_rule
 from concord.training.loop import build_model
-from concord.training.options import TrainConfig
+from concord.training.options import RunConfig, TrainConfig
 from concord.training.rule_file import RuleFile
 
 
@@ -35,6 +35,16 @@ class TrainedModel:
     metrics: Mapping[str, float]
 
 
+def last_model(job: Job[Any], config: RunConfig, run: Run) -> nn.Module | None:
+    """The model with a run's last weights, in evaluation mode; None without a checkpoint or a model."""
+    checkpoint = kept_checkpoint(run)
+    if not job.has_model or checkpoint is None:
+        return None
+    model = build_model(job, config)
+    read_weights(run.folder.fetch(f"{CHECKPOINTS}/{checkpoint}"), model)
+    return model.eval()
+
+
 def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = None) -> TrainedModel:
     """The model of a run's last checkpoint; ``data_dir`` is the folder of the data, if not the run's."""
     folder = folder_of(output, name)
@@ -46,11 +56,9 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     if run.status != "FINISHED" or run.run_id is None:
         raise InputError(f"--name {name}: is not finished; run {again}")
     job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)
-    checkpoint = kept_checkpoint(run)
-    if checkpoint is None:
+    model = last_model(job.job, config, run)
+    if model is None:
         raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}; {again} makes one")
-    model = build_model(job.job, config)
-    read_weights(folder.fetch(f"{CHECKPOINTS}/{checkpoint}"), model)
     metrics = {key: value for key, value in run.metrics.items() if "/" not in key}
     return TrainedModel(name, run.run_id, job, config, model, metrics)
 

@@ -150,15 +150,15 @@ def _changed(files: Any, about: Any) -> int:
     """
     if about.mtime_ns or not hasattr(files, "handler"):
         return about.mtime_ns or 0
-    said = repr(files.handler.fs.info(about.path))
-    return int(hashlib.sha256(said.encode()).hexdigest()[:12], 16)  # in the first days of 1970, when nothing changed
+    facts = repr(files.handler.fs.info(about.path))
+    return int(hashlib.sha256(facts.encode()).hexdigest()[:12], 16)  # in the first days of 1970, when nothing changed
 
 
 def _fetch(files: Any, about: Any, target: Path) -> None:
     changed = _changed(files, about)
     with contextlib.suppress(OSError):
-        kept = target.stat()
-        if target.is_file() and (kept.st_size, kept.st_mtime_ns) == (about.size, changed):
+        found = target.stat()
+        if target.is_file() and (found.st_size, found.st_mtime_ns) == (about.size, changed):
             return
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=_drafts(), delete=False) as draft:

@@ -111,8 +111,8 @@ def require_reachable(option: str, path: Path) -> None:
     bucket, what = rest.split("/")[0], f"--{option} {display_path(path)}"
     with in_one_line(what, InputError):
         found, inside = filesystem(path)
-        asked = found.get_file_info(bucket if scheme in _BUCKETS else inside)
-    if scheme in _BUCKETS and asked.type.name == "NotFound":
+        info = found.get_file_info(bucket if scheme in _BUCKETS else inside)
+    if scheme in _BUCKETS and info.type.name == "NotFound":
         raise InputError(f"{what}: there is no bucket {bucket}{_at()}")
 
 

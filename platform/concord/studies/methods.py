@@ -23,11 +23,11 @@ from concord.options import OptionGroup, Place, Role, as_words, did_you_mean, gr
 from concord.record import Run, read_run
 from concord.redaction import is_secret, redact_words
 from concord.runs.execute import only_process
+from concord.runs.failures import sigterm_as_interrupt
 from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
 from concord.runs.progress import duration
 from concord.runs.session import ray_session
-from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
 from concord.studies.comparison_plan import METHODS, comparison_name, kept_command, without_place

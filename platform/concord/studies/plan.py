@@ -19,9 +19,8 @@ from concord.options import Role, as_words, names_of, option_values, options_of,
 from concord.record import FOLDERS, folder_of, read_record
 from concord.record import Kind as GroupKind
 from concord.redaction import is_secret, redact_words
-from concord.runs.champion import required
 from concord.runs.key import plain, recorded_config, require_same, require_secrets
-from concord.runs.preflight import Checked, preflight
+from concord.runs.preflight import PreflightResult, preflight, required
 from concord.runs.spec import JOB, GroupSpec, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
@@ -127,7 +126,7 @@ class StudyPlan(GroupPlan):
     folds: tuple[str, ...]
     shortlist_folds: tuple[str, ...]
     trials: int
-    checked: Checked
+    checked: PreflightResult
 
     @property
     def varied(self) -> Collection[str]:
@@ -400,7 +399,7 @@ def plan_study(
 
 
 def _reported(
-    checked: Checked, criterion: Criterion, modes: Mapping[str, Mode | None], leave_out: bool
+    checked: PreflightResult, criterion: Criterion, modes: Mapping[str, Mode | None], leave_out: bool
 ) -> Collection[str]:
     """The metrics of a trial."""
     reported = set(checked.reported)

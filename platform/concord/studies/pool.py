@@ -22,10 +22,9 @@ from ray.exceptions import OutOfMemoryError
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, Trainable, TuneConfig
 from ray.tune.search import Searcher
 
-from concord.errors import InputError, RunFailedError
+from concord.errors import RunFailedError
 from concord.options import option_values
-from concord.record import EVENTS, OpenRun, Run, folder_of, read_record
-from concord.runs.dashboard import described
+from concord.record import EVENTS, Run, folder_of
 from concord.runs.execute import (
     RunTask,
     checkpoint_step,
@@ -34,13 +33,13 @@ from concord.runs.execute import (
     remove_checkpoints,
     remove_older,
 )
+from concord.runs.failures import signal_handler
 from concord.runs.key import finished_run, index_run, plain
-from concord.runs.lifecycle import Info, Member, Open, open_run, reserved_group
+from concord.runs.lifecycle import ActiveRun, Info, Member, open_run, reopened, require_own, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.session import ray_session
 from concord.runs.spec import RunSpec
-from concord.runs.termination import signal_handler
-from concord.storage import Folder
+from concord.runs.submission.profile import described
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
@@ -90,9 +89,8 @@ def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], in
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
             pool = Pool(plan, group, resources)
-            if group.resumed:
-                assert reserved.run is not None
-                pool.send_unsent(lost=reserved.run.run_id != group.run.run_id)
+            if group.earlier is not None:
+                pool.send_unsent(lost=group.earlier.run_id != group.run.run_id)
             yield pool
 
 
@@ -132,7 +130,7 @@ class Pool:
         group: its record, open.
     """
 
-    def __init__(self, plan: GroupPlan, group: Open, resources: TrialResources) -> None:
+    def __init__(self, plan: GroupPlan, group: ActiveRun, resources: TrialResources) -> None:
         self.plan, self.group, self.resources = plan, group, resources
         self.known: dict[str, Run] = {}
 
@@ -149,10 +147,10 @@ class Pool:
         """
         group, left = self.group.run, []
         for spec in specs:
-            run = finished_run(group.folder.place.parent.parent, spec.key)
+            run = finished_run(group.output, spec.key)
             if run is None or (keep and kept_checkpoint(run) is None):
                 run = None
-                self._require_own(folder_of(group.folder.place.parent.parent, str(spec.name)))
+                require_own(folder_of(group.output, str(spec.name)), group.name)
                 left.append(spec)
             else:
                 self.known[run.name] = run
@@ -161,14 +159,6 @@ class Pool:
                 group.append("asked", **request)
         group.folder.keep(EVENTS)  # at an address, for another machine that goes on
         return left
-
-    def _require_own(self, folder: Folder) -> None:
-        """Refuse the folder of a run that is not this group's (InputError)."""
-        record, group = None, self.group.run.name
-        with contextlib.suppress(InputError):  # damaged, or of an earlier version: the run begins again
-            record = read_record(folder)
-        if record is not None and record.get("group") != group:
-            raise InputError(f"--name {group}: {folder.display_path} is a run of its own; give another name")
 
     def send_unsent(self, lost: bool) -> None:
         """Let MLflow have what an earlier process could not send of runs that ended; all, if it has lost the group."""
@@ -179,10 +169,8 @@ class Pool:
             if lost:
                 forget(run)
             if run.status is not None and not is_sent(run):
-                self.known[name] = opened = OpenRun(run.folder, run.record)
-                self.group.mirror.add(opened, self.group.run)
-                self.group.mirror.finish(opened)
-                opened.close()
+                with reopened(run, self.group.mirror, self.group.run) as self.known[name]:
+                    pass
 
     def run(
         self,
@@ -305,7 +293,7 @@ class _Runs(Searcher):
         """What the training process is asked for."""
         run, spec, start = member.run, member.spec, None
         with contextlib.suppress(RunFailedError):  # no checkpoint can be read: it begins again
-            start = last_checkpoint(run.folder, run.checkpoints, lambda _: None)
+            start = last_checkpoint(run, lambda _: None)
         step = -1 if start is None else checkpoint_step(start)
         epochs = self._pool.plan.job.epochs(spec.config)
         earlier = [
@@ -352,7 +340,7 @@ class _Runs(Searcher):
                 run.append(name, **fields)
                 if name == "checkpoint":
                     run.folder.keep(EVENTS)
-                    remove_older(run.folder, run.checkpoints)
+                    remove_older(run)
         if result["failure"] is None:
             self._progress.evaluated(run.name, result["percent"])
 
@@ -381,10 +369,10 @@ class _Runs(Searcher):
         with self._capture_error():
             run = member.run
             if why.get("stopped") != SCHEDULER and "failure" not in why:
-                index_run(run.folder.place.parent.parent, run)  # first, so that a kill loses no end
+                index_run(run)  # first, so that a kill loses no end
             member.end("FAILED" if "failure" in why else "FINISHED", **why)
             keep = 1 if run.failure is None and self._proposer.keep_above(member.spec) < float("inf") else 0
-            remove_checkpoints(run.folder, run.checkpoints, keep)
+            remove_checkpoints(run, keep)
             self._tell(member.spec, run)
 
     def _tell(self, spec: RunSpec, run: Run) -> None:

@@ -16,7 +16,7 @@ from concord.analysis.figures import save
 from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.record import Run, require_run
-from concord.runs.lifecycle import Open
+from concord.runs.lifecycle import ActiveRun
 from concord.space import Space
 from concord.storage import Folder
 from concord.studies.criterion import SPREAD, Criterion, Judge, metric_on
@@ -57,7 +57,7 @@ class GroupResult(abc.ABC):
 Result = TypeVar("Result", bound=GroupResult)
 
 
-def write_results(result: Result, info: Callable[[str], None], group: Open | None = None) -> Result:
+def write_results(result: Result, info: Callable[[str], None], group: ActiveRun | None = None) -> Result:
     """Draw a group's figures and write its tables into its folder; return the result with the figures' files.
 
     An open group keeps the files with its run.

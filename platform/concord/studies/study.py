@@ -10,10 +10,10 @@ from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import OpenRun, Run, require_run
 from concord.runs.execute import kept_checkpoint, remove_checkpoints
+from concord.runs.finish import finish
 from concord.runs.key import recorded_config
-from concord.runs.lifecycle import Info
+from concord.runs.lifecycle import Info, reopened
 from concord.runs.preflight import preflight
-from concord.runs.run import finish
 from concord.runs.spec import RunSpec
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, Judge
@@ -131,7 +131,7 @@ class _Search:
             if each.run is None or each.run.name in names:
                 continue
             if each.run.record.get("group") == self._plan.name:
-                remove_checkpoints(each.run.folder, [], 0)
+                remove_checkpoints(each.run, 0)
         self._finished = ranked[:kept]
 
 
@@ -239,9 +239,8 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
     with run.folder.locked("run"), contextlib.ExitStack() as until_sent:
         try:
             mirror.wait_for(run, _TRACKING_SECONDS)  # if it was trained just now, so that no second MLflow run is made
-            record = require_run(run.folder).record  # with that MLflow run
-            opened = until_sent.enter_context(contextlib.closing(OpenRun(run.folder, record)))
-            mirror.add(opened, pool.group.run)
+            trained = require_run(run.folder)  # with that MLflow run
+            opened = until_sent.enter_context(reopened(trained, mirror, pool.group.run))
             mirror.wait_for(opened, _TRACKING_SECONDS)
         except RunFailedError as error:
             info(f"the model could not be kept in MLflow: {error}; the same --name tries again")
@@ -251,5 +250,4 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         end: dict[str, Any] = {"report" if tracked else "untracked": report}
         opened.append("ended", status="FINISHED", **end)
         opened.sync()
-        mirror.finish(opened)
     return {**{name: report[name] for name in ("model", "champion", "registration")}, "winner_of": winner.run.name}

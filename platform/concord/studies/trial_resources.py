@@ -8,7 +8,7 @@ import ray
 import torch
 
 from concord.errors import InputError
-from concord.runs.resources import wait_for_resources, waiting_minutes
+from concord.runs.session import wait_for_resources, waiting_minutes
 from concord.studies.study_options import SharingOptions
 from concord.training import RunConfig
 from concord.training.options import parallel_of

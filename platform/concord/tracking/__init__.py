@@ -7,16 +7,15 @@
 from concord.tracking.exported_model import ExportError, load_program, log_model
 from concord.tracking.mirror import Mirror
 from concord.tracking.registry import ModelVersion, Registered, models, promote, register, show
-from concord.tracking.store import Run, Store, TrackedData
+from concord.tracking.store import Store, TrackedRun
 
 __all__ = [
     "ExportError",
     "Mirror",
     "ModelVersion",
     "Registered",
-    "Run",
     "Store",
-    "TrackedData",
+    "TrackedRun",
     "load_program",
     "log_model",
     "models",

@@ -71,8 +71,8 @@ def log_model(
             elif raw is None:
                 signature = _save(model, input_example.detach().cpu(), path, description)
             else:
-                of_network = _save(model, input_example.detach().cpu(), network, Model(run_id=run_id))
-                found = of_network.outputs.inputs[0].shape[1:]
+                inner = _save(model, input_example.detach().cpu(), network, Model(run_id=run_id))
+                found = inner.outputs.inputs[0].shape[1:]
                 if found != (len(raw.outputs),):
                     raise ExportError(
                         f"this {type(model).__name__} gives {found} for each row, and the table needs "
@@ -235,23 +235,23 @@ def _save_tensors(model: "torch.nn.Module", call: "ModelCall", network: Path, pa
             ]
         )
 
-    kept = copy.deepcopy(model).cpu().eval()
+    network_copy = copy.deepcopy(model).cpu().eval()
     last = len(next(iter(call.inputs.values()))) - 1
     two, three = call.rows([0, min(1, last)]), call.rows([0, min(1, last), min(2, last)])
     with torch.no_grad():
-        answers, more = (each(kept, each.inputs) for each in (two, three))
+        answers, more = (each(network_copy, each.inputs) for each in (two, three))
     outputs = {name: each for name, each in answers.items() if (len(each), len(more[name])) == (2, 3)}
     if not outputs:
         raise TypeError("its answer to a batch has no tensor with a row for each example")
     # Inputs that these outputs do not depend on, such as the labels, are not asked for.
-    exported = torch.export.export(Program(kept, list(two.inputs), list(outputs)), tuple(two.inputs.values()))
+    exported = torch.export.export(Program(network_copy, list(two.inputs), list(outputs)), tuple(two.inputs.values()))
     exported.graph.eliminate_dead_code()
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
     names = zip(two.inputs, exported.graph_signature.user_inputs, strict=True)
     inputs = {name: two.inputs[name] for name, place in names if place in used}
     signature = ModelSignature(inputs=specs(inputs), outputs=specs(outputs))
     mlflow.pytorch.save_model(
-        Program(kept, list(inputs), list(outputs)),
+        Program(network_copy, list(inputs), list(outputs)),
         network,
         signature=signature,
         input_example=tuple(each.numpy() for each in inputs.values()),

@@ -66,12 +66,6 @@ def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
     return run_id
 
 
-def retrack(store: Store, run: OpenRun) -> str:
-    """Create a new MLflow run for a record whose run the store has lost; it takes all events."""
-    forget(run)
-    return track(store, run)
-
-
 def forget(run: Run) -> None:
     """Forget the MLflow run of a record, so that a new one takes all events."""
     described = {name: value for name, value in run.record.items() if name != "run_id"}
@@ -115,22 +109,16 @@ class _Mirrored:
         if not _begins_line(self.file, self.sent):  # the file has lost its end, or its address has an earlier one
             self.sent = 0
 
-    @property
-    def unsent(self) -> int:
-        """The number of events that the store has not taken."""
-        if not self.file.exists() or self.sent >= self.file.stat().st_size:
-            return 0
-        with self.file.open("rb") as lines:
-            lines.seek(self.sent)
-            return sum(line.endswith(b"\n") for line in lines)
+    def unsent(self) -> Iterator[Event]:
+        """The events that the store has not taken."""
+        if self.file.exists() and self.sent < self.file.stat().st_size:
+            yield from read_events(self.file, self.sent)
 
     def pieces(self, name: Any) -> Iterator[_Piece]:
         """The unsent events; of a group's run only the metrics that are not of single environments and layers."""
-        if not self.file.exists() or self.sent >= self.file.stat().st_size:
-            return
         piece: _Piece | None = None
         size = 0
-        for event in read_events(self.file, self.sent):
+        for event in self.unsent():
             if piece is not None and size >= _LARGEST_PIECE:
                 yield piece
                 piece, size = None, 0
@@ -161,7 +149,6 @@ class Mirror:
         self._store = store
         self._records: dict[str, _Mirrored] = {}
         self._lock = threading.Lock()
-        self._left = 0  # events of runs that were given up by the store
         self._name = functools.cache(metric_name)
         self._wake = threading.Event()
         self._deadline: float | None = None
@@ -200,15 +187,13 @@ class Mirror:
                 if mirrored.cursor.exists():
                     with contextlib.suppress(StorageError):
                         mirrored.run.folder.keep(CURSOR)
-            return sum(mirrored.unsent for mirrored in self._records.values())
+            return sum(1 for mirrored in self._records.values() for _ in mirrored.unsent())
 
     def discard(self) -> None:
         """Stop sending: the records will be deleted."""
         with self._lock:
             self._records.clear()
-        self._deadline = time.monotonic()
-        self._wake.set()
-        self._sender.join(_EVERY_SECONDS)
+        self.close(_EVERY_SECONDS)
 
     def _send_until_closed(self) -> None:
         pause, down = _EVERY_SECONDS, False
@@ -220,7 +205,8 @@ class Mirror:
             elif down:
                 time.sleep(_CLOSING_PAUSE_SECONDS)
             closing = self._deadline is not None  # read before sending: then the files hold all events
-            records = self._open_records()
+            with self._lock:
+                records = list(self._records.values())
             try:
                 for mirrored in records:
                     sent = self._send_all(mirrored)
@@ -237,10 +223,6 @@ class Mirror:
                 pause, down = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
             if self._deadline is not None and (time.monotonic() >= self._deadline or (closing and not down)):
                 return
-
-    def _open_records(self) -> list[_Mirrored]:
-        with self._lock:
-            return list(self._records.values())
 
     def _send_all(self, mirrored: _Mirrored) -> bool:
         """Send a record's new events; returns whether there were some."""
@@ -299,8 +281,7 @@ class Mirror:
             assert group.run_id is not None
             if not (mirrored.adopts and self._adopt(run, group.run_id)):
                 track(self._store, run, group.run_id)
-        assert run.run_id is not None
-        return run.run_id
+        return str(run.run_id)
 
     def _adopt(self, run: OpenRun, group_id: str) -> bool:
         """Record the MLflow run that a killed process created without recording its id, if there is one."""

@@ -135,14 +135,14 @@ def register(
             version = int(made.version)
         model, champion, by_hand = _move_champion(store, registered_name)
 
-    ours = next(each for each in model.versions if each.version == version)
+    made = next(each for each in model.versions if each.version == version)
     won = champion is not None and champion.version == version
     before = [each for each in model.versions if each.version < version]
-    better, reason = _compare(_best(before, model.promoted) if won else champion, ours)
+    better, reason = _compare(_best(before, model.promoted) if won else champion, made)
     if by_hand and champion is not None:
         reason = f"version {champion.version} was promoted by hand and stays"
         if better and not won:
-            value = f"{ours.criterion} {ours.metrics[str(ours.criterion)]:g}"
+            value = f"{made.criterion} {made.metrics[str(made.criterion)]:g}"
             reason += f"; version {version} is better ({value}): concord models promote {registered_name} {version}"
     return Registered(registered_name, version, won, reason)
 
@@ -161,13 +161,16 @@ def show(store: Store, name: str, version_or_alias: str | int = CHAMPION) -> Mod
     with failures(store.uri, f"read model {name!r}"):
         versions = _read(store, name).versions
         if not versions:
-            there = sorted(entry.name for entry in store.client.search_registered_models())
-            raise InputError(f"no model {name!r} in the registry; it has {', '.join(there) or 'none yet'}")
+            available = sorted(entry.name for entry in store.client.search_registered_models())
+            raise InputError(f"no model {name!r} in the registry; it has {', '.join(available) or 'none yet'}")
     for each in versions:
         if wanted == str(each.version) or wanted in each.aliases:
             return each
-    there = [*(str(each.version) for each in versions), *sorted(alias for each in versions for alias in each.aliases)]
-    raise InputError(f"model {name!r} has no version or alias {wanted!r}; it has {', '.join(there)}")
+    available = [
+        *(str(each.version) for each in versions),
+        *sorted(alias for each in versions for alias in each.aliases),
+    ]
+    raise InputError(f"model {name!r} has no version or alias {wanted!r}; it has {', '.join(available)}")
 
 
 def promote(store: Store, name: str, version: str | int, or_better: bool = False) -> ModelVersion:
@@ -281,12 +284,12 @@ def _compare(champion: ModelVersion | None, other: ModelVersion) -> tuple[bool, 
     if champion is None:
         return True, "the first champion"
     rival = f"champion version {champion.version}"
-    for what, theirs, ours in (
+    for what, before, now in (
         ("its data are {}, these {}", champion.data, other.data),
         ("it was scored on {}, this one on {}", champion.scored_on, other.scored_on),
     ):
-        if theirs is not None and ours is not None and theirs != ours:
-            return False, f"not compared with {rival}: {what.format(theirs, ours)}; promote one of them"
+        if before is not None and now is not None and before != now:
+            return False, f"not compared with {rival}: {what.format(before, now)}; promote one of them"
     if (previous := champion.metrics.get(criterion)) is None:
         by = f", only {champion.criterion}" if champion.criterion else ""
         return False, f"{rival} has no {criterion}{by}; promote one of them"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from concord.errors import InputError
 from concord.options import did_you_mean
-from concord.tracking.store import NEWEST, Run, Store
+from concord.tracking.store import NEWEST, Store, TrackedRun
 
 # A name as MLflow accepts it: accuracy/ood/far west.
 _CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
@@ -70,8 +70,8 @@ def find_runs(
     metric: str | None = None,
     largest: bool = True,
     show: Sequence[str] = (),
-    shown: Callable[[Run], Run] = lambda run: run,
-) -> list[Run]:
+    shown: Callable[[TrackedRun], TrackedRun] = lambda run: run,
+) -> list[TrackedRun]:
     """The first `most` runs. Raises InputError for an option or a metric that no run has.
 
     `status` is in lower case. With `study` the runs are its trials. They are ordered by `metric`, without the runs that
@@ -88,7 +88,7 @@ def find_runs(
     conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{name}%')}"] if name else []
     order = f"metrics.`{metric}` {'DESC' if largest else 'ASC'}" if metric else NEWEST
     known: set[str] = set()
-    found: list[Run] = []
+    found: list[TrackedRun] = []
     few = not where and tracked != "RUNNING"  # all that the store finds are wanted
     for run in map(shown, store.search(" AND ".join(conditions), order, page=min(most, _MANY) if few else _MANY)):
         known |= run.metrics.keys() | run.parameters.keys()
@@ -114,7 +114,7 @@ def _quoted(option: str, value: str) -> str:
     return f"'{value}'"
 
 
-def compared_run(store: Store, name: str) -> Run:
+def compared_run(store: Store, name: str) -> TrackedRun:
     """The run of a name or id given by ``--compare``. Raises InputError if there is none, or more than one."""
     if _ID.fullmatch(name):
         return store.run(name)

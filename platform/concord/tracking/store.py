@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -41,7 +41,6 @@ _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgr
 # For a server to answer once connected: a new server is slow.
 ANSWER_SECONDS = 15.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
-_LONGEST_DATASET_NAME = 500
 
 
 # The default order of runs, in MLflow's syntax.
@@ -55,10 +54,11 @@ _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """One tracked run, at the time of the request.
 
-    `metrics` has the latest values; `started` is in UTC; `parent` is the run of its study or comparison.
+    `metrics` has the latest values; `started` is in UTC. `experiment` is the job's name, for runs of groups with the
+    kind of group.
     """
 
     run_id: str
@@ -68,23 +68,7 @@ class Run:
     metrics: dict[str, float]
     tags: dict[str, str]
     started: datetime
-    parent: str | None
-
-
-@dataclass(frozen=True)
-class TrackedData:
-    """Data of a run, as MLflow records them.
-
-    Attributes:
-        digest: at most 36 characters, different for other data.
-        schema: of its tensors, in MLflow's form, if there is one.
-    """
-
-    name: str
-    digest: str
-    purpose: str
-    schema: Mapping[str, object] | None
-    profile: Mapping[str, int]
+    experiment: str
 
 
 @dataclass(frozen=True)
@@ -202,10 +186,6 @@ class Store:
                 return None
             return json.loads(Path(self.client.download_artifacts(run_id, name, folder)).read_text())
 
-    def note(self, run_id: str, text: str) -> None:
-        """Set the run's description, which MLflow's page of the run shows."""
-        self.set_tag(run_id, "mlflow.note.content", text)
-
     def set_tag(self, run_id: str, tag: str, value: str) -> None:
         """Set a tag of the run."""
         with failures(self.uri, f"describe run {run_id}"):
@@ -216,22 +196,6 @@ class Store:
         with failures(self.uri, f"keep {name}"):
             self.client.log_text(run_id, text, name)
 
-    def log_data(self, run_id: str, data: Sequence[TrackedData]) -> None:
-        """Log the datasets of a run; those logged before are skipped."""
-        import_mlflow()
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        with failures(self.uri, f"keep the datasets of run {run_id}"):
-            tags = self.client.get_run(run_id).data.tags
-            source = json.dumps({"tags": {key: tags[key] for key in sorted(tags) if key.startswith("mlflow.source.")}})
-            inputs = []
-            for each in data:
-                schema, profile = each.schema and json.dumps(each.schema), json.dumps(each.profile)
-                dataset = Dataset(each.name[:_LONGEST_DATASET_NAME], each.digest, "code", source, schema, profile)
-                inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each.purpose)]))
-            if inputs:
-                self.client.log_inputs(run_id, inputs)
-
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
         """Log `metrics` at `step` and wait for the store; a run's own events go through the mirror."""
         import_mlflow()
@@ -240,16 +204,16 @@ class Store:
         now = time.time_ns() // 1_000_000
         values = [Metric(metric_name(key), float(value), now, step) for key, value in metrics.items()]
         with failures(self.uri, f"log metrics of run {run_id}"):
-            for start in range(0, len(values), 1000):  # MLflow's limit for one call
-                self.client.log_batch(run_id, metrics=values[start : start + 1000], synchronous=True)
+            self.client.log_batch(run_id, metrics=values, synchronous=True)
 
-    def run(self, run_id: str) -> Run:
+    def run(self, run_id: str) -> TrackedRun:
         """Return one run."""
         with failures(self.uri, f"read run {run_id}"):
-            return self._run(self.client.get_run(run_id))
+            entry = self.client.get_run(run_id)
+            return self._run(entry, self.client.get_experiment(entry.info.experiment_id).name)
 
-    def _run(self, entry: Any) -> Run:
-        return Run(
+    def _run(self, entry: Any, experiment: str) -> TrackedRun:
+        return TrackedRun(
             run_id=entry.info.run_id,
             name=entry.info.run_name,
             status=entry.info.status,
@@ -257,16 +221,16 @@ class Store:
             metrics={key: _value(value) for key, value in entry.data.metrics.items()},
             tags={key: value for key, value in entry.data.tags.items() if not key.startswith("mlflow.")},
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
-            parent=entry.data.tags.get(PARENT),
+            experiment=experiment,
         )
 
-    def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[Run]:
+    def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[TrackedRun]:
         """Yield the runs that fulfil a condition, on demand."""
         with failures(self.uri, "search runs"):
-            asked = pages(lambda token: self.client.search_experiments(page_token=token))
-            if experiments := [each.experiment_id for each in asked]:
-                found = pages(lambda token: self.client.search_runs(experiments, condition, 1, page, [order], token))
-                yield from map(self._run, found)
+            listed = pages(lambda token: self.client.search_experiments(page_token=token))
+            if names := {each.experiment_id: each.name for each in listed}:
+                found = pages(lambda token: self.client.search_runs([*names], condition, 1, page, [order], token))
+                yield from (self._run(entry, names[entry.info.experiment_id]) for entry in found)
 
     @cached_property
     def _experiments(self) -> dict[str, str]:

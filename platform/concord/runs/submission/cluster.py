@@ -18,9 +18,8 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 import concord
 from concord.errors import InputError, RunFailedError, last_line
 from concord.process_environment import environment_variables
-from concord.runs.dashboard import RAY_TOKEN, running_dashboard
 from concord.runs.submission.package import Package
-from concord.runs.submission.profile import Profile
+from concord.runs.submission.profile import RAY_TOKEN, Profile, running_dashboard
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take: the server first unpacks a package of up to 100 MiB.
@@ -97,15 +96,15 @@ class Cluster:
         if answer.status_code in {401, 403}:
             raise AuthenticationError(answer.text)
         try:
-            there = answer.json()["ray_version"]
+            version = answer.json()["ray_version"]
         except (ValueError, KeyError) as error:
             raise InputError(
                 f"--address {self.address}: no Ray dashboard answers there (status {answer.status_code})"
             ) from error
-        if there != ray.__version__:
+        if version != ray.__version__:
             raise InputError(
-                f"--address {self.address}: the cluster has Ray {there}, this machine {ray.__version__}; "
-                f"install ray=={there} here, or the same version on both"
+                f"--address {self.address}: the cluster has Ray {version}, this machine {ray.__version__}; "
+                f"install ray=={version} here, or the same version on both"
             )
 
     @contextlib.contextmanager

@@ -1,15 +1,23 @@
-"""The cluster and the credentials of a submission: from options, the environment or a profile file, in this order."""
+"""The cluster and the credentials of a submission: from options, the environment or a profile file, in this order.
+
+Without an address the cluster is a Ray that this user runs on this machine.
+"""
 
 import os
+import re
 import tomllib
+import urllib.error
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError
 from concord.redaction import redact
-from concord.runs.dashboard import RAY_TOKEN
 
+ANSWER_SECONDS = 2.0
+RAY_TOKEN = Path("~/.ray/auth_token")
+"""The file in which Ray keeps its token."""
 PROFILES = Path("~/.config/concord/profiles.toml")
 _KEYS = ("address", "token-file", "tracking-uri", "output", "data-dir")
 
@@ -99,16 +107,16 @@ def _profile(name: str | None) -> dict[str, Any]:
     return profile
 
 
-def _token(given: Path | None, of_profile: str | None) -> tuple[str | None, str]:
+def _token(given: Path | None, in_profile: str | None) -> tuple[str | None, str]:
     """The token and its origin."""
     if given is None and os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
-    of_ray = RAY_TOKEN.expanduser()
+    own_file = RAY_TOKEN.expanduser()
     sources = {
         "--token-file": given,
         "RAY_AUTH_TOKEN_PATH": os.environ.get("RAY_AUTH_TOKEN_PATH"),
-        "token-file of the profile": of_profile,
-        "token file": of_ray if of_ray.exists() else None,
+        "token-file of the profile": in_profile,
+        "token file": own_file if own_file.exists() else None,
     }
     for source, path in sources.items():
         if path:
@@ -134,3 +142,56 @@ def _http(address: str) -> str:
     if redact(address) != address:
         raise InputError(f"--address {redact(address)}: must hold no password")
     return address.rstrip("/")
+
+
+def running_dashboard() -> str | None:
+    """The address of the dashboard of a Ray that this user runs on this machine, if there is one.
+
+    It is found among this user's own processes, not by a request to Ray's usual port: another user may listen there,
+    and a request would give away the token.
+    """
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.uids().real != os.getuid():
+                continue
+            words = process.cmdline()
+            if not any(word.endswith("ray/dashboard/dashboard.py") for word in words):
+                continue
+            begin = int(_option(words, "port") or 0)
+            last = begin + int(_option(words, "port-retries") or 0)
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and begin <= connection.laddr.port <= last:
+                    found.append((connection.laddr.ip, connection.laddr.port))
+        except (psutil.Error, OSError):  # the process ended meanwhile, or belongs to another user
+            continue
+    if not found:
+        return None
+    host, port = min(found, key=lambda place: (not place[0].startswith("127."), place[1]))
+    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+
+
+def described(address: str) -> str:
+    """The address, with the place of the token if one is needed; never the token itself."""
+    try:
+        with urllib.request.urlopen(f"{address}/api/version", timeout=ANSWER_SECONDS):
+            return address
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return f"{address} (enter the token in {_token_place()})"
+    except OSError:
+        pass
+    return address
+
+
+def _token_place() -> str:
+    """The place of Ray's token, in Ray's order of precedence."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    return os.environ.get("RAY_AUTH_TOKEN_PATH") or str(RAY_TOKEN)
+
+
+def _option(words: list[str], name: str) -> str | None:
+    return next((found[1] for word in words if (found := re.fullmatch(rf"--{name}=(.*)", word))), None)

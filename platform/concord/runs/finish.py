@@ -1,0 +1,149 @@
+"""What becomes of a run that has trained: figures, data and model in MLflow, a version in the registry, advice."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from concord.environments import Environments
+from concord.environments.summary import DataSummary
+from concord.errors import InputError, RunFailedError
+from concord.record import OpenRun, Run
+from concord.runs.execute import CHECKPOINTS
+from concord.runs.lifecycle import Info
+from concord.runs.preflight import PreflightResult, required
+from concord.runs.spec import JOB
+from concord.runs.trained_model import last_model
+from concord.source_file import reason
+from concord.tracking import ExportError, Store, log_model, register
+from concord.tracking.datasets import log_data
+from concord.training.advice import advice
+from concord.training.checkpoint import MODEL
+from concord.training.job import Job, JobFile
+from concord.training.metric_names import environments_of
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig
+
+# MLflow's folder for the weights of a model that is not exported, and the line about it.
+_WEIGHTS = "weights"
+_NOT_CALLED = "the job's risk does not call it as a function of tensors"
+FIGURES, _METRICS = "figures", "metrics.json"
+_NAMED = 8  # more environments of a score are counted
+
+
+def finish(
+    job: JobFile,
+    config: ResolvedConfig,
+    run: OpenRun,
+    store: Store,
+    checked: PreflightResult,
+    info: Info,
+    lineage: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], bool]:
+    """Draw the figures of a trained run, keep data and model in MLflow, and tell what may help.
+
+    Returns the run's report, and whether MLflow took all. ``lineage`` becomes tags of the registered version.
+    """
+    run_id = str(run.run_id)
+    metrics = {key: value for key, value in run.metrics.items() if "/" not in key}
+    (run.folder.path / _METRICS).write_text(json.dumps(run.metrics, indent=1))
+    run.folder.keep(_METRICS)
+    model = last_model(job.job, config, run)
+    for path in _draw(job, config, run, model, info):
+        run.keep_artifact(f"{FIGURES}/{path.name}")
+    uri: str | None = None
+    registered = None
+    tracked = False
+    environments = checked.environments
+    try:
+        if run.data:
+            log_data(store, run_id, [DataSummary.read(part) for part in run.data])
+        reason = _NOT_CALLED
+        if model is not None and checked.example is not None:
+            try:
+                uri = log_model(store, run_id, model, checked.example, environments.raw, environments.classes)
+            except ExportError as error:
+                reason = str(error)
+        if model is not None and uri is None:
+            store.log_files(run_id, run.folder.path / CHECKPOINTS / run.checkpoints[-1] / MODEL, _WEIGHTS)
+            line = f"the model is not registered: {reason}; its weights are the run's artifact {_WEIGHTS}/{MODEL}"
+            store.set_tag(run_id, "mlflow.note.content", line)  # shown on MLflow's page of the run
+            info(line)
+        if config.run.register and uri is not None:
+            name = job.model_name(config)
+            criterion, mode = checked.criterion
+            if criterion not in metrics:
+                raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
+            unfit = shortfall(job.job, config, metrics)
+            scored = scored_on(criterion, environments)
+            store.set_tag(run_id, JOB, job.name)
+            registered = register(store, uri, run_id, name, metrics, criterion, mode, lineage, unfit, scored)
+            uri = f"models:/{registered.name}/{registered.version}"
+        tracked = True
+    except (RunFailedError, InputError) as error:  # the training is finished
+        info(f"the model could not be kept in MLflow: {error}; --resume tries again")
+    for line in advice(job.job, config, run.history, environments, checked.measures):
+        info(line)
+    report = {
+        "job": job.name,
+        "name": run.name,
+        "run_id": run_id,
+        "seconds": 0.0,
+        "model": uri if registered or not config.run.register else None,
+        "champion": registered.champion if registered else False,
+        "registration": registered.reason if registered else None,
+        "artifacts": run.folder.display_path,
+        "metrics": metrics,
+    }
+    return report, tracked
+
+
+def _draw(job: JobFile, config: ResolvedConfig, run: Run, model: torch.nn.Module | None, info: Info) -> list[Path]:
+    """Draw the figures of every run of the platform's loop, and the job's own."""
+    if job.job.loop is not None and job.job.figures is None:
+        return []
+    from concord.analysis.figures import save
+    from concord.analysis.training_curves import training_curves
+    from concord.analysis.trajectory_figures import moving_picture
+
+    measure = "accuracy" if "train_accuracy" in run.metrics else "loss"
+    drawn = {"curves": training_curves(run.history, measure)} if job.job.loop is None else {}
+    if job.job.figures is not None and model is not None:
+        try:
+            drawn |= job.job.figures(job.job, config, run, model)
+        except Exception as error:  # the user's code; the training is kept
+            info(f"the job's figures could not be drawn ({reason(error, job.path)})")
+    return [
+        moving_picture(figure, run.folder.path / FIGURES / f"{name}.gif")
+        if isinstance(figure, torch.Tensor)
+        else save(figure, run.folder.path / FIGURES / f"{name}.png")
+        for name, figure in drawn.items()
+    ]
+
+
+def shortfall(job: Job[Any], config: ResolvedConfig, metrics: Mapping[str, float]) -> str | None:
+    """Why a run cannot be the champion, in words: the requirement of the job that it misses; None if it can.
+
+    A run with an environment left out is measured on that environment, so it is not compared with runs on all.
+    """
+    if isinstance(config, ResolvedTrainConfig) and config.data.leave_out is not None:
+        return f"{config.data.leave_out} was left out of its training; promote it by hand"
+    for name, least in required(job, config).items():
+        value = metrics.get(name, math.nan)
+        if not value >= least:  # so that NaN falls short
+            return f"{name} {value:g} is below {least:g}, which the job requires of a champion"
+    return None
+
+
+def scored_on(criterion: str, environments: Environments) -> str | None:
+    """The environments in which a criterion is measured, as text that differs when they do; None if it has none.
+
+    Scores in different environments cannot be compared: a test that takes the hardest hospital leaves easier ones.
+    """
+    names = sorted(environments_of(criterion, environments))
+    if len(names) <= _NAMED:
+        return ", ".join(names) or None
+    return f"{len(names)} environments ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
