@@ -27,14 +27,7 @@ from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_chec
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.job import Job, JobFile, job_from_source
 from concord.training.loop import training
-from concord.training.options import (
-    ResolvedConfig,
-    ResolvedTrainConfig,
-    RunConfig,
-    TrainConfig,
-    parallel_of,
-    restore_resolved,
-)
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig, parallel_of
 from concord.training.rule_file import RuleFile
 from concord.training.worker_data import WorkerData, prepare
 
@@ -85,7 +78,8 @@ class RunTask:
 
     def config(self, job: JobFile) -> ResolvedConfig:
         """The resolved options."""
-        return restore_resolved(job.job.config, self.options)
+        config: ResolvedConfig = job.job.config.with_options(**self.options)
+        return config
 
 
 def needs_ray_train(config: RunConfig) -> bool:

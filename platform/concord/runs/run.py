@@ -64,28 +64,28 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
                 unsent = mirror.close(_UNSENT_SECONDS)
             info(f"run {finished.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
             return finished
-        resolved = spec.config.with_options(name=reserved.name)
+        config = spec.config.with_options(name=reserved.name)
         require_space(reserved.folder.path)
         dashboard = None
-        if needs_ray_train(resolved) or (job.job.loop is not None and job.job.loop.uses_ray):
+        if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")
-            dashboard = session.enter_context(ray_session(resolved))
-            require_resources(resolved, info)
+            dashboard = session.enter_context(ray_session(config))
+            require_resources(config, info)
         with (
             full_disk_in_one_line(reserved.folder.path),
             open_run(reserved, spec.record(reserved.store), info) as begun,
         ):
-            for line in run_summary(job, resolved, begun, checked, given):
+            for line in run_summary(job, config, begun, checked, given):
                 info(line)
-            if idle := sorted(map(flag_of, resolved.unused() & {*given})):
+            if idle := sorted(map(flag_of, config.unused() & {*given})):
                 info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option uses it")
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
-            progress.training(job.epochs(resolved), "starting workers" if needs_ray_train(resolved) else "loading data")
-            _train(job, resolved, begun.run, progress, info)
+            progress.training(job.epochs(config), "starting workers" if needs_ray_train(config) else "loading data")
+            _train(job, config, begun.run, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
-            report, tracked = finish(job, resolved, begun.run, begun.store, checked, info)
+            report, tracked = finish(job, config, begun.run, begun.store, checked, info)
             # Without ``report`` --resume keeps it in MLflow later.
             found = {**report, "seconds": round(time.perf_counter() - started, 3)}
             begun.report = {"report" if tracked else "untracked": found}

@@ -125,7 +125,7 @@ def training(
 
     Args:
         job: the job.
-        config: the options.
+        config: the resolved options.
         process: this process.
         context: takes metrics and checkpoints.
         resume_from: the folder of a checkpoint to resume from; the result equals an undisturbed run's.
@@ -568,9 +568,7 @@ class _Run:
         return share(self.environments.train, self.process)
 
 
-def _final_measures(
-    job: Job[Any], config: ResolvedTrainConfig, model: nn.Module, reported: Iterable[str]
-) -> dict[str, float]:
+def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, reported: Iterable[str]) -> dict[str, float]:
     """The job's final measures; if they fail, training and reported metrics are kept."""
     assert job.final_measures is not None
     try:

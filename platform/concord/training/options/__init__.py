@@ -3,7 +3,7 @@
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
 from concord.training.options.option_groups import OptimizerOptions, ScheduleOptions
-from concord.training.options.run_options import ResolvedConfig, RunConfig, restore_resolved
+from concord.training.options.run_options import ResolvedConfig, RunConfig
 from concord.training.options.train_config import ResolvedTrainConfig, TrainConfig, parallel_of
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "ScheduleOptions",
     "TrainConfig",
     "parallel_of",
-    "restore_resolved",
 ]

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -111,11 +110,6 @@ if TYPE_CHECKING:
 
 else:
     ResolvedConfig = RunConfig
-
-
-def restore_resolved(defaults: RunConfig, values: Mapping[str, Any]) -> ResolvedConfig:
-    """Resolved options from all their values, in another process."""
-    return cast(ResolvedConfig, defaults.with_options(**values))
 
 
 def _refuse_redeclared(kind: type[RunConfig]) -> None:

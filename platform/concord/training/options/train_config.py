@@ -116,16 +116,16 @@ class TrainConfig(RunConfig):
         data, name, per_example = self.data, self.objective.objective, self.aggregation.per_example
         in_use = self.resolve()
         resolved, rule = in_use.aggregation, in_use.aggregation.aggregator
-        whole = data.environments_per_step == 0
-        fixed = self.parallel.min_workers is None or whole
+        all_at_once = data.environments_per_step == 0
+        fixed = self.parallel.min_workers is None or all_at_once
         expected = "batches depend on the number of workers; give --environments-per-step 0"
         self.require("min_workers", fixed, expected)
-        kept = whole or self.aggregation.environment_momentum == 0
+        kept = all_at_once or self.aggregation.environment_momentum == 0
         self.require(
             "environment_momentum", kept, "with --environments-per-step environments change at each step; give 0"
         )
         self.require(
-            "environments_per_step", whole or not per_example, "with --per-example every step takes all; give 0"
+            "environments_per_step", all_at_once or not per_example, "with --per-example every step takes all; give 0"
         )
         alone = per_example and data.batch_size == 1
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
@@ -143,7 +143,7 @@ class TrainConfig(RunConfig):
             right = self.aggregation.nonfinite != "skip"
             self.require("nonfinite", right, f"{averaged} and no environment can be left out; give raise or propagate")
         self.require(
-            "environments_per_step", whole or not kind.every, f"--objective {name} keeps all environments; give 0"
+            "environments_per_step", all_at_once or not kind.every, f"--objective {name} keeps all environments; give 0"
         )
         if self.aggregation.significance is not None:
             right = resolved.own_rule is None and has_chance(resolved.rule_type)
