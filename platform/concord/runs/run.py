@@ -54,42 +54,42 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
     checked = preflight(job, config)
     spec = _spec(job, checked)
     with (
-        reserved_run(spec) as reserved,
+        reserved_run(spec) as active,
         RunProgress(info) as progress,
         contextlib.ExitStack() as session,
     ):
-        if (earlier := reserved.earlier) is not None and earlier.report is not None:
-            mirror = Mirror(reserved.store)
+        if (earlier := active.earlier) is not None and earlier.report is not None:
+            mirror = Mirror(active.store)
             with reopened(earlier, mirror) as finished:
                 unsent = mirror.close(_UNSENT_SECONDS)
             info(f"run {finished.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
             return finished
-        config = spec.config.with_options(name=reserved.name)
-        require_space(reserved.folder.path)
+        config = spec.config.with_options(name=active.name)
+        require_space(active.folder.path)
         dashboard = None
         if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")
             dashboard = session.enter_context(ray_session(config))
             require_resources(config, info)
         with (
-            full_disk_in_one_line(reserved.folder.path),
-            open_run(reserved, spec.record(reserved.store), info) as begun,
+            full_disk_in_one_line(active.folder.path),
+            open_run(active, spec.record(active.store), info),
         ):
-            for line in run_summary(job, config, begun, checked, given):
+            for line in run_summary(job, config, active, checked, given):
                 info(line)
             if idle := sorted(map(flag_of, config.unused() & {*given})):
                 info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option uses it")
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
             progress.training(job.epochs(config), "starting workers" if needs_ray_train(config) else "loading data")
-            _train(job, config, begun.run, progress, info)
+            _train(job, config, active.run, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
-            report, tracked = finish(job, config, begun.run, begun.store, checked, info)
+            report, tracked = finish(job, config, active.run, active.store, checked, info)
             # Without ``report`` --resume keeps it in MLflow later.
             found = {**report, "seconds": round(time.perf_counter() - started, 3)}
-            begun.report = {"report" if tracked else "untracked": found}
-    return begun.run
+            active.report = {"report" if tracked else "untracked": found}
+    return active.run
 
 
 def _spec(job: JobFile, checked: PreflightResult) -> RunSpec:
@@ -141,7 +141,7 @@ def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProg
 
 
 def run_summary(
-    job: JobFile, config: ResolvedConfig, opened: ActiveRun, checked: PreflightResult, given: Collection[str]
+    job: JobFile, config: ResolvedConfig, active: ActiveRun, checked: PreflightResult, given: Collection[str]
 ) -> list[str]:
     """The first lines of a run; ``given`` has the names of the options that the user gave."""
     champion = "champion: none is selected, since the model is not registered"
@@ -151,9 +151,9 @@ def run_summary(
         least = "".join(f", with {name} of at least {value:.4g}" for name, value in required(job.job, config).items())
         champion = f"champion: the version with the {size} {metric}{least}"
     return [
-        *_method_and_data(job, config, opened.name, checked, given),
+        *_method_and_data(job, config, active.name, checked, given),
         champion,
-        f"kept in {opened.folder.display_path}, tracked in {redact(opened.store.uri)}",
+        f"kept in {active.folder.display_path}, tracked in {redact(active.store.uri)}",
     ]
 
 

@@ -109,16 +109,22 @@ class _Mirrored:
         if not _begins_line(self.file, self.sent):  # the file has lost its end, or its address has an earlier one
             self.sent = 0
 
-    def unsent(self) -> Iterator[Event]:
-        """The events that the store has not taken."""
-        if self.file.exists() and self.sent < self.file.stat().st_size:
-            yield from read_events(self.file, self.sent)
+    @property
+    def unsent(self) -> int:
+        """The number of events that the store has not taken."""
+        if not self.file.exists() or self.sent >= self.file.stat().st_size:
+            return 0
+        with self.file.open("rb") as lines:  # perhaps of another program, if the folder was removed
+            lines.seek(self.sent)
+            return sum(line.endswith(b"\n") for line in lines)
 
     def pieces(self, name: Any) -> Iterator[_Piece]:
         """The unsent events; of a group's run only the metrics that are not of single environments and layers."""
+        if not self.file.exists() or self.sent >= self.file.stat().st_size:
+            return
         piece: _Piece | None = None
         size = 0
-        for event in self.unsent():
+        for event in read_events(self.file, self.sent):
             if piece is not None and size >= _LARGEST_PIECE:
                 yield piece
                 piece, size = None, 0
@@ -187,7 +193,7 @@ class Mirror:
                 if mirrored.cursor.exists():
                     with contextlib.suppress(StorageError):
                         mirrored.run.folder.keep(CURSOR)
-            return sum(1 for mirrored in self._records.values() for _ in mirrored.unsent())
+            return sum(mirrored.unsent for mirrored in self._records.values())
 
     def discard(self) -> None:
         """Stop sending: the records will be deleted."""
