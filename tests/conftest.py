@@ -102,6 +102,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.cache.set(GROUPED, {item.nodeid: group for item in items if (group := group_of(item))})
 
 
+def pytest_unconfigure() -> None:
+    """Hide all objects from the collections at the end of the process, which would take seconds."""
+    gc.freeze()
+
+
 def group_of(item: pytest.Item) -> str | None:
     """The group of a test, if it uses what is expensive to start."""
     used = GROUPS.keys() & set(getattr(item, "fixturenames", ()))

@@ -55,10 +55,9 @@ def test_a_command_that_ends_without_a_word_leaves_a_line(tmp_path: Path, end: s
 
 
 def test_a_command_that_ends_by_itself_leaves_its_own_line_alone(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "concord", "train", "synthetic", "--lr", "-1", "--output", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    with Command("train", "synthetic", "--lr", "-1", "--output", tmp_path) as done:
+        (line,) = done.communicate(120)[1].splitlines()
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
     assert line.startswith("concord: --lr -1")
 
 

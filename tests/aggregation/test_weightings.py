@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 from torch.testing import assert_close
-from torchjd.aggregation import CAGradWeighting, KrumWeighting, MGDAWeighting, PCGradWeighting, UPGradWeighting
-from torchjd.aggregation import TrimmedMean as TorchJDTrimmedMean
-from torchjd.linalg import QuadprogProjector
 
 from concord.aggregation import (
     MGDA,
@@ -67,11 +64,19 @@ def assert_near(found: Tensor, expected: Tensor, gradients: Tensor, tolerance: f
 # Against TorchJD, on the same matrices
 
 
+def torchjd() -> Any:
+    import torchjd.aggregation  # takes a second in every process that reads this file
+
+    return torchjd.aggregation
+
+
 @claim
 @given(matrices())
 def test_upgrad_is_torchjds(gradients: Tensor) -> None:
     gram = gram_of(gradients)
-    theirs = UPGradWeighting(projector=QuadprogProjector(norm_eps=1e-30))(gram)
+    from torchjd.linalg import QuadprogProjector
+
+    theirs = torchjd().UPGradWeighting(projector=QuadprogProjector(norm_eps=1e-30))(gram)
     assert_close(weights_of(UPGrad(), gram), theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -82,7 +87,7 @@ def test_pcgrad_is_torchjds_in_the_same_order(gradients: Tensor, step: int) -> N
     orders = iter(uniform(torch.arange(count**2), f"0 {step} order").view(count, count).argsort(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "randperm", lambda _: next(orders))
-        theirs = PCGradWeighting()(gram)
+        theirs = torchjd().PCGradWeighting()(gram)
     assert_near(update(PCGrad(), gradients, step), torch.nan_to_num(theirs) @ gradients, gradients)
 
 
@@ -90,7 +95,7 @@ def test_pcgrad_is_torchjds_in_the_same_order(gradients: Tensor, step: int) -> N
 @given(matrices())
 def test_mgda_is_where_torchjds_iterations_go(gradients: Tensor) -> None:
     # TorchJD ends its Frank-Wolfe iterations early: its error falls with 1 / iterations.
-    theirs = MGDAWeighting(epsilon=1e-12, max_iters=3000)(gram_of(gradients)) @ gradients
+    theirs = torchjd().MGDAWeighting(epsilon=1e-12, max_iters=3000)(gram_of(gradients)) @ gradients
     ours, size = update(MGDA(), gradients), gradients.norm(dim=1).max()
     assert ours.norm() <= theirs.norm() + 1e-6 * size
     assert_near(ours, theirs, gradients, 1e-5 if len(gradients) == 2 else 0.06)
@@ -101,7 +106,7 @@ def test_mgda_is_where_torchjds_iterations_go(gradients: Tensor) -> None:
 def test_krum_is_torchjds_where_one_neighbour_counts(gradients: Tensor) -> None:
     # With more neighbours TorchJD adds distances, and the paper (section 4) squared distances.
     rule = Krum(byzantine=len(gradients) - 3)
-    theirs = KrumWeighting(n_byzantine=len(gradients) - 3)(gram_of(gradients))
+    theirs = torchjd().KrumWeighting(n_byzantine=len(gradients) - 3)(gram_of(gradients))
     scores = torch.cdist(gradients, gradients).sort(1).values[:, 1]
     ours = weights_of(rule, gram_of(gradients))
     assert abs(scores[ours.argmax()] - scores[theirs.argmax()]) <= 1e-5 * gradients.norm(dim=1).max()
@@ -112,7 +117,7 @@ def test_krum_is_torchjds_where_one_neighbour_counts(gradients: Tensor) -> None:
 def test_the_trimmed_mean_is_torchjds(gradients: Tensor, trimmed: int) -> None:
     count = len(gradients)
     if 2 * trimmed < count:
-        assert_close(TrimmedMean(trimmed / count).combine(gradients), TorchJDTrimmedMean(trimmed)(gradients))
+        assert_close(TrimmedMean(trimmed / count).combine(gradients), torchjd().TrimmedMean(trimmed)(gradients))
 
 
 # What the papers say
@@ -145,7 +150,7 @@ def test_cagrad_is_torchjds_and_serves_the_worst_no_less(gradients: Tensor) -> N
     gram, size = gram_of(gradients), gradients.norm(dim=1).max()
     if gram.trace() < 1e-3:
         return  # TorchJD treats gradients below a fixed norm as 0
-    ours, theirs = update(CAGrad(0.5), gradients), CAGradWeighting(0.5)(gram) @ gradients
+    ours, theirs = update(CAGrad(0.5), gradients), torchjd().CAGradWeighting(0.5)(gram) @ gradients
     assert_near(ours, theirs, gradients, 1e-4)  # the accuracy of its solver
     assert (gradients @ ours).min() >= (gradients @ theirs).min() - 1e-8 * size**2
 
@@ -351,8 +356,8 @@ def test_options_out_of_their_range_are_refused(make: Callable[[], object]) -> N
 
 def test_torchjds_weightings_of_gram_matrices_are_rules() -> None:
     gram = gram_of(torch.randn(4, 9, generator=torch.Generator().manual_seed(0)))
-    rule = as_rule(KrumWeighting(1))
+    rule = as_rule(torchjd().KrumWeighting(1))
     assert isinstance(rule, Weighting)
-    assert_close(weights_of(rule, gram), KrumWeighting(1)(gram))
+    assert_close(weights_of(rule, gram), torchjd().KrumWeighting(1)(gram))
     with pytest.raises(InputError, match="rule TrimmedMean: needs statistics"):
-        as_rule(TorchJDTrimmedMean(1))
+        as_rule(torchjd().TrimmedMean(1))

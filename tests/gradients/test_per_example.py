@@ -458,8 +458,7 @@ def test_removed_hooks_leave_the_model_as_it_was():
         pass
     model.zero_grad()
     cross_entropy(model(inputs), targets).backward()
-    for parameter, gradient in zip(model.parameters(), plain, strict=True):
-        assert torch.equal(parameter.grad, gradient)
+    assert_gradients(model, plain, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["conv", "tied"])
@@ -474,8 +473,7 @@ def test_a_copy_of_the_model_is_an_ordinary_model(name):
     for network in (plain, other):
         cross_entropy(network(inputs), targets).backward()
     assert examples.examples == 0
-    for ours, theirs in zip(other.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad)
+    assert_gradients(other, [parameter.grad for parameter in plain.parameters()], rtol=0, atol=0)
 
 
 def batch_norm_model() -> tuple[nn.Module, Tensor, Tensor]:
@@ -484,12 +482,15 @@ def batch_norm_model() -> tuple[nn.Module, Tensor, Tensor]:
     return model, torch.randn(EXAMPLES, 2, 5, 5).double(), torch.randint(0, 3, (EXAMPLES,))
 
 
-def by_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Each example's own loss, differentiated through the statistics that the examples share."""
-    losses = cross_entropy(model(inputs), targets, reduction="none")
-    parameters = list(model.parameters())
-    each = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+def of_losses(losses: Tensor, model: nn.Module) -> list[Tensor]:
+    """The gradients of the examples' losses, from one forward pass; each parameter's are ``(examples, *shape)``."""
+    each = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in losses]
     return [torch.stack(of_one) for of_one in zip(*each, strict=True)]
+
+
+def by_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """Each example's own loss, differentiated through what the examples share: statistics, or one dropout mask."""
+    return of_losses(cross_entropy(model(inputs), targets, reduction="none"), model)
 
 
 def by_contribution(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
@@ -705,12 +706,11 @@ def test_shared_inputs_have_gradients_of_each_example(use, length):
     torch.manual_seed(0)
     model = Positions(SHARED[use]).double()
     data, targets = torch.randint(0, 9, (EXAMPLES, length)), torch.randint(0, 3, (EXAMPLES,))
-    exact = of_examples(model, data, targets)
+    expected = updates(CLIPPED, model, data, targets)
     examples = per_example(model, CLIPPED)
     for _ in range(3):
         stepped(examples, model, data, targets)
-    for parameter, gradients in zip(model.parameters(), exact, strict=True):
-        torch.testing.assert_close(parameter.grad, aggregate(CLIPPED, gradients).value, rtol=1e-9, atol=1e-12)
+    assert_gradients(model, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [4, EXAMPLES])
@@ -781,14 +781,11 @@ def test_inputs_given_by_keyword_come_in_any_order(first, length):
     targets = torch.randint(0, 3, (EXAMPLES,))
     of_all = {"tokens": data, "row": line[None], "line": line}
     given = {first: of_all[first], **of_all}
-    parameters = list(plain.parameters())
-    losses = cross_entropy(plain(**given), targets, reduction="none")
-    each = [torch.autograd.grad(plain_loss, parameters, retain_graph=True) for plain_loss in losses]
+    each = of_losses(cross_entropy(plain(**given), targets, reduction="none"), plain)
     examples = per_example(model, CLIPPED)
     cross_entropy(model(**given), targets).backward()
     assert examples.aggregate().environments == EXAMPLES
-    for parameter, gradients in zip(model.parameters(), zip(*each, strict=True), strict=True):
-        torch.testing.assert_close(parameter.grad, aggregate(CLIPPED, torch.stack(gradients)).value)
+    assert_gradients(model, [aggregate(CLIPPED, gradients).value for gradients in each])
 
 
 # Rules of other kinds
@@ -815,28 +812,13 @@ def test_a_rule_may_do_without_the_gradient_or_draw_at_random(name, rule):
     assert_gradients(model, aggregated(rule, exact, 5))
 
 
-def test_the_mean_of_a_weighted_risk_is_its_gradient():
-    model, inputs, targets = made("mlp")
-    weights = torch.rand(EXAMPLES).double() + 0.1
-
-    def risk(network: nn.Module, batch: tuple[Tensor, ...], step: int) -> tuple[Tensor, Tensor]:
-        data, labels, weight = batch
-        return (cross_entropy(network(data), labels, reduction="none") * weight).sum(), weight.sum()
-
-    total, weight = risk(model, (inputs, targets, weights), 0)
-    expected = torch.autograd.grad(total / weight, list(model.parameters()))
-    PerExampleGradients(model, risk, Mean())((inputs[None], targets[None], weights[None]))
-    assert_gradients(model, expected)
-
-
 @pytest.mark.parametrize("rule", [CLIPPED, MajorityVote(1e-3), GradDrop(), AndMask(0.4)], ids=str)
 def test_a_scaler_scales_the_update_and_nothing_that_the_rule_sees(rule):
     model, inputs, targets = made("mlp")
     expected = aggregated(rule, of_examples(model, inputs, targets), 0)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     PerExampleGradients(model, cross_entropy, rule, scaler=scaler)(inputs[None], targets[None])
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, 1024 * value)
+    assert_gradients(model, [1024 * value for value in expected])
 
 
 @pytest.mark.parametrize("rule", [CLIPPED, MajorityVote(), AndMask(0.4)], ids=str)
@@ -1190,7 +1172,7 @@ def test_a_model_may_give_a_dictionary():
     named.remove()
     plain = PerExampleGradients(model.layer, nn.functional.cross_entropy, AndMask())(inputs, targets)
     assert torch.equal(step.losses, plain.losses)
-    assert all(torch.equal(one, two.grad) for one, two in zip(found, model.parameters(), strict=True))
+    assert_gradients(model, found, rtol=0, atol=0)
 
 
 def test_gradients_that_are_not_finite_are_named_or_left_out():
@@ -1212,12 +1194,10 @@ def test_dropout_draws_once_and_every_example_has_the_mask_that_was_used():
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)).double()
     inputs, targets = torch.randn(EXAMPLES, 4).double(), torch.randint(0, 3, (EXAMPLES,))
     torch.manual_seed(7)
-    losses = cross_entropy(model(inputs), targets, reduction="none")
-    each = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in losses]
+    each = by_loss(model, inputs, targets)
     torch.manual_seed(7)
     PerExampleGradients(model, cross_entropy, AndMask(0.4))(inputs[None], targets[None])
-    for parameter, gradients in zip(model.parameters(), zip(*each, strict=True), strict=True):
-        torch.testing.assert_close(parameter.grad, aggregate(AndMask(0.4), torch.stack(gradients)).value)
+    assert_gradients(model, [aggregate(AndMask(0.4), gradients).value for gradients in each])
 
 
 def test_a_sum_over_environments_leaves_out_statistics_that_are_not_wanted():

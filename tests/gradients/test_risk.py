@@ -96,10 +96,7 @@ def test_a_sum_and_its_weight_are_a_mean(vectorize: bool) -> None:
     torch.manual_seed(0)
     model, batch = nn.Linear(4, 2).double(), sequences()
     step = StackedGradients(model, weighted, AndMask(0.6), vectorize=vectorize)(batch)
-    for parameter, expected in zip(
-        model.parameters(), looped(model, weighted, AndMask(0.6), batch, ENVIRONMENTS), strict=True
-    ):
-        assert_close(parameter.grad, expected)
+    assert_gradients(model, looped(model, weighted, AndMask(0.6), batch, ENVIRONMENTS))
     assert_close(step.weights, batch["mask"].sum((1, 2)).float())
     # One environment's mean over several processes or batches is that of all its words.
     pooled = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), batch)
@@ -113,10 +110,7 @@ def test_the_mean_over_examples_of_a_weighted_risk_is_its_gradient() -> None:
     PerExampleGradients(model, weighted, Mean())(batch)
     pooled = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), batch)
     total, weight = weighted(model, pooled, 0)
-    for parameter, expected in zip(
-        model.parameters(), torch.autograd.grad(total / weight, list(model.parameters())), strict=True
-    ):
-        assert_close(parameter.grad, expected)
+    assert_gradients(model, torch.autograd.grad(total / weight, list(model.parameters())))
 
 
 def test_the_risk_is_told_the_step() -> None:

@@ -32,7 +32,7 @@ from concord.errors import InputError
 from concord.gradients.risk import as_risk
 from concord.objectives import ERM
 from concord.space import Choice
-from concord.training import ProcessContext, load_job, train
+from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.loop import build_model
 from concord_jobs.distill_life.frame_attention import FrameAttention
@@ -184,9 +184,17 @@ def assert_objective(objective: Any, expected: type, learns: bool) -> None:
     assert (type(objective), getattr(objective, "meta", None) is not None) == (expected, learns)
 
 
+FEW_BOARDS: dict[str, Any] = {"examples": 40, "filters": 2, "epochs": 1, "evaluations": 1, "batch_size": 8}
+
+
+def with_environments_of(job: Job[Any], load: Callable[[str], Any]) -> Job[Any]:
+    environments = Environments(load, ["train"], ["validation"], ["test"])
+    return dataclasses.replace(job, environments=lambda _: environments)
+
+
 def test_life_trains_differently_with_every_teacher_and_split() -> None:
     given, losses = load_job("distill-life").job, set()
-    few = {"examples": 40, "filters": 2, "epochs": 1, "evaluations": 1, "batch_size": 8, "validation_fraction": 0.2}
+    few = FEW_BOARDS | {"validation_fraction": 0.2}
     ways: list[tuple[type, bool, dict[str, Any]]] = [
         (Distillation, True, {"teacher": "meta", "student_steps": 2}),
         (Distillation, True, {"resample_split": True, "student_steps": 1}),
@@ -199,7 +207,9 @@ def test_life_trains_differently_with_every_teacher_and_split() -> None:
         config = given.config.with_options(unrolled_steps=2, **few, **options)
         config.check()
         assert_objective(given.objective(config), expected, learns)
-        metrics = train(given, config, ProcessContext(), Silent()).metrics
+        made = given.environments(config)
+        small = with_environments_of(given, lambda name, made=made: [leaf[:200] for leaf in made[name].data])
+        metrics = train(small, config, ProcessContext(), Silent()).metrics
         assert 0 <= metrics["ood_accuracy"] <= 1
         losses.add(metrics["ood_loss"])
     assert len(losses) == len(ways)
@@ -506,20 +516,18 @@ def test_an_option_that_nothing_looks_at_makes_no_other_run(job: str) -> None:
 @pytest.mark.parametrize("job", ["distill-life", "distill-mujoco"])
 def test_what_is_privileged_is_not_known_and_not_read_at_test(job: str, data: Path) -> None:
     given = load_job(job).job
-    life = {"examples": 40, "filters": 2, "epochs": 1, "batch_size": 8, "unrolled_steps": 2, "student_steps": 2}
-    config = given.config.with_options(evaluations=1, **life) if job == "distill-life" else options_of(data)
+    life = FEW_BOARDS | {"unrolled_steps": 2, "student_steps": 2}
+    config = given.config.with_options(**life) if job == "distill-life" else options_of(data)
 
     def metrics(changed: Callable[[Any], Any]) -> dict[str, float]:
         def load(name: str) -> Any:
-            inputs, targets = made[name].data
+            inputs, targets = (leaf[:200] for leaf in made[name].data)
             return inputs, targets if name == "train" else changed(targets)
 
         made = given.environments(config)
         assert not made["test"].data[1][:, 1:].any()
         assert made["train"].data[1][:, 1:].any()
-        other = dataclasses.replace(
-            given, environments=lambda _: Environments(load, ["train"], ["validation"], ["test"])
-        )
+        other = with_environments_of(given, load)
         return without_time(train(other, config, ProcessContext(), Silent()).metrics)
 
     nonsense = metrics(lambda targets: torch.cat([targets[:, :1], torch.full_like(targets[:, 1:], 1e9)], 1))

@@ -363,6 +363,8 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     if command == "submit":
         _, rest = parse_known(submit.Submit, rest, "concord submit")
         command, rest = rest[0], rest[1:]
+    if command == "compare" and not {"methods", "leave-one-out", "--seeds"} & set(rest):
+        rest = [*rest, "--seeds", "1"]  # all seeds are checked alike, and planned one by one
     if {"--config", "--print-config"} & set(rest):
         getattr(importlib.import_module(COMMANDS[command]), command)([*rest, "--print-config"], True)
     elif command in submit.SUBMITTED:
