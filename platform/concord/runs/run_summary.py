@@ -1,18 +1,17 @@
 """The first lines of a run: its method, the purposes of its data, its mask, the champion's criterion, its folder."""
 
-import shlex
 from collections.abc import Collection
 
 from concord.aggregation import SandMask, SignMask, TMask
 from concord.environments import Environments
-from concord.options import as_words, option_values, options_of
-from concord.redaction import redact, redact_words
+from concord.options import option_values, options_of
+from concord.redaction import redact
 from concord.runs.champion import required
 from concord.runs.execute import needs_ray_train
 from concord.runs.lifecycle import Open
 from concord.runs.preflight import Checked
 from concord.training.advice import mask_lines
-from concord.training.job import JobFile
+from concord.training.job import JobFile, command_line
 from concord.training.options import RunConfig, TrainConfig
 
 
@@ -60,7 +59,7 @@ def methods_command(job: JobFile, config: TrainConfig, given: Collection[str] = 
     """The command that compares methods on the data of a run: with the given options that say which data they are."""
     common = options_of(TrainConfig).keys() - {"data_dir"}
     values = {name: value for name, value in option_values(config).items() if name in {*given} - common}
-    return shlex.join(["concord", "compare", job.reference, "methods", *redact_words(as_words(values))])
+    return command_line("compare", job.reference, "methods", options=values)
 
 
 def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:

@@ -14,7 +14,6 @@ from concord.errors import InputError, format_for_cli
 from concord.options import (
     RESULT,
     Role,
-    as_words,
     did_you_mean,
     fits,
     kind_of,
@@ -25,18 +24,16 @@ from concord.options import (
     with_alternatives,
 )
 from concord.record import FOLDERS
-from concord.redaction import redact_words
 from concord.runs.key import Key, recorded_config
 from concord.runs.preflight import as_input_error, preflight
 from concord.runs.spec import JOB, RunSpec, plain_name, resolved_paths, restored_config, run_origin, run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
-from concord.storage import display_path
-from concord.studies.plan import GroupPlan, check_group, place_words
+from concord.studies.plan import GroupPlan, check_group
 from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
 from concord.tracking import Store
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
-from concord.training.job import with_recorded_rule
+from concord.training.job import command_line, with_recorded_rule
 
 METHODS = "methods"  # instead of a table's name: a study of each method
 LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
@@ -64,9 +61,9 @@ class ComparisonPlan(GroupPlan):
     @property
     def command(self) -> str:
         """The command that makes or continues the tables, without secrets."""
-        folder = [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
-        options = [*as_words(self.job.for_command(self.given)), *folder, *as_words(self.where)]
-        return shlex.join(["concord", "compare", self.job.reference, *self.tables, *redact_words(options)])
+        name = {} if self.name == self.job.name else {"name": self.name}
+        options = {**self.job.for_command(self.given), **name, "output": self.base.run.output, **self.where}
+        return command_line("compare", self.job.reference, *self.tables, options=options)
 
     @property
     def asked(self) -> Mapping[str, Mapping[str, Any]]:
@@ -96,7 +93,7 @@ class ComparisonPlan(GroupPlan):
 def kept_command(job: JobFile, table: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """A command as kept results have it, without folders of this machine; ``values`` are the job's options."""
     asked = {name: value for name, value in given.items() if not isinstance(values.get(name), Path)}
-    return shlex.join(["concord", "compare", Path(job.reference).name, table, *as_words(asked)])
+    return command_line("compare", Path(job.reference).name, table, options=asked)
 
 
 def comparison_name(job: str, name: str | None) -> str:
@@ -213,11 +210,7 @@ def plan_tables(
     recorded = without_place(command, given)
     values = option_values(command)
     places = names_of(type(command), Role.PLACE, Role.UNKEPT) & {*given} - {"output", "name"}
-    where = {
-        name: display_path(value) if isinstance(value, Path) else value
-        for name, value in values.items()
-        if name in places
-    }
+    where = {name: value for name, value in values.items() if name in places}
     keep = isinstance(asked, CompareOptions) and asked.keep_checkpoints
     return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where, keep)
 

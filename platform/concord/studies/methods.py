@@ -6,7 +6,6 @@ same number of trials, and scored without the test: on validation environments, 
 
 import contextlib
 import dataclasses
-import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from concord.aggregation import RULES
 from concord.aggregation.rules_by_name import has_chance, masks, searched
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import OBJECTIVES, objective_type
-from concord.options import OptionGroup, Place, Role, as_words, did_you_mean, group, names_of, option_values, options_of
+from concord.options import OptionGroup, Place, Role, did_you_mean, group, names_of, option_values, options_of
 from concord.record import Run, read_run
-from concord.redaction import is_secret, redact_words
+from concord.redaction import is_secret
 from concord.runs.execute import only_process
 from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
@@ -31,7 +30,7 @@ from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
 from concord.studies.comparison_plan import METHODS, comparison_name, kept_command, without_place
-from concord.studies.plan import StudyPlan, place_words, plan_study
+from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
 from concord.studies.result_lines import write_lines
@@ -41,7 +40,7 @@ from concord.studies.study_options import Selection, SharingOptions, StudyOption
 from concord.studies.trial_resources import trial_resources
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
-from concord.training.job import with_rule
+from concord.training.job import command_line, with_rule
 from concord.training.loop import estimated_seconds
 from concord.training.rule_file import RuleFile, config_with_rule
 
@@ -292,7 +291,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                     takes = duration((time.perf_counter() - began) / done * sum(left.values()))
                     info(f"{len(found) + len(failed)} of {len(plan.studies)} methods; the others take about {takes}")
     except (StoppedError, KeyboardInterrupt):
-        again = shlex.join(["concord", "compare", plan.job.reference, METHODS, *redact_words(words)])
+        again = command_line("compare", plan.job.reference, METHODS, *words)
         raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
@@ -333,9 +332,8 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
     of_method, study = plan.studies[method], result.studies[method]
     config, usual = config_at(of_method.base, of_method.space, study.best.point), option_values(plan.job.job.config)
-    # The output folder has words of its own, and only the studies keep no models.
-    config = config.with_options(output=usual["output"], register=plan.base.run.register)
-    left_out = names_of(type(config), Role.UNKEPT) | config.unused()
+    config = config.with_options(register=plan.base.run.register)  # only the studies keep no models
+    left_out = names_of(type(config), Role.UNKEPT) | config.unused() | {"output"}
     changed = {
         name: value
         for name, value in option_values(config).items()
@@ -344,5 +342,4 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     }
     if RuleFile.is_reference(method):
         changed["aggregator"] = method
-    output = place_words(plan.base.run.output)
-    return shlex.join(["concord", "train", plan.job.reference, *as_words(changed), *output])
+    return command_line("train", plan.job.reference, options={**changed, "output": plan.base.run.output})

@@ -1,7 +1,6 @@
 """The plan of a study, checked before anything is started or written."""
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +12,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from concord.aggregation import threshold_at_chance
-from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, format_for_cli
-from concord.options import Role, as_words, names_of, option_values, options_of, science_values
+from concord.options import Role, names_of, option_values, options_of, science_values
 from concord.record import FOLDERS, folder_of, read_record
 from concord.record import Kind as GroupKind
-from concord.redaction import is_secret, redact_words
+from concord.redaction import is_secret
 from concord.runs.champion import required
 from concord.runs.key import plain, recorded_config, require_same, require_secrets
 from concord.runs.preflight import Checked, preflight
 from concord.runs.spec import JOB, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.space import Point, Space
-from concord.storage import Folder, display_path, resolve
+from concord.storage import Folder
 from concord.studies.criterion import SPREAD, Criterion, Judge, check_metric, chosen_mode, measure_of, metric_on
 from concord.studies.proposals import Kind, Trial
 from concord.studies.search import Search
@@ -42,6 +40,7 @@ from concord.studies.study_options import SharingOptions, StudyOptions
 from concord.tracking import Store
 from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode
+from concord.training.job import command_line
 from concord.training.options import parallel_of
 
 # The number of environments left out for the short list, without --folds.
@@ -83,11 +82,6 @@ class GroupPlan:
         """The options in which a run's configuration differs from the base."""
         base = option_values(self.base)
         return {name: value for name, value in option_values(config).items() if value != base[name]}
-
-
-def place_words(output: Path) -> list[str]:
-    """The option of this output folder, for a command; empty for the default."""
-    return [] if output in (DEFAULT_OUTPUT, resolve(DEFAULT_OUTPUT)) else ["--output", display_path(output)]
 
 
 def check_group(base: RunConfig, what: str) -> None:
@@ -145,8 +139,8 @@ class StudyPlan(GroupPlan):
         """The command that continues the study, without secrets; the record has the options that decide it."""
         unkept = names_of(type(self.base), Role.UNKEPT)
         where = {name: value for name, value in option_values(self.base).items() if name in unkept and value}
-        words = ["--name", self.name, *place_words(self.base.run.output), *as_words(where)]
-        return shlex.join(["concord", "tune", self.job.reference, *redact_words(words)])
+        options = {"name": self.name, "output": self.base.run.output, **where}
+        return command_line("tune", self.job.reference, options=options)
 
     @property
     def new_seeds(self) -> range:

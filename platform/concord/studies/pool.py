@@ -54,7 +54,7 @@ from concord.tracking.mirror import forget, is_sent
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
-_DIED = "its process died (killed, or out of memory), and so did its replacements"
+_WORKER_LOST = "its process died (killed, or out of memory), and so did its replacements"
 _SCRATCH = "distributed"  # the files of runs with several workers
 _CHECKPOINT_SECONDS = 300.0
 
@@ -96,7 +96,7 @@ def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], in
             yield pool
 
 
-class Interruption:
+class Interruption(Stopper):
     """The reason to give up running trials: Ctrl-C, the end of the time, or a failure to record."""
 
     def __init__(self, minutes: float = 0.0) -> None:
@@ -109,8 +109,21 @@ class Interruption:
         """Whether the time has run out."""
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def __bool__(self) -> bool:
+    @property
+    def requested(self) -> bool:
+        """Whether running trials are given up."""
         return self.stopped_by_user or self.out_of_time or self.problem is not None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """Ray Tune asks whether a single trial ends: none does."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Ray Tune asks whether all trials end."""
+        return self.requested
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
 
     @contextmanager
     def handle_sigint(self) -> Iterator[None]:
@@ -135,6 +148,7 @@ class Pool:
     def __init__(self, plan: GroupPlan, group: Open, resources: TrialResources) -> None:
         self.plan, self.group, self.resources = plan, group, resources
         self.known: dict[str, Run] = {}
+        self._asked = set(map(_as_text, group.run.asked))
 
     def runs(self, judge: Judge | None = None) -> GroupRuns:
         """The runs of the group as they are now."""
@@ -142,25 +156,28 @@ class Pool:
         runs.known = self.known
         return runs
 
-    def ask(self, specs: Iterable[RunSpec], keep: bool = False) -> list[RunSpec]:
-        """Add runs to the group's list, and return those to train: the others are there by their keys.
+    def ask(self, specs: Iterable[RunSpec], keep: bool = False) -> list[tuple[RunSpec, Run | None]]:
+        """Add runs to the group's list, and return each with the finished run of its key; None must be trained.
 
-        With ``keep`` a run is there only with its last checkpoint.
+        With ``keep`` a run counts as finished only with its last checkpoint.
         """
-        group, left = self.group.run, []
+        group, answers = self.group.run, list[tuple[RunSpec, Run | None]]()
+        output = group.folder.place.parent.parent
         for spec in specs:
-            run = finished_run(group.folder.place.parent.parent, spec.key)
+            run = finished_run(output, spec.key)
             if run is None or (keep and kept_checkpoint(run) is None):
                 run = None
-                self._require_own(folder_of(group.folder.place.parent.parent, str(spec.name)))
-                left.append(spec)
+                self._require_own(folder_of(output, str(spec.name)))
             else:
                 self.known[run.name] = run
+            answers.append((spec, run))
             name = str(spec.name) if run is None else run.name
-            if (request := plain({"run": name, "key": spec.key.value, **spec.place})) not in group.asked:
+            request = plain({"run": name, "key": spec.key.value, **spec.place})
+            if (text := _as_text(request)) not in self._asked:
+                self._asked.add(text)
                 group.append("asked", **request)
         group.folder.keep(EVENTS)  # at an address, for another machine that goes on
-        return left
+        return answers
 
     def _require_own(self, folder: Folder) -> None:
         """Refuse the folder of a run that is not this group's (InputError)."""
@@ -222,7 +239,7 @@ class Pool:
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
         try:
             with progress, published, interruption.handle_sigint():
-                while not self._finish(trainable, searcher, stopping, interruption) and not interruption:
+                while not self._finish(trainable, searcher, stopping, interruption) and not interruption.requested:
                     searcher.count_retries()
         finally:
             searcher.give_up()
@@ -247,7 +264,7 @@ class Pool:
             run_config=RunConfig(
                 name="tune",
                 **place.place_for_ray(),
-                stop=_Interrupted(interruption),
+                stop=interruption,
                 failure_config=FailureConfig(max_failures=0),  # a run is repeated as a new trial of Ray Tune
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
@@ -287,17 +304,17 @@ class _Runs(Searcher):
         self._running: dict[str, Member] = {}  # by the names of Ray Tune's trials
         self._last: dict[str, dict[str, Any]] = {}  # the last result of each
         self._again: list[Member] = []
-        self._deaths: dict[str, int] = {}
+        self._retries: dict[str, int] = {}
         self._waiting: list[RunSpec] = []
 
     def suggest(self, trial_id: str) -> Any:
         member: Member | None = None
-        if not self._interruption:
+        if not self._interruption.requested:
             with self._capture_error():
                 member = self._next()
         if member is None:
             # A running run may have to start again.
-            return None if self._running and not self._interruption else Searcher.FINISHED
+            return None if self._running and not self._interruption.requested else Searcher.FINISHED
         self._running[trial_id] = member
         return self._task(member)
 
@@ -328,11 +345,10 @@ class _Runs(Searcher):
             while not self._waiting:
                 if not (specs := self._proposer.next()):
                     return None
-                self._waiting = self._pool.ask(specs, self._proposer.keep)
-                for spec in specs:
-                    if spec not in self._waiting:
-                        run = self._pool.runs().by_key(spec.key.value, "")
-                        assert run is not None
+                answers = self._pool.ask(specs, self._proposer.keep)
+                self._waiting = [spec for spec, run in answers if run is None]
+                for spec, run in answers:
+                    if run is not None:
                         self._tell(spec, run)
             member = Member(self._waiting.pop(0), self._group)
             self._pool.known[member.run.name] = member.run
@@ -363,16 +379,16 @@ class _Runs(Searcher):
         if member is None:
             return
         last = self._last.pop(trial_id, None)
-        if self._interruption and (error or last is None or not last["ended"]):
+        if self._interruption.requested and (error or last is None or not last["ended"]):
             return  # given up
         del self._running[trial_id]
         name = member.run.name
-        if error and self._deaths.get(name, 0) < self._max_failures:
-            self._deaths[name] = self._deaths.get(name, 0) + 1
+        if error and self._retries.get(name, 0) < self._max_failures:
+            self._retries[name] = self._retries.get(name, 0) + 1
             self._again.append(member)
             return
         if error or last is None:
-            why = {"failure": _DIED}
+            why = {"failure": _WORKER_LOST}
         elif last["failure"] is not None:
             why = {"failure": last["failure"]}
         else:
@@ -396,7 +412,7 @@ class _Runs(Searcher):
         self._proposer.ended(spec, run)
 
     def count_retries(self) -> None:
-        """Count a death for every running run: Ray Tune does not say whose process was ended, and ends the others."""
+        """Count a retry of every running run: Ray Tune does not say whose process was ended, and ends the others."""
         for trial_id in list(self._running):
             self.on_trial_complete(trial_id, error=True)
 
@@ -425,21 +441,9 @@ class _Runs(Searcher):
         return _nothing, ()  # Ray Tune would pickle this object, which is never restored
 
 
-class _Interrupted(Stopper):
-    """Ends all trials at an interruption."""
-
-    def __init__(self, interruption: Interruption) -> None:
-        self._interruption = interruption
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        return False
-
-    def stop_all(self) -> bool:
-        return bool(self._interruption)
-
-    def __reduce__(self) -> Any:
-        return _nothing, ()
-
-
 def _nothing() -> None:
     return None
+
+
+def _as_text(request: Mapping[str, Any]) -> str:
+    return json.dumps(request, sort_keys=True)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from concord.record import Evaluation, Run, folder_of, read_run
+from concord.runs.key import Key
 from concord.runs.spec import RunSpec
 from concord.space import Point, frozen
 from concord.studies.criterion import Judge, left_out_metrics
@@ -178,10 +179,15 @@ class GroupRuns:
         """The ended trials that did not fail."""
         return [each for each in self.ended(kind) if each.failure is None]
 
-    def by_key(self, key: str, without_data: str) -> Run | None:
+    def by_key(self, key: Key) -> Run | None:
         """The latest run with this key; with only the part without data, if the key does not say which."""
-        found = None
+        name = self._names.get(key.value)
+        return None if name is None else self.run(name)
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        """The name of the latest run by its key, and by the part of the key without data."""
+        found: dict[str, str] = {}
         for name, place in self.places():
-            if place["key"] == key or (key == without_data and place["key"].startswith(f"{without_data}-")):
-                found = name
-        return None if found is None else self.run(found)
+            found |= {place["key"]: name, place["key"].partition("-")[0]: name}
+        return found

@@ -57,6 +57,7 @@ class Search:
         if self._kind == "random":
             documents = rand.suggest([number], self._domain, self._observed, seed)
         else:
+            self._observed.refresh()
             documents = tpe.suggest(
                 [number], self._domain, self._observed, seed, n_startup_jobs=self._startup, verbose=False
             )
@@ -81,7 +82,6 @@ class Search:
         document = self._observed.new_trial_docs([number], [None], [{"status": STATUS_OK, "loss": -score}], [misc])[0]
         document["state"] = JOB_STATE_DONE
         self._observed.insert_trial_docs([document])
-        self._observed.refresh()
 
     def _decoded(self, values: dict[str, list[Any]]) -> Point:
         point: Point = {}

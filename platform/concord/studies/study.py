@@ -165,7 +165,7 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
         *(spec for seed in plan.new_seeds for spec in plan.parts("seed", best.number, best.point, seed, plan.folds)),
     ]
     repeat = dataclasses.replace(judge, stop_rule=StopRule())
-    if left := pool.ask(wanted):
+    if left := [spec for spec, run in pool.ask(wanted) if run is None]:
         pool.run(ProposalList(left), GroupProgress("trainings of the best trials", len(left), info), repeat)
     if plan.base.run.register:
         pool.group.run.describe(**_register(plan, best, pool, repeat, info))
