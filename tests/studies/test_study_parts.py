@@ -38,6 +38,7 @@ from concord.studies.criterion import (
     SCORED_ON,
     Criterion,
     Judge,
+    StopRule,
     check_metric,
     chosen_mode,
     left_out_metrics,
@@ -46,10 +47,11 @@ from concord.studies.criterion import (
 )
 from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan, plan_study
+from concord.studies.pool import SCHEDULER
 from concord.studies.proposals import GroupRuns, Trial
-from concord.studies.shared_data import data_options, share_data
-from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
+from concord.studies.study import replay, scheduler
 from concord.studies.study_options import options_for
+from concord.studies.trial import PROGRESS, SCORE, data_options, share_data
 from concord.tracking.run_search import Condition
 from concord.training import Evaluation, Job, TrainConfig, load_job
 from concord.training.checkpoint import MODEL

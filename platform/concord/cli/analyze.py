@@ -29,7 +29,7 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         if "untracked" in report:
             info(f"{report['run']}: could not be kept in MLflow ({report['untracked']})")
     if options.results is not None:
-        from concord.studies.result_lines import write_analyses
+        from concord.studies.results import write_analyses
 
         info(f"kept in {write_analyses(reports, _command(words[0], rest, options), options.results)}")
     if len(reports) == 1:

@@ -23,10 +23,9 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.record import FOLDERS
 from concord.runs.key import Key, recorded_config
 from concord.runs.preflight import as_input_error, preflight
-from concord.runs.spec import JOB, RunSpec, plain_name, resolved_paths, restored_config, run_origin, run_tags
+from concord.runs.spec import RunSpec, plain_name, resolved_paths, restored_config
 from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.studies.plan import GroupPlan, check_group
@@ -85,7 +84,7 @@ class ComparisonPlan(GroupPlan):
 
     def record(self, store: Store) -> dict[str, Any]:
         """The record of a new comparison."""
-        tags = {**run_tags(self.job.name, self.job.path), "concord.comparison": self.name}
+        tags = {**self.run_tags, "concord.comparison": self.name}
         key = Key(self.job.name, {})
         return RunSpec(self.job, self.base, key, experiment=self.experiment, tags=tags).record(store, "comparison")
 
@@ -198,21 +197,22 @@ def plan_tables(
         (table, _), first = next(iter(configs.items()))  # one suffices: the others differ in few options
         of_first = chosen[table].folds
         preflight(job, first if of_first is None else first.with_options(leave_out=of_first.environments[0]))
+    places = names_of(type(command), Role.PLACE, Role.UNKEPT) & {*given} - {"output", "name"}
+    where = {name: value for name, value in option_values(command).items() if name in places}
+    keep = isinstance(asked, CompareOptions) and asked.keep_checkpoints
     runs: dict[str, list[RunSpec]] = {table: [] for table in chosen}
-    planner = _Planner(job, name, f"{job.name}-{FOLDERS['comparison']}", check)
+    recorded = without_place(command, given)
+    plan = ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where, keep)
+    versions = _Versions(job) if check and job.job.loop is None else None
     for (table, row), config in configs.items():
         folds = chosen[table].folds
         left_out: str | None
         for seed in _seeds(chosen[table], asked):
             for left_out in [None] if folds is None else folds.environments:
                 part = config.with_options(seed=seed, **({} if left_out is None else {"leave_out": left_out}))
-                runs[table].append(planner.run(table, row, part))
-    recorded = without_place(command, given)
-    values = option_values(command)
-    places = names_of(type(command), Role.PLACE, Role.UNKEPT) & {*given} - {"output", "name"}
-    where = {name: value for name, value in values.items() if name in places}
-    keep = isinstance(asked, CompareOptions) and asked.keep_checkpoints
-    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where, keep)
+                data = None if versions is None else versions.of(part, f"{table}, {row}")
+                runs[table].append(_cell(plan, table, row, part, data))
+    return plan
 
 
 def without_place(command: Any, given: Collection[str]) -> dict[str, Any]:
@@ -260,47 +260,38 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
     return config
 
 
-class _Planner:
-    """Makes the runs of tables; the data's version is computed once for runs with the same data."""
+def _cell(plan: ComparisonPlan, table: str, row: str, config: RunConfig, data: str | None) -> RunSpec:
+    """The run of a row, with a seed."""
+    left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
+    spec = RunSpec.of(plan.job, config, data)
+    usual, recorded = recorded_config(plan.job.job.config), recorded_config(spec.config)
+    label = f"{table}, {row}, seed {config.run.seed}" + ("" if left_out is None else f", without {left_out}")
+    # The key tells rows apart whose names are alike, and the same row with other options.
+    name = f"{plain_name(f'{plan.name}-{label}', 'run')}-{spec.key.without_data[:6]}"
+    parameters = {
+        name: value
+        for name, value in recorded.items()
+        if (usual.get(name) != value or name == "seed") and value is not None
+    }
+    tags = {"concord.comparison": plan.name, "concord.kind": "cell", "concord.row": label}
+    place = {"kind": "cell", "table": table, "row": row, "seed": config.run.seed, "label": label}
+    member = plan.member(spec, name, data, parameters, tags)
+    return dataclasses.replace(member, place={**place, **({} if left_out is None else {"left_out": left_out})})
 
-    def __init__(self, job: JobFile, group: str, experiment: str, check: bool) -> None:
-        self._job, self._group, self._experiment = job, group, experiment
-        self._versions: dict[str, str | None] | None = {} if check and job.job.loop is None else None
-        self._origin = run_origin(job.path)
-        self._tags = {name: value for name, value in run_tags(job.name, job.path).items() if name != JOB}
 
-    def run(self, table: str, row: str, config: RunConfig) -> RunSpec:
-        """The run of a row, with a seed."""
-        left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
-        data = self._version(table, row, config)
-        spec = RunSpec.of(self._job, config, data)
-        usual, recorded = recorded_config(self._job.job.config), recorded_config(spec.config)
-        unused, label = spec.config.unused(), f"{table}, {row}, seed {config.run.seed}"
-        label += "" if left_out is None else f", without {left_out}"
-        place = {"kind": "cell", "table": table, "row": row, "seed": config.run.seed, "label": label}
-        return dataclasses.replace(
-            spec,
-            # The key tells rows apart whose names are alike, and the same row with other options.
-            name=f"{plain_name(f'{self._group}-{label}', 'run')}-{spec.key.without_data[:6]}",
-            experiment=self._experiment,
-            parameters={
-                name: value
-                for name, value in recorded.items()
-                if (usual.get(name) != value or name == "seed") and value is not None and name not in unused
-            },
-            tags={**self._tags, "concord.comparison": self._group, "concord.kind": "cell", "concord.row": label},
-            origin={**self._origin, **({} if data is None else {"data": data})},
-            place={**place, **({} if left_out is None else {"left_out": left_out})},
-        )
+class _Versions:
+    """The versions of a job's data, each computed once: that may take long."""
 
-    def _version(self, table: str, row: str, config: RunConfig) -> str | None:
-        """The version of a run's data (InputError if they do not fit it)."""
-        if self._versions is None:
-            return None
-        # It depends neither on the seed nor on what is left out, and may be slow to compute.
+    def __init__(self, job: JobFile) -> None:
+        self._job = job
+        self._known: dict[str, str | None] = {}
+
+    def of(self, config: RunConfig, row: str) -> str | None:
+        """The version of these options' data (InputError with the row if they do not fit it)."""
+        # It depends neither on the seed nor on what is left out.
         values = {**recorded_config(config), "seed": None, "leave_out": None}
         key = json.dumps(values, sort_keys=True, default=str)
-        if key not in self._versions:
+        if key not in self._known:
             job = self._job
             try:
                 with as_input_error(job, "its environments cannot be made"):
@@ -309,6 +300,6 @@ class _Planner:
                     config.rule(len(environments.train))  # refuses a significance that too few cannot reach
             except InputError as error:
                 problem = format_for_cli(error).removeprefix(f"job {job.name}: ")
-                raise InputError(f"job {job.name}: {table}, {row}: {problem}") from error
-            self._versions[key] = environments.version
-        return self._versions[key]
+                raise InputError(f"job {job.name}: {row}: {problem}") from error
+            self._known[key] = environments.version
+        return self._known[key]

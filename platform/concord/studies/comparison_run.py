@@ -20,8 +20,16 @@ from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.leave_one_out import explained, fold_values, left_out_table, with_choices
 from concord.studies.proposals import GroupRuns, ProposalList
-from concord.studies.result_lines import ResultLine, as_lines, columns_of, comparison_table, results_file
-from concord.studies.results import FIGURES, GroupResult, write_results
+from concord.studies.results import (
+    FIGURES,
+    GroupResult,
+    ResultLine,
+    as_lines,
+    columns_of,
+    comparison_table,
+    results_file,
+    write_results,
+)
 from concord.table import Table
 
 TABLES = "tables"

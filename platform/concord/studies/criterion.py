@@ -1,4 +1,7 @@
-"""The criterion of trials: a metric on the examples of a selection. Selections disagree, so results name theirs."""
+"""How trials are judged: by a metric on the examples of a selection, and by conditions that end a trial early.
+
+Results name the selection that chose them.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -6,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from concord.errors import InputError
-from concord.studies.stopping import StopRule
 from concord.studies.study_options import Selection
+from concord.tracking.run_search import Condition
 from concord.training.evaluation import Mode, worst
 from concord.training.metric_names import split_metric, split_of
 
@@ -198,6 +201,55 @@ def check_metric(criterion: Criterion, reported: Collection[str]) -> None:
         "own": f"the job does not evaluate {criterion.metric}",
     }[criterion.selection]
     raise InputError(f"--selection {criterion.selection}: {right}")
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """A trial ends when all conditions hold, such as ``train_accuracy>0.97`` and ``ood_accuracy<0.6``.
+
+    These two are the rule of the AND-mask paper (appendix B.3).
+    """
+
+    conditions: tuple[Condition, ...] = ()
+
+    @staticmethod
+    def of(texts: Sequence[str]) -> "StopRule":
+        """Parse a rule."""
+        right = "give METRIC>NUMBER or METRIC<NUMBER"
+        conditions = tuple(Condition.of("--stop-when", text, right) for text in texts)
+        for text, each in zip(texts, conditions, strict=True):
+            if each.sign in ("=", "!=") or not math.isfinite(float(each.value)):
+                raise InputError(f"--stop-when {text}: {right}")
+        return StopRule(conditions)
+
+    @staticmethod
+    def read(text: str) -> "StopRule":
+        """The rule of this text, as a record has it."""
+        return StopRule.of([each for each in text.split(" and ") if each])
+
+    @property
+    def bounds(self) -> list[tuple[str, str, float]]:
+        """Metric, sign and number of each condition: equal for ``.6`` and ``0.6``."""
+        return [(each.name, each.sign, float(each.value)) for each in self.conditions]
+
+    def check(self, reported: Iterable[str]) -> None:
+        """Refuse a metric that is not reported (InputError)."""
+        reported = list(reported)
+        for each in self.conditions:
+            if each.name not in reported:
+                raise InputError(f"--stop-when {each.name}: is not reported; there are {', '.join(reported)}")
+
+    def holds(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a trial with these metrics ends."""
+        return bool(self.conditions) and all(each.holds(metrics.get(each.name)) for each in self.conditions)
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it uses the o.o.d. test."""
+        return any("ood" in each.name.split("_") for each in self.conditions)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.conditions))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, Compa
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
 from concord.studies.methods import changes_of, check_methods, method_names
 from concord.studies.plan import drawn
-from concord.studies.result_lines import ResultLine, table_of_lines
+from concord.studies.results import ResultLine, table_of_lines
 from concord.studies.study_options import CompareCommand, SeedsOptions, with_config
 from concord.table import Column, Table
 from concord.training import Comparison, JobFile, Run, Runs, TrainConfig

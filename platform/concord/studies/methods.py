@@ -33,11 +33,9 @@ from concord.studies.comparison_plan import METHODS, comparison_name, kept_comma
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
-from concord.studies.result_lines import write_lines
-from concord.studies.results import StudyResult
+from concord.studies.results import StudyResult, write_lines
 from concord.studies.spaces import config_at
 from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
-from concord.studies.trial_resources import trial_resources
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
 from concord.training.job import command_line, with_rule
@@ -305,6 +303,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
 
 def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
     """The trainings that are left and about how long they take, in words."""
+    from concord.studies.trial import trial_resources  # imports Ray Tune, which takes seconds
+
     first = next(iter(plan.studies.values()))
     concurrent = trial_resources(first.sharing, first.base, info).concurrent
     trainings = f"{left} trainings of {len(plan.studies)} methods, {concurrent} at a time"

@@ -23,7 +23,16 @@ from concord.runs.preflight import Checked, preflight
 from concord.runs.spec import JOB, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.space import Point, Space
 from concord.storage import Folder
-from concord.studies.criterion import SPREAD, Criterion, Judge, check_metric, chosen_mode, measure_of, metric_on
+from concord.studies.criterion import (
+    SPREAD,
+    Criterion,
+    Judge,
+    StopRule,
+    check_metric,
+    chosen_mode,
+    measure_of,
+    metric_on,
+)
 from concord.studies.proposals import Kind, Trial
 from concord.studies.search import Search
 from concord.studies.spaces import (
@@ -35,7 +44,6 @@ from concord.studies.spaces import (
     own_point,
     study_space,
 )
-from concord.studies.stopping import StopRule
 from concord.studies.study_options import SharingOptions, StudyOptions
 from concord.tracking import Store
 from concord.training import JobFile, RunConfig, TrainConfig
@@ -82,6 +90,30 @@ class GroupPlan:
         """The options in which a run's configuration differs from the base."""
         base = option_values(self.base)
         return {name: value for name, value in option_values(config).items() if value != base[name]}
+
+    @cached_property
+    def run_tags(self) -> Mapping[str, str]:
+        """The tags of a job's run."""
+        return run_tags(self.job.name, self.job.path)
+
+    @cached_property
+    def _origin(self) -> Mapping[str, str]:
+        return run_origin(self.job.path)
+
+    def member(
+        self, spec: RunSpec, name: str, data: str | None, parameters: Mapping[str, object], tags: Mapping[str, str]
+    ) -> RunSpec:
+        """A run of this group, with its place; ``data`` is the version of its data."""
+        unused = spec.config.unused()
+        return dataclasses.replace(
+            spec,
+            name=name,
+            experiment=self.experiment,
+            parameters={name: value for name, value in parameters.items() if name not in unused},
+            # Runs with the tag of a job are listed by themselves.
+            tags={**{name: value for name, value in self.run_tags.items() if name != JOB}, **tags},
+            origin={**self._origin, **({} if data is None else {"data": data})},
+        )
 
 
 def check_group(base: RunConfig, what: str) -> None:
@@ -173,67 +205,46 @@ class StudyPlan(GroupPlan):
 
         Of kind ``left-out`` only those without a fold.
         """
-        config = config_at(self.base, self.space, point)
-        config = config if seed is None else config.with_options(seed=seed)
+        seeded: dict[str, Any] = {} if seed is None else {"seed": seed}
+        config, version = config_at(self.base, self.space, point).with_options(**seeded), self._version
         if kind == "left-out":
             assert isinstance(config, TrainConfig)
             # One evaluation is enough unless evaluations choose the weights that are kept.
             choosing = config.schedule.keep == "best" or config.schedule.stop_spread > 0
             config = config.with_options(consistency=0, **({} if choosing else {"evaluations": 1}))
+        tags = {
+            "concord.study": self.name,
+            "concord.trial": str(trial),
+            "concord.kind": kind,
+            "concord.seed": str(config.run.seed),
+            "concord.method": self.method,
+            "concord.selection": self.options.selection,
+        }
         found = []
         for left_out in [*([] if kind == "left-out" else [None]), *folds]:
-            of_part = config if left_out is None else config.with_options(leave_out=left_out)
-            stop = stop_when if left_out is None else ""
-            spec = RunSpec.of(self.job, of_part, self.checked.environments.version, stop)
-            resolved = _derived(of_part, spec.config)
-            unused = spec.config.unused()
-            chosen = {**self.space.fixed(point), **point, **resolved, **({} if seed is None else {"seed": seed})}
+            without: dict[str, Any] = {} if left_out is None else {"left_out": left_out}
+            part = config if left_out is None else config.with_options(leave_out=left_out)
+            spec = RunSpec.of(self.job, part, version, stop_when if left_out is None else "")
+            resolved = _derived(part, spec.config)
             words = [self.name, "left-out" if kind == "left-out" else "trial", str(trial)]
             words += [] if seed is None else ["seed", str(seed)]
             words += [] if left_out is None else ["without", left_out]
-            found.append(
-                dataclasses.replace(
-                    spec,
-                    name=plain_name("-".join(words), "trial"),
-                    experiment=self.experiment,
-                    parameters={name: value for name, value in chosen.items() if name not in unused},
-                    tags={
-                        **self._member_tags,
-                        "concord.study": self.name,
-                        "concord.trial": str(trial),
-                        "concord.kind": kind,
-                        "concord.seed": str(config.run.seed),
-                        "concord.method": self.method,
-                        "concord.selection": self.options.selection,
-                        **({} if left_out is None else {"concord.left_out": left_out}),
-                    },
-                    origin=self.origin,
-                    place={
-                        "kind": kind,
-                        "trial": trial,
-                        "point": point,
-                        "resolved": resolved,
-                        **({} if seed is None else {"seed": seed}),
-                        **({} if left_out is None else {"left_out": left_out}),
-                    },
-                )
-            )
+            name = plain_name("-".join(words), "trial")
+            parameters = {**self.space.fixed(point), **point, **resolved, **seeded}
+            place = {"kind": kind, "trial": trial, "point": point, "resolved": resolved, **seeded, **without}
+            of_fold = {f"concord.{name}": value for name, value in without.items()}
+            member = self.member(spec, name, version, parameters, tags | of_fold)
+            found.append(dataclasses.replace(member, place=place))
         return found
 
-    @cached_property
-    def origin(self) -> Mapping[str, str]:
-        """Machine, commit and version of the data."""
-        return run_origin(self.job.path, self.checked.environments.version)
+    @property
+    def _version(self) -> str | None:
+        return self.checked.environments.version
 
     @cached_property
-    def _run_tags(self) -> dict[str, str]:
-        environments = self.checked.environments
-        return run_tags(self.job.name, self.job.path, len(environments.train), environments.version)
-
-    @cached_property
-    def _member_tags(self) -> dict[str, str]:
-        """Of the study's runs: those with a job are listed by themselves."""
-        return {name: value for name, value in self._run_tags.items() if name != JOB}
+    def run_tags(self) -> Mapping[str, str]:
+        """The tags of a job's run, with the version of the data."""
+        return run_tags(self.job.name, self.job.path, len(self.checked.environments.train), self._version)
 
     def spec(self) -> RunSpec:
         """What the study is: the options that its trials start from, and those that decide its trials."""
@@ -253,13 +264,13 @@ class StudyPlan(GroupPlan):
             "stop_when": self.stop_rule,
         }
         tags = {
-            **self._run_tags,
+            **self.run_tags,
             "concord.study": self.name,
             "concord.method": self.method,
             "concord.selection": self.options.selection,
             "concord.oracle": self.test_usage or "no",
         }
-        key = RunSpec.of(self.job, self.base, self.checked.environments.version).key
+        key = RunSpec.of(self.job, self.base, self._version).key
         return RunSpec(
             self.job,
             self.base,  # as given, so that derived values follow when an option is varied
@@ -386,6 +397,9 @@ def plan_study(
     if size is not None and ("trials" not in given or asked.trials > size):
         plan = dataclasses.replace(plan, trials=size)
     if (record := read_record(plan.folder, "study")) is not None:
+        recorded = StopRule.read(record["deciding"]["stop_when"])
+        if recorded.bounds == stop_rule.bounds:
+            plan = dataclasses.replace(plan, stop_rule=recorded)  # its text is in the keys of the trials
         _check_same(plan, record)
         began = {"measure": record["measure"], "criterion": Criterion(**record["criterion"])}
         plan = dataclasses.replace(plan, own=OwnPoint.read(record["own"]), **began)  # as the study began

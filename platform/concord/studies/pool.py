@@ -45,16 +45,22 @@ from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
 from concord.studies.proposals import GroupRuns, Proposer
-from concord.studies.shared_data import SharedData, share_data
-from concord.studies.stopping import SCHEDULER, scheduler
-from concord.studies.trial import PoolSpec, TrialProcess
-from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
+from concord.studies.trial import (
+    PoolSpec,
+    SharedData,
+    TrialProcess,
+    TrialResources,
+    check_trial_resources,
+    share_data,
+    trial_resources,
+)
 from concord.tracking import Store
 from concord.tracking.mirror import forget, is_sent
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
 _WORKER_LOST = "its process died (killed, or out of memory), and so did its replacements"
+SCHEDULER = "the scheduler"  # the reason of a trial that a scheduler stopped
 _SCRATCH = "distributed"  # the files of runs with several workers
 _CHECKPOINT_SECONDS = 300.0
 
@@ -255,7 +261,7 @@ class Pool:
             trainable,
             tune_config=TuneConfig(
                 search_alg=searcher,
-                scheduler=scheduler("none") if stopping is None else stopping,
+                scheduler=stopping,
                 num_samples=-1,
                 max_concurrent_trials=self.resources.concurrent,
                 reuse_actors=True,

@@ -17,8 +17,7 @@ from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, SPREAD, metric_on
-from concord.studies.result_lines import ResultLine
-from concord.studies.results import StudyResult
+from concord.studies.results import ResultLine, StudyResult
 from concord.table import Column, Table
 
 TEST = "o.o.d. test"  # the heading of the test's values begins so

@@ -21,8 +21,7 @@ from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
 from concord.studies.leave_one_out import leave_one_out_as_recorded
 from concord.studies.proposals import Trial
-from concord.studies.result_lines import write_lines
-from concord.studies.results import StudyResult, read_study, write_results
+from concord.studies.results import StudyResult, read_study, write_lines, write_results
 from concord.studies.study_options import combined
 from concord.table import Table
 from concord.training import JobFile

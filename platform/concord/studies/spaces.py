@@ -301,7 +301,9 @@ def _check_against(space: Space, base: RunConfig) -> None:
             near = did_you_mean(name, hints) or f"; it has {', '.join(sorted(hints))}"
             raise InputError(f"space: {name}: the job has no such option{near}")
         if options[name].role not in (Role.SCIENCE, Role.LEARNING):
-            raise InputError(f"space: {name}: decides how a trial is scored, so it cannot be varied")
+            scores = "how a trial is scored"
+            decides = scores if options[name].role is Role.SCORING else "where and how a run works, not what it learns"
+            raise InputError(f"space: {name}: decides {decides}, so it cannot be varied")
         values = _extremes(entry)
         for value in values:
             if not fits(value, hints[name]):

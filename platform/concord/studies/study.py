@@ -2,9 +2,13 @@
 
 import contextlib
 import dataclasses
+import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
@@ -16,14 +20,14 @@ from concord.runs.preflight import preflight
 from concord.runs.run import finish
 from concord.runs.spec import RunSpec
 from concord.space import format_point
-from concord.studies.criterion import SCORED_ON, Judge
+from concord.studies.criterion import SCORED_ON, Judge, StopRule
 from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan
-from concord.studies.pool import Interruption, Pool, open_group
+from concord.studies.pool import SCHEDULER, Interruption, Pool, open_group
 from concord.studies.proposals import ProposalList, Trial
 from concord.studies.results import StudyResult, judged, write_results
 from concord.studies.spaces import config_at
-from concord.studies.stopping import StopRule, replay, scheduler
+from concord.studies.trial import PROGRESS, SCORE
 from concord.tracking.store import PARENT
 from concord.training.options import TrainConfig
 from concord.training.worker_data import check_environments
@@ -253,3 +257,34 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         opened.sync()
         mirror.finish(opened)
     return {**{name: report[name] for name in ("model", "champion", "registration")}, "winner_of": winner.run.name}
+
+
+def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
+    """The Ray Tune scheduler, for scores of which larger is better."""
+    if kind == "asha":
+        return AsyncHyperBandScheduler(
+            time_attr=PROGRESS, metric=SCORE, mode="max", max_t=100, grace_period=10, reduction_factor=3
+        )
+    if kind == "median":
+        # With a finite slice it would pause trials, which needs checkpoints.
+        never: Any = math.inf
+        return MedianStoppingRule(
+            time_attr=PROGRESS, metric=SCORE, mode="max", grace_period=20, min_samples_required=5, min_time_slice=never
+        )
+    return FIFOScheduler()
+
+
+def replay(scheduler: Any, run: Trial, score: Callable[[Mapping[str, float]], float], epochs: int) -> None:
+    """Tell a scheduler of a trial of so many epochs that Ray Tune has not seen, so that others are compared with it."""
+    # Do not ask the median rule for decisions, which it would remember: the trials may have run in parallel.
+    median = isinstance(scheduler, MedianStoppingRule)
+    keep = scheduler.on_trial_complete if median else scheduler.on_trial_result
+    trial = TuneTrial("earlier", stub=True)
+    scheduler.on_trial_add(None, trial)
+    results = [{PROGRESS: 100 * at.epoch / epochs, SCORE: score(at.metrics)} for at in run.history]
+    # As in Ray Tune, the last result is only reported as the end, unless the scheduler stopped the trial by it.
+    if run.failure is not None:
+        results.append({PROGRESS: 0.0, SCORE: 0.0})
+    for result in results if run.stopped == SCHEDULER else results[:-1]:
+        keep(None, trial, result)
+    scheduler.on_trial_complete(None, trial, results[-1])
