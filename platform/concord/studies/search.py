@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from concord.errors import InputError
-from concord.space import Choice, Domain, Integers, LocatedDomain, LogUniform, OneOf, Point, Space, Uniform, contains
+from concord.space import Choice, Domain, Integers, Located, LogUniform, OneOf, Point, Space, Uniform, contains
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -93,8 +93,7 @@ class Search:
     def _encoded(self, point: Point) -> dict[str, list[Any]]:
         values: dict[str, list[Any]] = {}
         for located in self._located:
-            counts = all(point.get(switch) == branch for switch, branch in located.conditions.items())
-            if not counts or located.name not in point:
+            if not located.active(point) or located.name not in point:
                 values[located.label] = []
             elif isinstance(located.domain, Choice):
                 value = point[located.name]  # True and 1 are equal, but two choices
@@ -104,7 +103,7 @@ class Search:
         return values
 
 
-def _value(located: LocatedDomain, found: Any) -> Any:
+def _value(located: Located, found: Any) -> Any:
     domain = located.domain
     if isinstance(domain, Choice):
         return domain.values[int(found)]

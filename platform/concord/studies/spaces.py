@@ -28,14 +28,12 @@ from concord.space import (
     Domain,
     Entry,
     Integers,
-    LocatedDomain,
     LogUniform,
     OneOf,
     Point,
     Space,
     Uniform,
     Value,
-    all_entries,
     contains,
     format_point,
     frozen,
@@ -133,7 +131,10 @@ def study_space(
     chosen = given | vary.keys()
     require_one_way({name: value for name, value in option_values(base).items() if name in given} | texts)
     space = space.without(given | (with_alternatives(chosen) - chosen)).replacing(vary)
-    space = Space(_without_idle(space.entries, set(hints)))
+    # A switch whose branches are empty decides nothing.
+    space = space.filtered(
+        lambda name, entry: not isinstance(entry, OneOf) or name in hints or any(entry.branches.values())
+    )
     for name in filter(is_secret, space.names()):
         raise InputError(f"--vary {name}: is named like a secret, and varied options are recorded and shown")
     if not space.varied():
@@ -249,8 +250,8 @@ def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[
             if not equals:
                 raise InputError(f"--suggest {text}: give NAME=VALUE,NAME=VALUE")
             name = name.strip().replace("-", "_")
-            choices = [each.domain for each in _located(space, name) if isinstance(each.domain, Choice)]
-            words = [word for choice in choices for word in choice.values]
+            domains = [each.domain for each in space.varied(name)]
+            words = [word for domain in domains if isinstance(domain, Choice) for word in domain.values]
             given[name] = literal(value.strip(), words)
         points.append(_completed(space, given, f"--suggest {text}"))
     for suggestion in declared:
@@ -265,7 +266,7 @@ def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
     """The point with these values; missing ones take the first value of their domains."""
     point: Point = {}
     for located in space.varied():
-        if all(point.get(switch) == branch for switch, branch in located.conditions.items()):
+        if located.active(point):
             domain = located.domain
             first = domain.values[0] if isinstance(domain, Choice) else domain.low
             point[located.name] = value = given.get(located.name, first)
@@ -290,11 +291,12 @@ def _check_against(space: Space, base: RunConfig) -> None:
     }
     base = config_at(base, Space(fixed), {})
     for one, other in ALTERNATIVES:
-        for first, second in itertools.product(*(_located(space, name) for name in (one, other))):
+        for first, second in itertools.product(space.varied(one), space.varied(other)):
             shared = first.conditions.keys() & second.conditions.keys()
             if all(first.conditions[switch] == second.conditions[switch] for switch in shared):
                 raise InputError(f"space: {first.label} and {second.label}: one replaces the other; vary one")
-    for name, entry in all_entries(space.entries):
+    for located in space.located():
+        name, entry = located.name, located.entry
         if name not in hints:
             if isinstance(entry, OneOf):
                 continue  # a switch
@@ -314,29 +316,13 @@ def _check_against(space: Space, base: RunConfig) -> None:
                 raise InputError(f"space: {format_for_cli(error)}") from error
 
 
-def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, Entry]:
-    """The entries without switches whose branches are empty."""
-    kept: dict[str, Entry] = {}
-    for name, entry in entries.items():
-        if isinstance(entry, OneOf):
-            entry = OneOf({branch: _without_idle(inner, options) for branch, inner in entry.branches.items()})
-        if not isinstance(entry, OneOf) or name in options or any(entry.branches.values()):
-            kept[name] = entry
-    return kept
-
-
 def _extremes(entry: Entry) -> list[Any]:
     if isinstance(entry, (OneOf, Choice)):
         return list(entry.branches if isinstance(entry, OneOf) else entry.values)
     return [entry.low, entry.high] if isinstance(entry, Domain) else [entry]
 
 
-def _located(space: Space, name: str) -> list[LocatedDomain]:
-    """Every domain of this name, in any branch."""
-    return [located for located in space.varied() if located.name == name]
-
-
 def least_significance(space: Space, base: TrainConfig) -> float | None:
     """The smallest ``--significance`` of any trial; None if no trial has one."""
-    values = [value for located in _located(space, "significance") for value in _extremes(located.domain)]
+    values = [value for each in space.varied("significance") for value in _extremes(each.entry)]
     return min((each for each in [*values, base.aggregation.significance] if each is not None), default=None)
