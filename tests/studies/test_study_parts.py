@@ -37,8 +37,8 @@ from concord.storage import Folder
 from concord.studies.criterion import (
     SCORED_ON,
     Criterion,
-    Judge,
     StopRule,
+    TrialEvaluator,
     check_metric,
     chosen_mode,
     left_out_metrics,
@@ -62,7 +62,7 @@ claim = settings(max_examples=20, deadline=None)
 
 def ended(number: int = 0, history: list[Evaluation] | None = None, **metrics: float) -> Trial:
     run = Run.of(history or [Evaluation(1, 10, metrics)])
-    return Trial("trial", number, {"lr": 0.1 * number}, None, {}, run, {}, Judge())
+    return Trial("trial", number, {"lr": 0.1 * number}, None, {}, run, {}, TrialEvaluator())
 
 
 # The runs of a group in their records

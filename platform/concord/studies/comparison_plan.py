@@ -28,6 +28,7 @@ from concord.runs.preflight import as_input_error, preflight
 from concord.runs.spec import RunSpec, plain_name, resolved_paths, restored_config
 from concord.source_file import read_source, run_source
 from concord.space import frozen
+from concord.studies.criterion import TrialEvaluator
 from concord.studies.plan import GroupPlan, check_group
 from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
 from concord.tracking import Store
@@ -136,14 +137,14 @@ def plan_comparison(
     ``given`` has the options of the command line, which hold for every configuration. Without ``check`` kept runs are
     only searched, without loading data.
     """
-    there = comparisons_of(job)
+    declared = comparisons_of(job)
     for table in tables:
-        if table not in there:
-            near = did_you_mean(table, there) or f"; there are {', '.join(there)}"
+        if table not in declared:
+            near = did_you_mean(table, declared) or f"; there are {', '.join(declared)}"
             raise InputError(f"table {table}: job {job.name} has no such table{near}")
     options = command.comparison
     assert isinstance(options, CompareOptions)
-    chosen = only_rows({name: there[name] for name in (dict.fromkeys(tables) or there)}, options.only)
+    chosen = only_rows({name: declared[name] for name in (dict.fromkeys(tables) or declared)}, options.only)
     return plan_tables(job, chosen, command, given, check)
 
 
@@ -195,14 +196,14 @@ def plan_tables(
     }
     if check:
         (table, _), first = next(iter(configs.items()))  # one suffices: the others differ in few options
-        of_first = chosen[table].folds
-        preflight(job, first if of_first is None else first.with_options(leave_out=of_first.environments[0]))
+        folds = chosen[table].folds
+        preflight(job, first if folds is None else first.with_options(leave_out=folds.environments[0]))
     places = names_of(type(command), Role.PLACE, Role.UNKEPT) & {*given} - {"output", "name"}
     where = {name: value for name, value in option_values(command).items() if name in places}
     keep = isinstance(asked, CompareOptions) and asked.keep_checkpoints
     runs: dict[str, list[RunSpec]] = {table: [] for table in chosen}
     recorded = without_place(command, given)
-    plan = ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where, keep)
+    plan = ComparisonPlan(name, job, base, asked.sharing, TrialEvaluator(), chosen, runs, recorded, where, keep)
     versions = _Versions(job) if check and job.job.loop is None else None
     for (table, row), config in configs.items():
         folds = chosen[table].folds

@@ -16,7 +16,6 @@ from concord.options import option_values
 from concord.record import Run, read_run
 from concord.runs.spec import RunSpec
 from concord.studies.comparison_plan import ComparisonPlan, kept_command
-from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.leave_one_out import explained, fold_values, left_out_table, with_choices
 from concord.studies.proposals import GroupRuns, ProposalList
@@ -150,7 +149,7 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
             info(f"{spec.place['label']}: {column} {run.metrics[column]:.4g}, {run.seconds:.0f} s")
 
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": "comparison"}
-    pool.run(ProposalList(left, tell, plan.keep), progress, Judge(), labels=labels)
+    pool.run(ProposalList(left, tell, plan.keep), progress, labels=labels)
     info(progress.line())
     if failures and not available and all(failures.values()):
         first = next(failures[key] for key in wanted if key in failures)

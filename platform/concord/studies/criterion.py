@@ -145,10 +145,10 @@ def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | Non
             f"give --metric {SPREAD} --selection held-out, and --held-out above 0"
         )
     if plain not in known:
-        there = ", ".join(sorted(set(known) - {SPREAD}))
+        others = ", ".join(sorted(set(known) - {SPREAD}))
         spread = f"; and {SPREAD}" * (SPREAD in known)
         raise InputError(
-            f"--metric {measure}: the job does not report it; there are {there}, each also as worst_…{spread}"
+            f"--metric {measure}: the job does not report it; there are {others}, each also as worst_…{spread}"
         )
     own = known.get(plain)
     if own is None and asked is None:
@@ -253,7 +253,7 @@ class StopRule:
 
 
 @dataclass(frozen=True)
-class Judge:
+class TrialEvaluator:
     """The evaluation of a group's runs.
 
     Attributes:

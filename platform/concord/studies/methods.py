@@ -147,10 +147,10 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     """Check everything that can be checked without a cluster or a store."""
     options, base = command.comparison, command.config
     check_methods(command, given)
-    there = preflight(job, base).environments
-    train = len(there.train)
+    environments = preflight(job, base).environments
+    train = len(environments.train)
     alone: Selection = "leave-one-out" if train >= _LEAST_TO_LEAVE_OUT else "held-out"
-    best: Selection = "validation" if there.validation else alone
+    best: Selection = "validation" if environments.validation else alone
     selection = best if options.selection == "auto" else options.selection
     name = methods_name(job, command)
     shared = {each: value for each, value in option_values(options).items() if each in options_of(StudyOptions)}
@@ -159,19 +159,19 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     chosen = method_names(options.methods)
     for method in chosen or USUAL:
         try:
-            job_of_method, start = _with_method(job, base, method)
+            method_job, start = _with_method(job, base, method)
             changed = start.with_options(register=False, **changes_of(job, base, method))
             changed.check()
             space = _space(changed, method)
             startup = max(1, options.trials // 2)
-            of_study = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
-            asked = StudyOptions(shortlist=0).with_options(**shared | of_study)
-            searched = dataclasses.replace(job_of_method.job, studies={method: Study(space)})
-            of_method = dataclasses.replace(job_of_method, job=searched)
-            called = f"{name}-{comparison_name(method, None)}"
-            command_of = TuneOptions(study=asked, config=changed.with_options(name=called))
+            own = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
+            asked = StudyOptions(shortlist=0).with_options(**shared | own)
+            method_job = dataclasses.replace(
+                method_job, job=dataclasses.replace(method_job.job, studies={method: Study(space)})
+            )
+            changed = changed.with_options(name=f"{name}-{comparison_name(method, None)}")
             fixed = {*given} & options_of(type(base)).keys()
-            studies[method] = plan_study(of_method, command_of, fixed | {"selection"})
+            studies[method] = plan_study(method_job, TuneOptions(study=asked, config=changed), fixed | {"selection"})
         except InputError as error:
             if method in chosen or method == USUAL[0]:
                 raise InputError(f"{method}: {format_for_cli(error)}") from error
@@ -205,10 +205,10 @@ def _with_method(job: JobFile, base: TrainConfig, method: str) -> tuple[JobFile,
     """The job and its options; with a rule of the user's own its fields are among them."""
     if not RuleFile.is_reference(method):
         return job, base
-    of_rule = with_rule(job, RuleFile.read(method))
-    own = of_rule.job.config.aggregation.own_rule
+    extended = with_rule(job, RuleFile.read(method))
+    own = extended.job.config.aggregation.own_rule
     assert own is not None
-    return of_rule, config_with_rule(base, own)
+    return extended, config_with_rule(base, own)
 
 
 def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
@@ -330,8 +330,8 @@ def _trainings_left(study: StudyPlan) -> int:
 
 def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
-    of_method, study = plan.studies[method], result.studies[method]
-    config, usual = config_at(of_method.base, of_method.space, study.best.point), option_values(plan.job.job.config)
+    planned, study = plan.studies[method], result.studies[method]
+    config, usual = config_at(planned.base, planned.space, study.best.point), option_values(plan.job.job.config)
     config = config.with_options(register=plan.base.run.register)  # only the studies keep no models
     left_out = names_of(type(config), Role.UNKEPT) | config.unused() | {"output"}
     changed = {

@@ -26,8 +26,8 @@ from concord.storage import Folder
 from concord.studies.criterion import (
     SPREAD,
     Criterion,
-    Judge,
     StopRule,
+    TrialEvaluator,
     check_metric,
     chosen_mode,
     measure_of,
@@ -52,7 +52,7 @@ from concord.training.job import command_line
 from concord.training.options import parallel_of
 
 # The number of environments left out for the short list, without --folds.
-_FOLDS_OF_SHORTLIST = 4
+_SHORTLIST_FOLDS = 4
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class GroupPlan:
         name: the group's name; the same name continues it.
         base: the configuration that every run starts from.
         sharing: the division of the cluster among the runs.
+        evaluator: of the runs, by the metrics that they report.
     """
 
     kind: ClassVar[GroupKind]
@@ -70,6 +71,7 @@ class GroupPlan:
     job: JobFile
     base: RunConfig
     sharing: SharingOptions
+    evaluator: TrialEvaluator
 
     @property
     def varied(self) -> Collection[str]:
@@ -131,8 +133,6 @@ class StudyPlan(GroupPlan):
     Attributes:
         method: the name of the job's study, or of one for every job.
         measure: the measure of the score, such as ``accuracy``.
-        modes: the mode of each measure; None if neither the job nor ``--mode`` gives it.
-        criterion: the measure on the examples of the selection.
         suggested: points to try first, from the job or the command line.
         own: the point of the job's own settings, which is tried first without suggestions.
         folds: environments that every trial leaves out in turn.
@@ -145,9 +145,6 @@ class StudyPlan(GroupPlan):
     method: str
     space: Space
     measure: str
-    modes: Mapping[str, Mode | None]
-    criterion: Criterion
-    stop_rule: StopRule
     suggested: tuple[Point, ...]
     own: OwnPoint | None
     folds: tuple[str, ...]
@@ -161,10 +158,21 @@ class StudyPlan(GroupPlan):
         return {located.name for located in self.space.varied()}
 
     @property
+    def criterion(self) -> Criterion:
+        """The criterion of its trials."""
+        assert self.evaluator.criterion is not None
+        return self.evaluator.criterion
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """The conditions for an early end of its trials."""
+        return self.evaluator.stop_rule
+
+    @property
     def test_usage(self) -> str | None:
         """The parts of the study that use the o.o.d. test, in words; None if none does."""
-        looks = ["selection"] * self.criterion.oracle + ["early stopping"] * self.stop_rule.oracle
-        return " and ".join(looks) or None
+        parts = ["selection"] * self.criterion.oracle + ["early stopping"] * self.stop_rule.oracle
+        return " and ".join(parts) or None
 
     @property
     def command(self) -> str:
@@ -232,8 +240,8 @@ class StudyPlan(GroupPlan):
             name = plain_name("-".join(words), "trial")
             parameters = {**self.space.fixed(point), **point, **resolved, **seeded}
             place = {"kind": kind, "trial": trial, "point": point, "resolved": resolved, **seeded, **without}
-            of_fold = {f"concord.{name}": value for name, value in without.items()}
-            member = self.member(spec, name, version, parameters, tags | of_fold)
+            fold_tags = {f"concord.{name}": value for name, value in without.items()}
+            member = self.member(spec, name, version, parameters, tags | fold_tags)
             found.append(dataclasses.replace(member, place=place))
         return found
 
@@ -290,7 +298,7 @@ class StudyPlan(GroupPlan):
             "own": None if self.own is None else dataclasses.asdict(self.own),
             "criterion": dataclasses.asdict(self.criterion),
             "measure": self.measure,
-            "modes": dict(self.modes),
+            "modes": dict(self.evaluator.modes),
             "method": self.method,
             "space": self.space.as_json(),
             "oracle": self.test_usage,
@@ -299,11 +307,6 @@ class StudyPlan(GroupPlan):
             "given": sorted(self.given),
             "started": time.time(),
         }
-
-    @property
-    def judge(self) -> Judge:
-        """The evaluation of its trials."""
-        return Judge(self.criterion, self.modes, self.stop_rule)
 
 
 def plan_study(
@@ -342,13 +345,13 @@ def plan_study(
     mode_of = dict(checked.measures)
     if asked.selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
         mode_of[SPREAD] = checked.reported[spread]
-    of_job = measure_of(job.job.criterion or "", mode_of)
-    measure = asked.metric or study.metric or of_job or usual
-    asked_mode = asked.mode or (job.job.mode if measure == of_job else None)
+    job_measure = measure_of(job.job.criterion or "", mode_of)
+    measure = asked.metric or study.metric or job_measure or usual
+    asked_mode = asked.mode or (job.job.mode if measure == job_measure else None)
     mode = mode_of[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, mode_of)
     criterion = Criterion.of(asked.selection, measure, mode)
-    of_the_job = asked.metric is None and asked.selection in ("held-out", "validation")
-    if isinstance(base, TrainConfig) and (of_the_job or criterion.metric == job.job.criterion):
+    unchanged = asked.metric is None and asked.selection in ("held-out", "validation")
+    if isinstance(base, TrainConfig) and (unchanged or criterion.metric == job.job.criterion):
         least = required(job.job, base.with_options(**space.fixed({})))
         criterion = dataclasses.replace(criterion, required=least)
     train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
@@ -372,7 +375,6 @@ def plan_study(
         raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, asked.suggest, study.suggestions))
     alone = suggested or asked.search == "grid"  # a grid is searched from its first point
-    of_shortlist = asked.folds or _FOLDS_OF_SHORTLIST
     plan = StudyPlan(
         name=name,
         job=job,
@@ -383,13 +385,13 @@ def plan_study(
         method=method,
         space=space,
         measure=measure,
-        modes=mode_of,
-        criterion=criterion,
-        stop_rule=stop_rule,
+        evaluator=TrialEvaluator(criterion, mode_of, stop_rule),
         suggested=suggested,
         own=None if alone else own_point(space, base, environments),
         folds=drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
-        shortlist_folds=drawn(train, of_shortlist, base.run.seed) if len(train) > 1 and fixed is None else (),
+        shortlist_folds=drawn(train, asked.folds or _SHORTLIST_FOLDS, base.run.seed)
+        if len(train) > 1 and fixed is None
+        else (),
         trials=asked.trials,
         checked=checked,
     )
@@ -398,11 +400,12 @@ def plan_study(
         plan = dataclasses.replace(plan, trials=size)
     if (record := read_record(plan.folder, "study")) is not None:
         recorded = StopRule.read(record["deciding"]["stop_when"])
-        if recorded.bounds == stop_rule.bounds:
-            plan = dataclasses.replace(plan, stop_rule=recorded)  # its text is in the keys of the trials
+        if recorded.bounds == stop_rule.bounds:  # the text of the study's beginning is in the keys of its trials
+            plan = dataclasses.replace(plan, evaluator=dataclasses.replace(plan.evaluator, stop_rule=recorded))
         _check_same(plan, record)
-        began = {"measure": record["measure"], "criterion": Criterion(**record["criterion"])}
-        plan = dataclasses.replace(plan, own=OwnPoint.read(record["own"]), **began)  # as the study began
+        evaluator = dataclasses.replace(plan.evaluator, criterion=Criterion(**record["criterion"]))
+        own, measure = OwnPoint.read(record["own"]), record["measure"]
+        plan = dataclasses.replace(plan, own=own, measure=measure, evaluator=evaluator)  # as the study began
     return plan
 
 

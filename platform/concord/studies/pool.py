@@ -41,7 +41,6 @@ from concord.runs.session import ray_session
 from concord.runs.spec import RunSpec
 from concord.runs.termination import signal_handler
 from concord.storage import Folder
-from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
 from concord.studies.proposals import GroupRuns, Proposer
@@ -156,9 +155,9 @@ class Pool:
         self.known: dict[str, Run] = {}
         self._asked = set(map(_as_text, group.run.asked))
 
-    def runs(self, judge: Judge | None = None) -> GroupRuns:
+    def runs(self) -> GroupRuns:
         """The runs of the group as they are now."""
-        runs = GroupRuns(self.group.run, judge)
+        runs = GroupRuns(self.group.run, self.plan.evaluator)
         runs.known = self.known
         return runs
 
@@ -211,7 +210,6 @@ class Pool:
         self,
         proposer: Proposer,
         progress: GroupProgress,
-        judge: Judge,
         stopping: Any = None,
         interruption: Interruption | None = None,
         labels: Mapping[str, str] | None = None,
@@ -226,7 +224,7 @@ class Pool:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         interruption = Interruption() if interruption is None else interruption
         resources, job = self.resources, self.plan.job
-        searcher = _Runs(self, proposer, progress, judge, interruption)
+        searcher = _Runs(self, proposer, progress, interruption)
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
         # Ray Tune needs a resource; a process that only waits must take no CPU from its workers.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
@@ -240,7 +238,7 @@ class Pool:
             # A loop of the job's own may write its last checkpoint before its last evaluation.
             checkpoint_seconds=_CHECKPOINT_SECONDS if job.job.loop is None else 0.0,
         )
-        spec = PoolSpec(task, judge, self._shared_data, resources.threads)
+        spec = PoolSpec(task, self.plan.evaluator, self._shared_data, resources.threads)
         trainable = tune.with_resources(tune.with_parameters(TrialProcess, pool=spec), bundles)
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
         try:
@@ -300,11 +298,9 @@ class Pool:
 class _Runs(Searcher):
     """Gives proposals to Ray Tune. A run whose process died is repeated, ``max_failures`` times."""
 
-    def __init__(
-        self, pool: Pool, proposer: Proposer, progress: GroupProgress, judge: Judge, interruption: Interruption
-    ) -> None:
+    def __init__(self, pool: Pool, proposer: Proposer, progress: GroupProgress, interruption: Interruption) -> None:
         super().__init__()
-        self._pool, self._group, self._proposer, self._judge = pool, pool.group, proposer, judge
+        self._pool, self._group, self._proposer = pool, pool.group, proposer
         self._progress, self._interruption = progress, interruption
         self._max_failures = parallel_of(pool.plan.base).max_failures
         self._running: dict[str, Member] = {}  # by the names of Ray Tune's trials
@@ -330,12 +326,11 @@ class _Runs(Searcher):
         with contextlib.suppress(RunFailedError):  # no checkpoint can be read: it begins again
             start = last_checkpoint(run.folder, run.checkpoints, lambda _: None)
         step = -1 if start is None else checkpoint_step(start)
-        epochs = self._pool.plan.job.epochs(spec.config)
-        earlier = [
-            (100 * each.epoch / epochs, self._judge.score(each.metrics)) for each in run.history if each.step <= step
-        ]
+        plan = self._pool.plan
+        epochs, score = plan.job.epochs(spec.config), plan.evaluator.score
+        earlier = [(100 * each.epoch / epochs, score(each.metrics)) for each in run.history if each.step <= step]
         return {
-            "options": self._pool.plan.overrides(spec.config),
+            "options": plan.overrides(spec.config),
             "folder": run.name,
             "start": start,
             "earlier": earlier[: len(earlier) - (len(earlier) > 0 and earlier[-1][0] >= 100)],

@@ -10,7 +10,7 @@ from concord.record import Evaluation, Run, folder_of, read_run
 from concord.runs.key import Key
 from concord.runs.spec import RunSpec
 from concord.space import Point, frozen
-from concord.studies.criterion import Judge, left_out_metrics
+from concord.studies.criterion import TrialEvaluator, left_out_metrics
 
 Kind = Literal["trial", "left-out", "seed", "cell"]
 """A trial of a search; the best trials with environments left out, or with another seed; a cell of a table."""
@@ -35,7 +35,7 @@ class Trial:
     resolved: Point
     run: Run | None
     folds: Mapping[str, Run]
-    judge: Judge = field(repr=False)
+    evaluator: TrialEvaluator = field(repr=False)
 
     @property
     def runs(self) -> list[Run]:
@@ -53,15 +53,15 @@ class Trial:
         """The metrics at the end, and those over the environments left out; empty if it failed."""
         if self.failure is not None:
             return {}
-        found = {} if self.run is None else self.judge.metrics(self.run.metrics)
-        return found | (left_out_metrics([each.metrics for each in self.folds.values()], self.judge.modes))
+        found = {} if self.run is None else self.evaluator.metrics(self.run.metrics)
+        return found | (left_out_metrics([each.metrics for each in self.folds.values()], self.evaluator.modes))
 
     @property
     def history(self) -> list[Evaluation]:
         """The evaluations on all environments; of folds alone, their end."""
         if self.run is None:
             return [each.history[-1]._replace(metrics=self.metrics) for each in [*self.folds.values()][-1:]]
-        history = [each._replace(metrics=self.judge.metrics(each.metrics)) for each in self.run.history]
+        history = [each._replace(metrics=self.evaluator.metrics(each.metrics)) for each in self.run.history]
         return [*history[:-1], history[-1]._replace(metrics=self.metrics)] if self.folds and self.metrics else history
 
     @property
@@ -138,8 +138,8 @@ class GroupRuns:
         known: runs that are open, or were read.
     """
 
-    def __init__(self, group: Run, judge: Judge | None = None) -> None:
-        self._group, self._judge = group, judge or Judge()
+    def __init__(self, group: Run, evaluator: TrialEvaluator | None = None) -> None:
+        self._group, self._evaluator = group, evaluator or TrialEvaluator()
         self.known: dict[str, Run] = {}
 
     def run(self, name: str) -> Run:
@@ -168,7 +168,7 @@ class GroupRuns:
             runs = {left_out: self.run(name) for left_out, (name, _) in named.items()}
             whole = runs.pop(None, None)
             folds = {str(left_out): run for left_out, run in runs.items()}
-            found.append(Trial(kind, number, point, seed, resolved, whole, folds, self._judge))
+            found.append(Trial(kind, number, point, seed, resolved, whole, folds, self._evaluator))
         return found
 
     def ended(self, kind: Kind) -> list[Trial]:

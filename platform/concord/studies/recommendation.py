@@ -80,8 +80,8 @@ class MethodsResult:
         if best == simplest:
             why = f"no other method has a better {metric}: {self._evidence(simplest, ranked[1])}"
         else:
-            of_other = f"{method_name(best)}'s " if self.recommended == simplest else ""
-            why = f"{of_other}{metric} {self._evidence(best, simplest)}, {self._difference(best)}"
+            owner = f"{method_name(best)}'s " if self.recommended == simplest else ""
+            why = f"{owner}{metric} {self._evidence(best, simplest)}, {self._difference(best)}"
         judged = SCORED_ON[self._first.criterion.selection]
         lines = [
             f"recommended: {method_name(self.recommended)}; {why}",

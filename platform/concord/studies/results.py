@@ -21,7 +21,7 @@ from concord.record import Run, require_run
 from concord.runs.lifecycle import Open
 from concord.space import Space
 from concord.storage import Folder, json_line
-from concord.studies.criterion import SPREAD, Criterion, Judge, metric_on
+from concord.studies.criterion import SPREAD, Criterion, TrialEvaluator, metric_on
 from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.study_options import SELECTIONS
 from concord.table import Column, Table
@@ -160,7 +160,7 @@ class StudyResult(GroupResult):
     def by_selection(self) -> list[Selected]:
         """The choice of every selection, among the trials with its metric."""
         found = []
-        judged = [_Judged(each.number, self.metrics(each)) for each in self.finished]
+        trials = [_Scored(each.number, self.metrics(each)) for each in self.finished]
         for selection in SELECTIONS:
             if (selection == "own") != (self.criterion.selection == "own"):
                 continue
@@ -169,7 +169,7 @@ class StudyResult(GroupResult):
             criterion = self.criterion
             if selection != criterion.selection:
                 criterion = Criterion.of(selection, self.reported_measure, self.reported_mode)
-            if ranked := criterion.ranked(judged):
+            if ranked := criterion.ranked(trials):
                 found.append(Selected(criterion.label, len(ranked), ranked[0].number, ranked[0].metrics))
         return found
 
@@ -296,7 +296,7 @@ class StudyResult(GroupResult):
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Scored:
     """A trial with all its metrics, those of environments left out afterwards among them."""
 
     number: int
@@ -311,10 +311,10 @@ def read_study(folder: Folder) -> StudyResult:
     """The study in this folder."""
     group = require_run(folder, "study")
     criterion = Criterion(**group.record["criterion"])
-    return judged(group, GroupRuns(group, Judge(criterion, group.record["modes"])))
+    return study_result(group, GroupRuns(group, TrialEvaluator(criterion, group.record["modes"])))
 
 
-def judged(group: Run, runs: GroupRuns) -> StudyResult:
+def study_result(group: Run, runs: GroupRuns) -> StudyResult:
     """The result of a study, from its runs."""
     trials, seeds = runs.finished("trial"), runs.finished("seed")
     ranked = Criterion(**group.record["criterion"]).ranked(trials)

@@ -81,9 +81,9 @@ def derived(config: TrainConfig) -> Space:
     }
     by_test = searched(config.resolve().aggregation.rule_type)
     strictness = by_test if "significance" in by_test else {"threshold": Uniform(0.0, 1.0)}
-    of_the_mask: dict[str, Entry] = {**strictness, "rescale": Choice(True, False)}
+    mask_entries: dict[str, Entry] = {**strictness, "rescale": Choice(True, False)}
     unused = config.unused()
-    return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})
+    return Space(entries | {name: entry for name, entry in mask_entries.items() if name not in unused})
 
 
 FOR_EVERY_JOB = {"derived": derived, "wide": wide}

@@ -20,12 +20,12 @@ from concord.runs.preflight import preflight
 from concord.runs.run import finish
 from concord.runs.spec import RunSpec
 from concord.space import format_point
-from concord.studies.criterion import SCORED_ON, Judge, StopRule
+from concord.studies.criterion import SCORED_ON
 from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan
 from concord.studies.pool import SCHEDULER, Interruption, Pool, open_group
 from concord.studies.proposals import ProposalList, Trial
-from concord.studies.results import StudyResult, judged, write_results
+from concord.studies.results import StudyResult, study_result, write_results
 from concord.studies.spaces import config_at
 from concord.studies.trial import PROGRESS, SCORE
 from concord.tracking.store import PARENT
@@ -61,7 +61,7 @@ class _Search:
 
     def __init__(self, plan: StudyPlan, pool: Pool, progress: GroupProgress) -> None:
         self._plan, self._progress, self.stopping = plan, progress, scheduler(plan.options.scheduler)
-        runs = pool.runs(plan.judge)
+        runs = pool.runs()
         self._search = plan.search()
         begun = runs.begun("trial")
         self.again = [each for each in begun if not each.complete]
@@ -104,9 +104,8 @@ class _Search:
         if len(ended) == 1 + len(self._plan.folds) or run.failure is not None:
             del self._ended[number]
             folds = {name: each for name, each in ended.items() if name is not None}
-            judge = self._plan.judge
             whole = ended.get(None)
-            trial = Trial("trial", number, place["point"], None, place["resolved"], whole, folds, judge)
+            trial = Trial("trial", number, place["point"], None, place["resolved"], whole, folds, self._plan.evaluator)
             self._observe(trial)
             if not isinstance(whole, OpenRun | None):  # it was there, so Ray Tune has not seen it
                 self._replay(trial)
@@ -141,19 +140,18 @@ class _Search:
 
 def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     """Run the remaining parts of a study."""
-    judge = plan.judge
-    runs = pool.runs(judge)
+    runs = pool.runs()
     done = len(runs.ended("trial"))
-    looks = f"; the o.o.d. test decides over {plan.test_usage} (oracle)" if plan.test_usage else ""
+    oracle = f"; the o.o.d. test decides over {plan.test_usage} (oracle)" if plan.test_usage else ""
     info(
         f"study {plan.name}: {plan.method}, {plan.options.search}, "
         + (f"{done} of {plan.trials} trials are done" if done else f"{plan.trials} trials")
         + f", {pool.resources.concurrent} at a time, judged by {plan.criterion.metric}, "
-        f"{plan.criterion.direction} ({SCORED_ON[plan.criterion.selection]}){looks}"
+        f"{plan.criterion.direction} ({SCORED_ON[plan.criterion.selection]}){oracle}"
     )
     if not pool.group.resumed and plan.own is not None:
         info(f"the first trial has the job's own settings: {plan.own}")
-    _search(plan, pool, judge, info)
+    _search(plan, pool, info)
     finished = runs.finished("trial")
     if not finished:
         failed = runs.ended("trial")
@@ -168,12 +166,11 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
         *_left_out(plan, ranked[: plan.options.shortlist], info),
         *(spec for seed in plan.new_seeds for spec in plan.parts("seed", best.number, best.point, seed, plan.folds)),
     ]
-    repeat = dataclasses.replace(judge, stop_rule=StopRule())
     if left := [spec for spec, run in pool.ask(wanted) if run is None]:
-        pool.run(ProposalList(left), GroupProgress("trainings of the best trials", len(left), info), repeat)
+        pool.run(ProposalList(left), GroupProgress("trainings of the best trials", len(left), info))
     if plan.base.run.register:
-        pool.group.run.describe(**_register(plan, best, pool, repeat, info))
-    return write_results(judged(pool.group.run, runs), info, pool.group)
+        pool.group.run.describe(**_register(plan, best, pool, info))
+    return write_results(study_result(pool.group.run, runs), info, pool.group)
 
 
 def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[RunSpec]:
@@ -193,7 +190,7 @@ def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[R
     return [spec for each in shortlist for spec in plan.parts("left-out", each.number, each.point, folds=folds)]
 
 
-def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
+def _search(plan: StudyPlan, pool: Pool, info: Info) -> None:
     parts = 1 + len(plan.folds)
     progress = GroupProgress("trials", plan.trials, info, plan.criterion, parts)
     proposer = _Search(plan, pool, progress)
@@ -202,16 +199,16 @@ def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
     if proposer.over:
         return
     interruption = Interruption(plan.options.max_minutes)
-    for run in (run for trial in pool.runs(judge).ended("trial") for run in trial.runs):
+    for run in (run for trial in pool.runs().ended("trial") for run in trial.runs):
         progress.earlier(run)
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
-    pool.run(proposer, progress, judge, proposer.stopping, interruption, labels)
+    pool.run(proposer, progress, proposer.stopping, interruption, labels)
     info(progress.line())
     if interruption.out_of_time:
         info(f"--max-minutes {plan.options.max_minutes:g}: the time has run out; the same --name continues the search")
 
 
-def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: Info) -> Mapping[str, object]:
+def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping[str, object]:
     """Register the best trial from its last checkpoint; return its registration."""
     tags = {
         "concord.study": plan.name,
@@ -234,7 +231,7 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         info(f"the best trial, {winner.number}, has no checkpoint and is trained once more: {point}")
         (spec,) = plan.parts("trial", winner.number, winner.point)
         spec = dataclasses.replace(spec, name=f"{spec.name}-again", place={**spec.place, "kind": "winner"})
-        pool.run(ProposalList([spec], keep=True), GroupProgress("training of the best trial", 1, info), judge)
+        pool.run(ProposalList([spec], keep=True), GroupProgress("training of the best trial", 1, info))
         run = pool.runs().run(str(spec.name))
         if run.failure is not None:
             raise RunFailedError(f"the best trial, trained once more, failed: {run.failure}")

@@ -39,7 +39,7 @@ from concord.runs.execute import RunTask, execute
 from concord.runs.resources import wait_for_resources, waiting_minutes
 from concord.source_file import reason
 from concord.storage import apply_credentials
-from concord.studies.criterion import Judge
+from concord.studies.criterion import TrialEvaluator
 from concord.studies.study_options import SharingOptions
 from concord.training import Job, RunConfig, TrainConfig
 from concord.training.checkpoint import RESUMED_SECONDS
@@ -245,8 +245,8 @@ def without(prepared: WorkerData, left_out: str) -> WorkerData:
     in_memory = [source for source in sources if isinstance(source, InMemory)]
     joint = merged([source.data for source in in_memory], torch.cat) if len(in_memory) == len(sources) else None
     whole = Environment(left_out, ConcatSource(sources) if joint is None else joint)
-    kept = {*environments.test, *environments.monitored}
-    others = [(name, environment) for name, environment in prepared.eval_only if name in kept]
+    unchanged = {*environments.test, *environments.monitored}
+    others = [(name, environment) for name, environment in prepared.eval_only if name in unchanged]
     training = [each for each in prepared.training if each is not pair]
     return WorkerData(environments, training, [(left_out, whole), *others])
 
@@ -293,7 +293,7 @@ class PoolSpec:
     """
 
     task: RunTask
-    judge: Judge
+    evaluator: TrialEvaluator
     shared: SharedData | None
     threads: int
 
@@ -354,7 +354,7 @@ class TrialProcess(Trainable):
 
     def _training(self, asked: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The results of a run, of which the last is done."""
-        judge, base = self._pool.judge, self._pool.task
+        evaluator, base = self._pool.evaluator, self._pool.task
         config = self._job.job.config.with_options(**base.options | asked["options"])
         config.check()
         folder = dataclasses.replace(base.folder, place=base.folder.place.parent.parent / "runs" / asked["folder"])
@@ -373,12 +373,12 @@ class TrialProcess(Trainable):
             yield {PROGRESS: percent, SCORE: score, "done": False}
         evaluations = self._evaluations(task, config, asked["start"], load)
         for evaluation in evaluations:
-            metrics = judge.metrics(evaluation.metrics)
+            metrics = evaluator.metrics(evaluation.metrics)
             stopped = None
-            if asked["stop_when"] and judge.stop_rule.holds(metrics):
-                stopped = str(judge.stop_rule)
+            if asked["stop_when"] and evaluator.stop_rule.holds(metrics):
+                stopped = str(evaluator.stop_rule)
             done = stopped is not None or evaluation.ended_early or evaluation.epoch == epochs
-            score = judge.score(evaluation.metrics)
+            score = evaluator.score(evaluation.metrics)
             if done:
                 if alone and (stopped is not None or score < asked["keep_above"]):
                     evaluations.close()  # before its last checkpoint, which nothing would read
