@@ -17,9 +17,9 @@ from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.options import option_values, options_of
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
-from concord.studies.search import Search
-from concord.studies.spaces import (
+from concord.studies.search import (
     OwnPoint,
+    Search,
     chosen_study,
     config_at,
     derived,

@@ -38,8 +38,7 @@ from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.pool import SCHEDULER
 from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.results import StudyResult, read_study
-from concord.studies.search import Search
-from concord.studies.spaces import config_at
+from concord.studies.search import Search, config_at
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
 from concord.studies.trial import without

@@ -45,10 +45,9 @@ from concord.studies.criterion import (
     measure_of,
     worst_environments,
 )
-from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.pool import SCHEDULER
-from concord.studies.proposals import GroupRuns, Trial
+from concord.studies.proposals import GroupProgress, GroupRuns, Trial
 from concord.studies.study import replay, scheduler
 from concord.studies.study_options import options_for
 from concord.studies.trial import PROGRESS, SCORE, data_options, share_data
@@ -62,7 +61,7 @@ claim = settings(max_examples=20, deadline=None)
 
 def ended(number: int = 0, history: list[Evaluation] | None = None, **metrics: float) -> Trial:
     run = Run.of(history or [Evaluation(1, 10, metrics)])
-    return Trial("trial", number, {"lr": 0.1 * number}, None, {}, run, {}, TrialEvaluator())
+    return Trial("trial", number, {"lr": 0.1 * number}, None, {}, {None: run}, TrialEvaluator())
 
 
 # The runs of a group in their records

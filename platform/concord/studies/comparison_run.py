@@ -16,9 +16,8 @@ from concord.options import option_values
 from concord.record import Run, read_run
 from concord.runs.spec import RunSpec
 from concord.studies.comparison_plan import ComparisonPlan, kept_command
-from concord.studies.group_progress import GroupProgress
 from concord.studies.leave_one_out import explained, fold_values, left_out_table, with_choices
-from concord.studies.proposals import GroupRuns, ProposalList
+from concord.studies.proposals import GroupProgress, GroupRuns, ProposalList
 from concord.studies.results import (
     FIGURES,
     GroupResult,

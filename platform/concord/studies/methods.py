@@ -34,7 +34,7 @@ from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult, write_lines
-from concord.studies.spaces import config_at
+from concord.studies.search import config_at
 from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode

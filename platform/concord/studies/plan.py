@@ -34,9 +34,9 @@ from concord.studies.criterion import (
     metric_on,
 )
 from concord.studies.proposals import Kind, Trial
-from concord.studies.search import Search
-from concord.studies.spaces import (
+from concord.studies.search import (
     OwnPoint,
+    Search,
     chosen_study,
     config_at,
     first_points,

@@ -41,9 +41,8 @@ from concord.runs.session import ray_session
 from concord.runs.spec import RunSpec
 from concord.runs.termination import signal_handler
 from concord.storage import Folder
-from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
-from concord.studies.proposals import GroupRuns, Proposer
+from concord.studies.proposals import STUDY_METRICS, GroupProgress, GroupRuns, Proposer
 from concord.studies.trial import (
     PoolSpec,
     SharedData,

@@ -21,12 +21,11 @@ from concord.runs.run import finish
 from concord.runs.spec import RunSpec
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON
-from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan
 from concord.studies.pool import SCHEDULER, Interruption, Pool, open_group
-from concord.studies.proposals import ProposalList, Trial
+from concord.studies.proposals import GroupProgress, ProposalList, Trial
 from concord.studies.results import StudyResult, study_result, write_results
-from concord.studies.spaces import config_at
+from concord.studies.search import config_at
 from concord.studies.trial import PROGRESS, SCORE
 from concord.tracking.store import PARENT
 from concord.training.options import TrainConfig
@@ -81,9 +80,7 @@ class _Search:
         """The runs of the next trial."""
         if self.again:
             trial = self.again.pop(0)
-            parts: dict[str | None, Run] = dict(trial.folds.items())
-            parts |= {} if trial.run is None else {None: trial.run}
-            ended = {left_out: run for left_out, run in parts.items() if run.status in ("FINISHED", "FAILED")}
+            ended = {left_out: run for left_out, run in trial.parts.items() if run.status in ("FINISHED", "FAILED")}
             self._ended[trial.number] = ended
             specs = self._parts(trial.number, trial.point)
             return [each for each in specs if each.place.get("left_out") not in ended]
@@ -103,11 +100,9 @@ class _Search:
         ended[place.get("left_out")] = run
         if len(ended) == 1 + len(self._plan.folds) or run.failure is not None:
             del self._ended[number]
-            folds = {name: each for name, each in ended.items() if name is not None}
-            whole = ended.get(None)
-            trial = Trial("trial", number, place["point"], None, place["resolved"], whole, folds, self._plan.evaluator)
+            trial = Trial("trial", number, place["point"], None, place["resolved"], ended, self._plan.evaluator)
             self._observe(trial)
-            if not isinstance(whole, OpenRun | None):  # it was there, so Ray Tune has not seen it
+            if not isinstance(trial.run, OpenRun | None):  # it was finished before, so Ray Tune has not seen it
                 self._replay(trial)
 
     def keep_above(self, spec: RunSpec) -> float:

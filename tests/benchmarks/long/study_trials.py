@@ -21,7 +21,7 @@ from concord.space import Space
 from concord.storage import Folder
 from concord.studies.criterion import StopRule
 from concord.studies.proposals import GroupRuns, Trial
-from concord.studies.spaces import config_at
+from concord.studies.search import config_at
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.job import Job
