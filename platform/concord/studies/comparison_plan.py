@@ -274,10 +274,10 @@ def _cell(plan: ComparisonPlan, table: str, row: str, config: RunConfig, data: s
         for name, value in recorded.items()
         if (usual.get(name) != value or name == "seed") and value is not None
     }
-    tags = {"concord.comparison": plan.name, "concord.kind": "cell", "concord.row": label}
+    tags = {"concord.comparison": plan.name, "concord.row": label}
     place = {"kind": "cell", "table": table, "row": row, "seed": config.run.seed, "label": label}
-    member = plan.member(spec, name, data, parameters, tags)
-    return dataclasses.replace(member, place={**place, **({} if left_out is None else {"left_out": left_out})})
+    place |= {} if left_out is None else {"left_out": left_out}
+    return plan.member(spec, name, place, data, parameters, tags)
 
 
 class _Versions:

@@ -3,14 +3,18 @@
 Results name the selection that chose them.
 """
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from concord.errors import InputError
-from concord.studies.study_options import Selection
+from concord.runs.champion import required
+from concord.runs.preflight import Checked
+from concord.studies.study_options import Selection, StudyOptions
 from concord.tracking.run_search import Condition
+from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode, worst
 from concord.training.metric_names import split_metric, split_of
 
@@ -187,6 +191,46 @@ def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, M
         if (mode := modes.get(measure)) is not None:
             metrics[split_metric("left_out", measure, worst=True)] = worst(values, mode)
     return metrics
+
+
+def choose_criterion(
+    job: JobFile, config: RunConfig, asked: StudyOptions, declared: str | None, checked: Checked
+) -> tuple[str, Criterion, Mapping[str, Mode | None]]:
+    """The measure that scores a study's trials, its criterion, and the modes of all measures.
+
+    ``config`` has the space's fixed values, and ``declared`` is the measure of the job's study (InputError if trials do
+    not report the metric).
+    """
+    usual = "accuracy" if "accuracy" in checked.measures else "loss"
+    usual = usual if job.job.loop is None else next(iter(checked.measures))
+    modes = dict(checked.measures)
+    if asked.selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
+        modes[SPREAD] = checked.reported[spread]
+    job_measure = measure_of(job.job.criterion or "", modes)
+    measure = asked.metric or declared or job_measure or usual
+    asked_mode = asked.mode or (job.job.mode if measure == job_measure else None)
+    mode = modes[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, modes)
+    criterion = Criterion.of(asked.selection, measure, mode)
+    unchanged = asked.metric is None and asked.selection in ("held-out", "validation")
+    if isinstance(config, TrainConfig) and (unchanged or criterion.metric == job.job.criterion):
+        criterion = dataclasses.replace(criterion, required=required(job.job, config))
+    check_metric(criterion, _reported(checked, criterion, modes))
+    return measure, criterion, modes
+
+
+def _reported(checked: Checked, criterion: Criterion, modes: Mapping[str, Mode | None]) -> Collection[str]:
+    """The metrics of a trial."""
+    reported = set(checked.reported)
+    if criterion.selection != "own" and criterion.metric.removeprefix("worst_") in reported:
+        reported.add(criterion.metric)  # the trial computes the worst environment if the job does not
+    if criterion.selection == "validation" and not checked.environments.validation:
+        reported.discard(criterion.metric)  # without validation environments a run copies it from held-out examples
+    if criterion.selection == "leave-one-out":
+        if len(checked.environments.train) < 2:
+            raise InputError("--selection leave-one-out: needs at least two training environments, and the job has one")
+        reported |= {metric_on("left_out", each) for each in modes}
+        reported |= {metric_on("left_out", f"worst_{each}") for each, mode in modes.items() if mode is not None}
+    return reported
 
 
 def check_metric(criterion: Criterion, reported: Collection[str]) -> None:

@@ -17,22 +17,12 @@ from concord.options import Role, names_of, option_values, options_of, science_v
 from concord.record import FOLDERS, folder_of, read_record
 from concord.record import Kind as GroupKind
 from concord.redaction import is_secret
-from concord.runs.champion import required
 from concord.runs.key import plain, recorded_config, require_same, require_secrets
 from concord.runs.preflight import Checked, preflight
 from concord.runs.spec import JOB, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.space import Point, Space
 from concord.storage import Folder
-from concord.studies.criterion import (
-    SPREAD,
-    Criterion,
-    StopRule,
-    TrialEvaluator,
-    check_metric,
-    chosen_mode,
-    measure_of,
-    metric_on,
-)
+from concord.studies.criterion import Criterion, StopRule, TrialEvaluator, choose_criterion
 from concord.studies.proposals import Kind, Trial
 from concord.studies.search import (
     OwnPoint,
@@ -47,7 +37,6 @@ from concord.studies.search import (
 from concord.studies.study_options import SharingOptions, StudyOptions
 from concord.tracking import Store
 from concord.training import JobFile, RunConfig, TrainConfig
-from concord.training.evaluation import Mode
 from concord.training.job import command_line
 from concord.training.options import parallel_of
 
@@ -103,9 +92,15 @@ class GroupPlan:
         return run_origin(self.job.path)
 
     def member(
-        self, spec: RunSpec, name: str, data: str | None, parameters: Mapping[str, object], tags: Mapping[str, str]
+        self,
+        spec: RunSpec,
+        name: str,
+        place: Mapping[str, Any],
+        data: str | None,
+        parameters: Mapping[str, object],
+        tags: Mapping[str, str],
     ) -> RunSpec:
-        """A run of this group, with its place; ``data`` is the version of its data."""
+        """A run of this group at this place; ``data`` is the version of its data."""
         unused = spec.config.unused()
         return dataclasses.replace(
             spec,
@@ -113,8 +108,13 @@ class GroupPlan:
             experiment=self.experiment,
             parameters={name: value for name, value in parameters.items() if name not in unused},
             # Runs with the tag of a job are listed by themselves.
-            tags={**{name: value for name, value in self.run_tags.items() if name != JOB}, **tags},
+            tags={
+                **{name: value for name, value in self.run_tags.items() if name != JOB},
+                "concord.kind": place["kind"],
+                **tags,
+            },
             origin={**self._origin, **({} if data is None else {"data": data})},
+            place=place,
         )
 
 
@@ -223,7 +223,6 @@ class StudyPlan(GroupPlan):
         tags = {
             "concord.study": self.name,
             "concord.trial": str(trial),
-            "concord.kind": kind,
             "concord.seed": str(config.run.seed),
             "concord.method": self.method,
             "concord.selection": self.options.selection,
@@ -241,8 +240,7 @@ class StudyPlan(GroupPlan):
             parameters = {**self.space.fixed(point), **point, **resolved, **seeded}
             place = {"kind": kind, "trial": trial, "point": point, "resolved": resolved, **seeded, **without}
             fold_tags = {f"concord.{name}": value for name, value in without.items()}
-            member = self.member(spec, name, version, parameters, tags | fold_tags)
-            found.append(dataclasses.replace(member, place=place))
+            found.append(self.member(spec, name, place, version, parameters, tags | fold_tags))
         return found
 
     @property
@@ -338,24 +336,12 @@ def plan_study(
     name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
     base = base.with_options(name=None)
     space = study_space(study.space, asked, given & options_of(type(base)).keys(), base, sources)
-    checked = preflight(job, config_at(base, space, {}))
+    config = config_at(base, space, {})
+    checked = preflight(job, config)
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
-    usual = next(iter(checked.measures)) if own_loop else "accuracy" if "accuracy" in checked.measures else "loss"
-    mode_of = dict(checked.measures)
-    if asked.selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
-        mode_of[SPREAD] = checked.reported[spread]
-    job_measure = measure_of(job.job.criterion or "", mode_of)
-    measure = asked.metric or study.metric or job_measure or usual
-    asked_mode = asked.mode or (job.job.mode if measure == job_measure else None)
-    mode = mode_of[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, mode_of)
-    criterion = Criterion.of(asked.selection, measure, mode)
-    unchanged = asked.metric is None and asked.selection in ("held-out", "validation")
-    if isinstance(base, TrainConfig) and (unchanged or criterion.metric == job.job.criterion):
-        least = required(job.job, base.with_options(**space.fixed({})))
-        criterion = dataclasses.replace(criterion, required=least)
+    measure, criterion, modes = choose_criterion(job, config, asked, study.metric, checked)
     train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
-    check_metric(criterion, _reported(checked, criterion, mode_of, leave_out))
     environments = len(train) - leave_out
     fixed = base.data.leave_out if isinstance(base, TrainConfig) else None
     if leave_out and fixed is not None:
@@ -363,9 +349,8 @@ def plan_study(
             f"--leave-out {fixed}: --selection leave-one-out leaves each out in turn; leave this option out"
         )
     if leave_out:
-        assert isinstance(base, TrainConfig)
         try:
-            preflight(job, config_at(base, space, {}).with_options(leave_out=train[0]))
+            preflight(job, config.with_options(leave_out=train[0]))
         except InputError as error:
             raise InputError(f"{format_for_cli(error)}, since --selection leave-one-out leaves one out") from error
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
@@ -385,7 +370,7 @@ def plan_study(
         method=method,
         space=space,
         measure=measure,
-        evaluator=TrialEvaluator(criterion, mode_of, stop_rule),
+        evaluator=TrialEvaluator(criterion, modes, stop_rule),
         suggested=suggested,
         own=None if alone else own_point(space, base, environments),
         folds=drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
@@ -407,23 +392,6 @@ def plan_study(
         own, measure = OwnPoint.read(record["own"]), record["measure"]
         plan = dataclasses.replace(plan, own=own, measure=measure, evaluator=evaluator)  # as the study began
     return plan
-
-
-def _reported(
-    checked: Checked, criterion: Criterion, modes: Mapping[str, Mode | None], leave_out: bool
-) -> Collection[str]:
-    """The metrics of a trial."""
-    reported = set(checked.reported)
-    if criterion.selection != "own" and criterion.metric.removeprefix("worst_") in reported:
-        reported.add(criterion.metric)  # the trial computes the worst environment if the job does not
-    if criterion.selection == "validation" and not checked.environments.validation:
-        reported.discard(criterion.metric)  # without validation environments a run copies it from held-out examples
-    if leave_out:
-        if len(checked.environments.train) < 2:
-            raise InputError("--selection leave-one-out: needs at least two training environments, and the job has one")
-        reported |= {metric_on("left_out", each) for each in modes}
-        reported |= {metric_on("left_out", f"worst_{each}") for each, mode in modes.items() if mode is not None}
-    return reported
 
 
 def _derived(config: RunConfig, resolved: RunConfig) -> Point:
