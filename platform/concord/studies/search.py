@@ -35,7 +35,6 @@ from concord.space import (
     Domain,
     Entry,
     Integers,
-    Located,
     LogUniform,
     OneOf,
     Point,
@@ -176,10 +175,14 @@ class OwnPoint:
             return None
         return OwnPoint(*({name: frozen(value) for name, value in record[part].items()} for part in ("point", "moved")))
 
+    def with_moved(self, values: Mapping[str, Any]) -> "OwnPoint":
+        """The point, with these own values that the space does not contain."""
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        return OwnPoint(self.point, {**self.moved, **plain})
+
     def __str__(self) -> str:
-        return format_point(self.point) + (
-            f" (the nearest in the space to {format_point(self.moved)})" if self.moved else ""
-        )
+        moved = f" (the nearest in the space to {format_point(self.moved)})" if self.moved else ""
+        return format_point(self.point) + moved
 
 
 def own_point(space: Space, base: RunConfig, num_environments: int | None = None) -> OwnPoint | None:
@@ -208,8 +211,8 @@ def own_point(space: Space, base: RunConfig, num_environments: int | None = None
             if not contains(domain, wanted):
                 wanted = option_values(resolved)[name]
             value = _nearest(domain, wanted)
-            missing = {} if contains(domain, wanted) else {name: _plainly(wanted)}
-            so_far = OwnPoint({**point, name: value}, {**moved, **missing})
+            so_far = OwnPoint({**point, name: value}, moved)
+            so_far = so_far if contains(domain, wanted) else so_far.with_moved({name: wanted})
             if isinstance(entry, OneOf):
                 so_far = within(entry.branches[str(value)], so_far)
         return so_far
@@ -226,11 +229,11 @@ def _with_fixed(branch: Mapping[str, Entry], config: RunConfig, own: OwnPoint) -
     """The point in this branch, with the settings that it fixes to other values."""
     values = option_values(config)
     fixed = {name: entry for name, entry in branch.items() if not isinstance(entry, _Varied) and name in values}
-    other = {name: _plainly(values[name]) for name, entry in fixed.items() if values[name] != entry}
-    return OwnPoint(own.point, {**own.moved, **other})
+    return own.with_moved({name: values[name] for name, entry in fixed.items() if values[name] != entry})
 
 
 def _nearest(domain: Domain, wanted: Value) -> Value:
+    """The value itself, else the nearest number of the domain, else its first value."""
     if contains(domain, wanted):
         return wanted
     number = wanted if isinstance(wanted, (int, float)) and not isinstance(wanted, bool) else None
@@ -241,11 +244,6 @@ def _nearest(domain: Domain, wanted: Value) -> Value:
         return min(numbers, key=lambda each: abs(each - number))
     within = domain.low if number is None else min(max(number, domain.low), domain.high)
     return round(within) if isinstance(domain, Integers) else within
-
-
-def _plainly(value: Any) -> Value:
-    plain: Value = str(value) if isinstance(value, Path) else value
-    return plain
 
 
 def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[str, Value]]) -> list[Point]:
@@ -410,7 +408,7 @@ class Search:
         point: Point = {}
         for located in self._located:
             if found := values[located.label]:
-                point[located.name] = _value(located, found[0])
+                point[located.name] = _value(located.domain, found[0])
         return point
 
     def _encoded(self, point: Point) -> dict[str, list[Any]]:
@@ -426,13 +424,11 @@ class Search:
         return values
 
 
-def _value(located: Located, found: Any) -> Any:
-    domain = located.domain
+def _value(domain: Domain, found: Any) -> Value:
+    """A value of HyperOpt's; by rounding it may lie just outside of the domain."""
     if isinstance(domain, Choice):
         return domain.values[int(found)]
-    if isinstance(domain, Integers):
-        return min(max(int(found), domain.low), domain.high)
-    return min(max(float(found), domain.low), domain.high)
+    return _nearest(domain, int(found) if isinstance(domain, Integers) else float(found))
 
 
 def _as_hyperopt(entries: Any, labels: Any) -> dict[str, Any]:
