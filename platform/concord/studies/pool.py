@@ -100,10 +100,10 @@ def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], in
             yield pool
 
 
-class Interruption(Stopper):
+class _Interruption(Stopper):
     """The reason to give up running trials: Ctrl-C, the end of the time, or a failure to record."""
 
-    def __init__(self, minutes: float = 0.0) -> None:
+    def __init__(self, minutes: float) -> None:
         self._deadline = time.monotonic() + 60 * minutes if minutes > 0 else None
         self.stopped_by_user = False
         self.problem: Exception | None = None
@@ -210,18 +210,18 @@ class Pool:
         proposer: Proposer,
         progress: GroupProgress,
         stopping: Any = None,
-        interruption: Interruption | None = None,
+        minutes: float = 0.0,
         labels: Mapping[str, str] | None = None,
-    ) -> None:
-        """Run all proposals, until the last one ended or the time has run out (KeyboardInterrupt by the user).
+    ) -> bool:
+        """Run all proposals, until the last one ended or the time has run out; return whether it has.
 
-        Exceptions of the proposer are raised here. The progress is exported if there are labels. A run that the
-        interruption gives up has not ended.
+        Exceptions of the proposer are raised here, and KeyboardInterrupt after Ctrl-C. The progress is exported if
+        there are labels. A run that is given up has not ended. 0 minutes set no limit.
         """
         os.environ.update(_RAY_TUNE)
         for name in ("ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        interruption = Interruption() if interruption is None else interruption
+        interruption = _Interruption(minutes)
         resources, job = self.resources, self.plan.job
         searcher = _Runs(self, proposer, progress, interruption)
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
@@ -242,7 +242,7 @@ class Pool:
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
         try:
             with progress, published, interruption.handle_sigint():
-                while not self._finish(trainable, searcher, stopping, interruption) and not interruption.requested:
+                while not self._finish(trainable, searcher, stopping) and not interruption.requested:
                     searcher.count_retries()
         finally:
             searcher.give_up()
@@ -250,8 +250,9 @@ class Pool:
             raise interruption.problem
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
+        return interruption.out_of_time
 
-    def _finish(self, trainable: type[Trainable], searcher: "_Runs", stopping: Any, interruption: Interruption) -> bool:
+    def _finish(self, trainable: type[Trainable], searcher: "_Runs", stopping: Any) -> bool:
         """Run Ray Tune; False if Ray ended a process for lack of memory, which stops Ray Tune (2.60) before its end."""
         place = self.group.run.folder / f"tune-{os.getpid()}-{time.time_ns()}"
         tuner = tune.Tuner(
@@ -267,7 +268,7 @@ class Pool:
             run_config=RunConfig(
                 name="tune",
                 **place.place_for_ray(),
-                stop=interruption,
+                stop=searcher.interruption,
                 failure_config=FailureConfig(max_failures=0),  # a run is repeated as a new trial of Ray Tune
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
@@ -297,10 +298,10 @@ class Pool:
 class _Runs(Searcher):
     """Gives proposals to Ray Tune. A run whose process died is repeated, ``max_failures`` times."""
 
-    def __init__(self, pool: Pool, proposer: Proposer, progress: GroupProgress, interruption: Interruption) -> None:
+    def __init__(self, pool: Pool, proposer: Proposer, progress: GroupProgress, interruption: _Interruption) -> None:
         super().__init__()
         self._pool, self._group, self._proposer = pool, pool.group, proposer
-        self._progress, self._interruption = progress, interruption
+        self._progress, self.interruption = progress, interruption
         self._max_failures = parallel_of(pool.plan.base).max_failures
         self._running: dict[str, Member] = {}  # by the names of Ray Tune's trials
         self._last: dict[str, dict[str, Any]] = {}  # the last result of each
@@ -310,12 +311,12 @@ class _Runs(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         member: Member | None = None
-        if not self._interruption.requested:
+        if not self.interruption.requested:
             with self._capture_error():
                 member = self._next()
         if member is None:
             # A running run may have to start again.
-            return None if self._running and not self._interruption.requested else Searcher.FINISHED
+            return None if self._running and not self.interruption.requested else Searcher.FINISHED
         self._running[trial_id] = member
         return self._task(member)
 
@@ -379,7 +380,7 @@ class _Runs(Searcher):
         if member is None:
             return
         last = self._last.pop(trial_id, None)
-        if self._interruption.requested and (error or last is None or not last["ended"]):
+        if self.interruption.requested and (error or last is None or not last["ended"]):
             return  # given up
         del self._running[trial_id]
         name = member.run.name
@@ -429,7 +430,7 @@ class _Runs(Searcher):
         try:
             yield
         except Exception as error:
-            self._interruption.problem = self._interruption.problem or error
+            self.interruption.problem = self.interruption.problem or error
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: a group is restored from its record."""

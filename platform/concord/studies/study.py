@@ -22,7 +22,7 @@ from concord.runs.spec import RunSpec
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON
 from concord.studies.plan import StudyPlan
-from concord.studies.pool import SCHEDULER, Interruption, Pool, open_group
+from concord.studies.pool import SCHEDULER, Pool, open_group
 from concord.studies.proposals import GroupProgress, ProposalList, Trial
 from concord.studies.results import StudyResult, study_result, write_results
 from concord.studies.search import config_at
@@ -193,13 +193,12 @@ def _search(plan: StudyPlan, pool: Pool, info: Info) -> None:
         info(f"{len(proposer.again)} unfinished trials are resumed or repeated")
     if proposer.over:
         return
-    interruption = Interruption(plan.options.max_minutes)
     for run in (run for trial in pool.runs().ended("trial") for run in trial.runs):
         progress.earlier(run)
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
-    pool.run(proposer, progress, proposer.stopping, interruption, labels)
+    out_of_time = pool.run(proposer, progress, proposer.stopping, plan.options.max_minutes, labels)
     info(progress.line())
-    if interruption.out_of_time:
+    if out_of_time:
         info(f"--max-minutes {plan.options.max_minutes:g}: the time has run out; the same --name continues the search")
 
 
