@@ -31,6 +31,7 @@ from concord.errors import InputError
 from concord.options import OptionGroup, option_values
 from concord.record import EVENTS, OpenRun, Run, folder_of, read_record, read_run, require_run, write_record
 from concord.runs.execute import CHECKPOINTS, RunTask, execute, last_checkpoint, remove_older
+from concord.runs.key import Key
 from concord.runs.lifecycle import Member, Open, open_run, reserved_group
 from concord.runs.spec import RunSpec
 from concord.storage import Folder
@@ -225,6 +226,35 @@ def test_an_unfinished_run_continues_from_its_last_checkpoint(tmp_path: Path) ->
     run = require_run(folder)
     assert [each.step for each in run.history] == steps
     assert 0 < run.seconds_before < 60
+
+
+def test_a_run_is_found_by_its_key_or_by_all_of_it_but_the_data(tmp_path: Path) -> None:
+    def found(key: Key) -> str | None:
+        run = runs.by_key(key)
+        return None if run is None else run.name
+
+    key = Key("job", {"lr": 0.1})
+    first, second = (dataclasses.replace(key, data=version) for version in ("1", "2"))
+    asked = [{"run": name, "key": each.value} for name, each in (("a", first), ("b", second), ("c", first))]
+    runs = GroupRuns(Run(folder_of(tmp_path, "s", "study"), asked=list(asked)))
+    assert [found(each) for each in (first, second, key)] == ["c", "b", "c"]
+    assert found(dataclasses.replace(key, data="3")) is None
+    assert found(Key("job", {"lr": 0.2})) is None
+
+
+def test_without_a_terminal_a_line_comes_after_ten_seconds_and_some_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("concord.runs.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("concord.runs.progress.on_terminal", lambda: False)
+    lines: list[str] = []
+    shown = GroupProgress("trials", 4, lines.append)
+    for at, percent in ((0.0, 0.0), (3.0, 0.0), (4.0, 50.0), (14.0, 50.0), (20.0, 50.0), (21.0, 75.0)):
+        now = at
+        shown.evaluated("s-trial-0", percent)
+    assert lines == ["0/4 trials, 1 running"] * 2
+    now = 40.0
+    shown.ended(Run(Folder(Path("s-trial-0"))), "trial 0")
+    assert lines[2:] == ["1/4 trials, 0 running, 2 min left"]
 
 
 def test_the_time_left_counts_the_training_before_a_checkpoint() -> None:

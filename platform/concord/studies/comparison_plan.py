@@ -90,8 +90,8 @@ class ComparisonPlan(GroupPlan):
         return RunSpec(self.job, self.base, key, experiment=self.experiment, tags=tags).record(store, "comparison")
 
 
-def kept_command(job: JobFile, table: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """A command as kept results have it, without folders of this machine; ``values`` are the job's options."""
+def recorded_command(job: JobFile, table: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """A command as files of results have it, without folders of this machine; ``values`` are the job's options."""
     asked = {name: value for name, value in given.items() if not isinstance(values.get(name), Path)}
     return command_line("compare", Path(job.reference).name, table, options=asked)
 

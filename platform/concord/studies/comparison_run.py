@@ -15,7 +15,7 @@ from concord.errors import RunFailedError, StoppedError
 from concord.options import option_values
 from concord.record import Run, read_run
 from concord.runs.spec import RunSpec
-from concord.studies.comparison_plan import ComparisonPlan, kept_command
+from concord.studies.comparison_plan import ComparisonPlan, recorded_command
 from concord.studies.leave_one_out import explained, fold_values, left_out_table, with_choices
 from concord.studies.proposals import GroupProgress, GroupRuns, ProposalList
 from concord.studies.results import (
@@ -169,7 +169,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         lines: list[ResultLine] = []
         failures: dict[str, list[Run]] = {}
         lacking = Counter[str]()
-        command = kept_command(plan.job, name, plan.given, option_values(plan.base))
+        command = recorded_command(plan.job, name, plan.given, option_values(plan.base))
         rows: dict[str, list[Run]] = {}
         for spec in plan.runs[name]:
             run = runs.by_key(spec.key)

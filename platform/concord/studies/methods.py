@@ -29,7 +29,7 @@ from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
-from concord.studies.comparison_plan import METHODS, comparison_name, kept_command, without_place
+from concord.studies.comparison_plan import METHODS, comparison_name, recorded_command, without_place
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
@@ -130,7 +130,7 @@ class MethodsPlan:
         studies: by method.
         left_out: the default methods that the job cannot use, with the reasons.
         environments: the least number that a trial trains on.
-        command: the command, as kept results have it.
+        command: the command, as files of results have it.
         results: the folder for them, if any.
     """
 
@@ -181,7 +181,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
     fewer = train - (selection == "leave-one-out")
     words = without_place(command, given)
-    recorded = kept_command(job, METHODS, words, option_values(base))
+    recorded = recorded_command(job, METHODS, words, option_values(base))
     return MethodsPlan(job, base, studies, left_out, fewer, recorded, options.results)
 
 
