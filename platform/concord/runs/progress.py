@@ -1,5 +1,6 @@
 """Shows progress: a bar on a terminal, a line every ten seconds elsewhere."""
 
+import abc
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -54,7 +55,7 @@ class Display(RichProgress):
                 yield Padding(Text(task.fields["details"], style="dim"), (0, 0, 0, 2))
 
 
-class Progress:
+class Progress(abc.ABC):
     """Shows how far work is: a bar on a terminal, a line at most every ten seconds elsewhere; a context manager.
 
     Without a terminal a line needs some progress since the last one.
@@ -85,15 +86,21 @@ class Progress:
         """Count from here on; the first line comes after ten seconds."""
         self._next_line, self._last_shown = time.monotonic() + _LINE_SECONDS, done
 
-    def _draw(self, what: str, total: int, count: str, left: float | None, details: str, line: str) -> None:
-        """Show the bar with these numbers and details, or the line."""
-        done = self._pace.done
+    def _show(self) -> None:
         if self._display is not None:
             if self._pace.begun:
-                self._display.counting(what, done, total, count, left, details)
-        elif done > self._last_shown and time.monotonic() >= self._next_line:
-            self._begin(done)
-            self._info(line)
+                self._display.counting(*self._bar())
+        elif self._pace.done > self._last_shown and time.monotonic() >= self._next_line:
+            self._begin(self._pace.done)
+            self._info(self.line())
+
+    @abc.abstractmethod
+    def line(self) -> str:
+        """The progress in one line."""
+
+    @abc.abstractmethod
+    def _bar(self) -> tuple[str, float, int, str, float | None, str]:
+        """The arguments of :meth:`Display.counting`."""
 
 
 class RunProgress(Progress):
@@ -120,13 +127,22 @@ class RunProgress(Progress):
             self._info(_resumed(metrics))
         elif "epoch" in metrics:
             self._pace.at(metrics["epoch"])
+        self._show()
+
+    def line(self) -> str:
+        """The progress in one line."""
+        return f"epoch {self._pace.done:.0f}/{self._epochs}  {'  '.join(self._details())}"
+
+    def _bar(self) -> tuple[str, float, int, str, float | None, str]:
+        done, left = self._pace.done, self._pace.seconds_left(self._epochs)
+        details = "  ".join(each.replace(" ", _NO_BREAK_SPACE) for each in self._details())
+        return "training", done, self._epochs, f"{done:.0f}/{self._epochs} epochs", left, details
+
+    def _details(self) -> list[str]:
         shown = [f"{name} {self._metrics[name]:.3f}" for name in _SHOWN if name in self._metrics]
         if "workers" in self._metrics:  # their number may change
             shown.append(f"workers {self._metrics['workers']:.0f}")
-        count = f"{self._pace.done:.0f}/{self._epochs}"
-        details = "  ".join(each.replace(" ", _NO_BREAK_SPACE) for each in shown)
-        left = self._pace.seconds_left(self._epochs)
-        self._draw("training", self._epochs, f"{count} epochs", left, details, f"epoch {count}  {'  '.join(shown)}")
+        return shown
 
 
 class Pace:

@@ -24,7 +24,7 @@ from concord.redaction import is_secret
 from concord.runs.execute import only_process
 from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
-from concord.runs.progress import duration
+from concord.runs.progress import Pace, duration
 from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
@@ -273,7 +273,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
             left = {method: _trainings_left(study) for method, study in plan.studies.items()}
             total = sum(left.values())
             info(_time_needed(plan, total, info))
-            began = time.perf_counter()
+            pace = Pace()
+            pace.at(0.0)
             for method, study in plan.studies.items():
                 try:
                     found[method] = run_study(study, info)
@@ -284,10 +285,11 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                         raise RunFailedError(f"{method}, with which all others are compared: {error}") from error
                     failed[method] = str(error)
                     info(f"{method}: {error}")
-                done = total - sum(left.values()) + left.pop(method)
-                if done and any(left.values()):
-                    takes = duration((time.perf_counter() - began) / done * sum(left.values()))
-                    info(f"{len(found) + len(failed)} of {len(plan.studies)} methods; the others take about {takes}")
+                del left[method]
+                pace.at(total - sum(left.values()))
+                if any(left.values()) and (takes := pace.seconds_left(total)) is not None:
+                    done = f"{len(found) + len(failed)} of {len(plan.studies)} methods"
+                    info(f"{done}; the others take about {duration(takes)}")
     except (StoppedError, KeyboardInterrupt):
         again = command_line("compare", plan.job.reference, METHODS, *words)
         raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None

@@ -267,9 +267,9 @@ class GroupProgress(Progress):
         self._pace.at(self._done + sum(self._running.values()) / 100 / self._parts, earlier_seconds)
         self._show()
 
-    def _show(self) -> None:
+    def _bar(self) -> tuple[str, float, int, str, float | None, str]:
         count, details = f"{self._done:.0f}/{self._total}", ", ".join(self._details())
-        self._draw(self._what, self._total, count, self._left(), details, self.line())
+        return self._what, self._pace.done, self._total, count, self._left(), details
 
     def _left(self) -> float | None:
         return self._pace.seconds_left(self._total) if self._ended_here else None
