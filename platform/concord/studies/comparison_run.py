@@ -158,8 +158,7 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
 def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> ComparisonResult:
     """The result of the plan's existing runs, by default read from its folder."""
     if runs is None:
-        group = read_run(plan.folder, "comparison")
-        runs = GroupRuns(Run(plan.folder) if group is None else group)
+        runs = GroupRuns(read_run(plan.folder, "comparison") or Run(plan.folder))
     tables: list[Table] = []
     found: dict[str, Mapping[str, Sequence[Run]]] = {}
     failed: dict[str, str] = {}

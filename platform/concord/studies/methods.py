@@ -323,8 +323,7 @@ def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
 
 def _trainings_left(study: StudyPlan) -> int:
     """The trainings that a study still needs, each environment that is left out with its own."""
-    group = read_run(study.folder, "study")
-    runs = GroupRuns(Run(study.folder) if group is None else group)
+    runs = GroupRuns(read_run(study.folder, "study") or Run(study.folder))
     trials = max(0, study.trials - len(runs.ended("trial")))
     seeds = max(0, study.options.reruns - len(runs.finished("seed")))
     return (trials + seeds) * (1 + len(study.folds))
