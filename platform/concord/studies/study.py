@@ -266,10 +266,10 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
 
 
 def replay(scheduler: Any, run: Trial, score: Callable[[Mapping[str, float]], float], epochs: int) -> None:
-    """Tell a scheduler of a trial of so many epochs that Ray Tune has not seen, so that others are compared with it."""
+    """Report an earlier trial, which Ray Tune has not seen, to a scheduler, so that others are compared with it."""
     # Do not ask the median rule for decisions, which it would remember: the trials may have run in parallel.
     median = isinstance(scheduler, MedianStoppingRule)
-    keep = scheduler.on_trial_complete if median else scheduler.on_trial_result
+    report = scheduler.on_trial_complete if median else scheduler.on_trial_result
     trial = TuneTrial("earlier", stub=True)
     scheduler.on_trial_add(None, trial)
     results = [{PROGRESS: 100 * at.epoch / epochs, SCORE: score(at.metrics)} for at in run.history]
@@ -277,5 +277,5 @@ def replay(scheduler: Any, run: Trial, score: Callable[[Mapping[str, float]], fl
     if run.failure is not None:
         results.append({PROGRESS: 0.0, SCORE: 0.0})
     for result in results if run.stopped == SCHEDULER else results[:-1]:
-        keep(None, trial, result)
+        report(None, trial, result)
     scheduler.on_trial_complete(None, trial, results[-1])
