@@ -19,7 +19,7 @@ from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
 from concord.runs.run import finish
 from concord.runs.spec import RunSpec
-from concord.space import format_point
+from concord.space import Point, format_point
 from concord.studies.criterion import SCORED_ON
 from concord.studies.plan import StudyPlan
 from concord.studies.pool import SCHEDULER, Pool, open_group
@@ -89,9 +89,9 @@ class _Search:
         self._begun += 1
         return self._parts(self._begun - 1, point)
 
-    def _parts(self, number: int, point: Mapping[str, object]) -> list[RunSpec]:
+    def _parts(self, number: int, point: Point) -> list[RunSpec]:
         plan = self._plan
-        return plan.parts("trial", number, dict(point), folds=plan.folds, stop_when=str(plan.stop_rule))  # type: ignore[arg-type]
+        return plan.parts("trial", number, point, folds=plan.folds, stop_when=str(plan.stop_rule))
 
     def ended(self, spec: RunSpec, run: Run) -> None:
         """Add the score of the run's trial to the search, once it is over; keep the best checkpoints."""
@@ -123,14 +123,11 @@ class _Search:
             return
         self._search.observe(trial.number, trial.point, self._plan.criterion.score(trial.metrics))
         ranked = self._plan.criterion.ranked([*self._finished, trial])
-        kept = self._plan.options.keep_trials
-        names = {each.run.name for each in ranked[:kept] if each.run is not None}  # two trials may have the same run
-        for each in [*ranked[kept:], *([] if trial in ranked else [trial])]:
-            if each.run is None or each.run.name in names:
-                continue
-            if each.run.record.get("group") == self._plan.name:
-                remove_checkpoints(each.run.folder, [], 0)
-        self._finished = ranked[:kept]
+        self._finished = ranked[: self._plan.options.keep_trials]
+        names = {each.run.name for each in self._finished if each.run is not None}  # two trials may have the same run
+        for run in (each.run for each in [*ranked, trial]):
+            if run is not None and run.name not in names and run.record.get("group") == self._plan.name:
+                remove_checkpoints(run.folder, [], 0)
 
 
 def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
