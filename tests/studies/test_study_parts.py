@@ -426,7 +426,7 @@ def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iter
             stopped = ("a rule" if epoch < len(scores) else None) if itself else SCHEDULER
             run = Run.of(history)
             run.ended = {"status": "FINISHED", "at": 0, **({} if stopped is None else {"stopped": stopped})}
-            yield dataclasses.replace(ended(), run=run)
+            yield dataclasses.replace(ended(), parts={None: run})
             return
         yield None
 
