@@ -26,7 +26,7 @@ from concord.analysis.figures import method_name
 from concord.errors import InputError
 from concord.studies.methods import KNOWN
 from concord.studies.recommendation import TEST
-from concord.studies.result_lines import results_file
+from concord.studies.results import results_file
 from concord.table import Column, Table
 from kept_results import job_of, read_lines, read_table
 from reproduction import PARTS, read_papers

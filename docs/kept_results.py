@@ -8,7 +8,7 @@ from pathlib import Path
 from concord.errors import InputError
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.leave_one_out import left_out_table
-from concord.studies.result_lines import ANALYZED, ResultLine, comparison_table, results_file, table_of_lines
+from concord.studies.results import ANALYZED, ResultLine, comparison_table, results_file, table_of_lines
 from concord.table import Column, Table
 from concord.training import load_job
 

@@ -24,9 +24,10 @@ The same form as JSON (and TOML) is ``{"lr": {"log-uniform": [1e-4, 1]}, "batch_
 import itertools
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Union
 
 from concord.errors import InputError, first_line
@@ -79,25 +80,40 @@ class OneOf:
 Domain = Choice | Uniform | LogUniform | Integers
 Entry = Union[Domain, OneOf, Value]  # noqa: UP007
 Entries = Mapping[str, Entry]
+_ALWAYS: Mapping[str, str] = MappingProxyType({})  # the conditions of entries outside of branches
 # The names of domains with two bounds, in JSON.
 _BOUNDED = {"uniform": Uniform, "log-uniform": LogUniform, "integers": Integers}
 
 
 @dataclass(frozen=True)
-class LocatedDomain:
-    """A domain, or the switch of a ``OneOf``, with its place in the space.
+class Located:
+    """A domain, the switch of a ``OneOf``, or a fixed value, with its place in the space.
 
     Attributes:
         label: unique in the space, such as ``regularizer=l1/l1``.
         name: the option or the switch.
-        domain: a switch is a ``Choice`` of its branches' names.
-        conditions: the values of switches under which the domain is active.
+        conditions: the values of switches under which the entry is active.
     """
 
     label: str
     name: str
-    domain: Domain
+    entry: Entry
     conditions: Mapping[str, str]
+
+    @property
+    def varied(self) -> bool:
+        """Whether it is not fixed."""
+        return isinstance(self.entry, OneOf | Domain)
+
+    @property
+    def domain(self) -> Domain:
+        """The domain; of a switch the names of its branches."""
+        assert isinstance(self.entry, OneOf | Domain)
+        return Choice(*self.entry.branches) if isinstance(self.entry, OneOf) else self.entry
+
+    def active(self, point: Point) -> bool:
+        """Whether the switches of this point have chosen its branch."""
+        return all(point.get(switch) == branch for switch, branch in self.conditions.items())
 
 
 @dataclass(frozen=True)
@@ -113,19 +129,23 @@ class Space:
     def __post_init__(self) -> None:
         _check(self.entries, ())
 
-    def varied(self) -> list[LocatedDomain]:
-        """Every domain and switch, a switch before its branches' domains."""
-        return list(_located(self.entries, "", {}))
+    def located(self) -> list[Located]:
+        """Every entry, a switch before its branches' entries."""
+        return list(_located(self.entries))
+
+    def varied(self, name: str | None = None) -> list[Located]:
+        """Every domain and switch, or those of this name."""
+        return [each for each in self.located() if each.varied and name in (None, each.name)]
 
     def names(self) -> set[str]:
         """Every option and switch in the space, fixed ones included."""
-        return {name for name, _ in all_entries(self.entries)}
+        return {each.name for each in self.located()}
 
-    def active(self, point: Point) -> Iterator[LocatedDomain]:
+    def active(self, point: Point) -> Iterator[Located]:
         """The active domains at this point (InputError if a value is missing, unknown, or outside of its domain)."""
         seen = set()
         for located in self.varied():
-            if any(point.get(switch) != branch for switch, branch in located.conditions.items()):
+            if not located.active(point):
                 continue
             if located.name not in point:
                 raise InputError(f"{located.name}: is missing; the point is {format_point(point)}")
@@ -142,19 +162,24 @@ class Space:
 
     def fixed(self, point: Point) -> Point:
         """The active fixed values at this point."""
-        return dict(_fixed(self.entries, point))
+        active = (each for each in self.located() if each.active(point))
+        return {each.name: each.entry for each in active if not isinstance(each.entry, OneOf | Domain)}
 
     def grid(self) -> list[Point]:
         """Every point of the space (InputError if a domain is continuous)."""
         return list(_grid(self.entries))
 
-    def without(self, names: set[str]) -> "Space":
+    def filtered(self, keep: Callable[[str, Entry], bool]) -> "Space":
+        """The space with only these entries, in any branch; a branch is filtered before its switch."""
+        return Space(_filtered(self.entries, keep))
+
+    def without(self, names: Collection[str]) -> "Space":
         """The space without these options, in any branch."""
-        return Space(_without(self.entries, names))
+        return self.filtered(lambda name, _: name not in names)
 
     def replacing(self, entries: Mapping[str, Entry]) -> "Space":
         """The space with these entries in place of those of the same names, in any branch."""
-        return Space({**_without(self.entries, set(entries)), **entries})
+        return Space({**self.without(entries).entries, **entries})
 
     def as_json(self) -> dict[str, Any]:
         """The space as JSON; :meth:`from_json` reads it."""
@@ -327,36 +352,19 @@ def _check(entries: Mapping[str, Entry], outer: tuple[str, ...]) -> None:
                 raise InputError(f"space: {name}: log-uniform from {entry.low}: must be above 0")
     switches = [(name, entry) for name, entry in entries.items() if isinstance(entry, OneOf)]
     for (first, one), (second, other) in itertools.combinations(switches, 2):
-        for shared in dict(all_entries({first: one})).keys() & dict(all_entries({second: other})).keys():
+        for shared in {each.name for each in _located({first: one})} & {
+            each.name for each in _located({second: other})
+        }:
             raise InputError(f"space: {shared} appears twice, in the branches of {first} and of {second}")
 
 
-def all_entries(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Every entry with its name, branches included; a name may be in several branches."""
-    for name, entry in entries.items():
-        yield name, entry
-        if isinstance(entry, OneOf):
-            for branch in entry.branches.values():
-                yield from all_entries(branch)
-
-
-def _located(entries: Mapping[str, Entry], prefix: str, conditions: Mapping[str, str]) -> Iterator[LocatedDomain]:
+def _located(entries: Entries, prefix: str = "", conditions: Mapping[str, str] = _ALWAYS) -> Iterator[Located]:
     for name, entry in entries.items():
         label = prefix + name
+        yield Located(label, name, entry, conditions)
         if isinstance(entry, OneOf):
-            yield LocatedDomain(label, name, Choice(*entry.branches), conditions)
             for branch, inner in entry.branches.items():
                 yield from _located(inner, f"{label}={branch}/", {**conditions, name: branch})
-        elif isinstance(entry, Domain):
-            yield LocatedDomain(label, name, entry, conditions)
-
-
-def _fixed(entries: Mapping[str, Entry], point: Point) -> Iterator[tuple[str, Value]]:
-    for name, entry in entries.items():
-        if isinstance(entry, OneOf):
-            yield from _fixed(entry.branches.get(str(point.get(name)), {}), point)
-        elif not isinstance(entry, Domain):
-            yield name, entry
 
 
 def _grid(entries: Mapping[str, Entry]) -> Iterator[Point]:
@@ -374,11 +382,11 @@ def _grid(entries: Mapping[str, Entry]) -> Iterator[Point]:
         yield {name: value for part in parts for name, value in part.items()}
 
 
-def _without(entries: Mapping[str, Entry], names: set[str]) -> dict[str, Entry]:
-    return {
-        name: OneOf({key: _without(branch, names) for key, branch in entry.branches.items()})
-        if isinstance(entry, OneOf)
-        else entry
-        for name, entry in entries.items()
-        if name not in names
-    }
+def _filtered(entries: Entries, keep: Callable[[str, Entry], bool]) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        if isinstance(entry, OneOf):
+            entry = OneOf({branch: _filtered(inner, keep) for branch, inner in entry.branches.items()})
+        if keep(name, entry):
+            found[name] = entry
+    return found

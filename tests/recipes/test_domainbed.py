@@ -11,7 +11,7 @@ from PIL import Image
 from test_images import idx, write_mnist
 
 from concord.space import Choice, LogUniform
-from concord.studies.spaces import own_point
+from concord.studies.search import own_point
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord_jobs.domainbed.small_images import dealt, network

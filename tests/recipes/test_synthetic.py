@@ -20,7 +20,7 @@ from concord.errors import InputError
 from concord.models import MLP
 from concord.options import option_values, options_of
 from concord.studies.comparison_plan import comparisons_of
-from concord.studies.spaces import derived
+from concord.studies.search import derived
 from concord.training import ProcessContext, Run, load_job, train
 from concord.training.context import Silent
 from concord.training.process import tune_process

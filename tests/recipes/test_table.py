@@ -26,7 +26,7 @@ from concord.cli import main
 from concord.environments.table import from_table
 from concord.models.table_network import TableNetwork
 from concord.runs.trained_model import model_of_run
-from concord.studies.shared_data import share_data
+from concord.studies.trial import share_data
 from concord.tracking import Store
 from concord.tracking.exported_model import ExportError, log_model
 from concord.training import ProcessContext, load_job

@@ -5,9 +5,8 @@ import termios
 
 from concord.record import Evaluation, Run
 from concord.runs.progress import RunProgress
-from concord.studies.criterion import Criterion, Judge
-from concord.studies.group_progress import GroupProgress
-from concord.studies.proposals import Trial
+from concord.studies.criterion import Criterion, TrialEvaluator
+from concord.studies.proposals import GroupProgress, Trial
 
 
 def info(line: str) -> None:
@@ -53,7 +52,7 @@ def study() -> None:
         shown.evaluated("s-trial-1", 50.0)
         input()
         shown.ended(done, "trial 0")
-        shown.compared(Trial("trial", 0, {}, None, {}, done, {}, Judge(criterion)))
+        shown.compared(Trial("trial", 0, {}, None, {}, {None: done}, TrialEvaluator(criterion)))
         input()
 
 

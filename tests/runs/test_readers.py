@@ -17,7 +17,7 @@ from recorded import comparable
 
 from concord.environments import Environments
 from concord.record import read_events
-from concord.studies.shared_data import share_data, without
+from concord.studies.trial import share_data, without
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.worker_data import prepare

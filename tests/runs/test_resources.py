@@ -23,7 +23,7 @@ import sys, time
 import ray
 from concord.runs.session import ray_session
 from concord.studies.study_options import SharingOptions
-from concord.studies.trial_resources import trial_resources
+from concord.studies.trial import trial_resources
 from concord.training import TrainConfig
 
 config = TrainConfig().with_options(address=sys.argv[1], use_gpu=True)

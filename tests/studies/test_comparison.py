@@ -28,7 +28,7 @@ from concord.errors import ArgumentError, InputError, StoppedError
 from concord.options import option_values
 from concord.record import EVENTS, Run, folder_of, read_run, require_run
 from concord.runs.execute import CHECKPOINTS
-from concord.studies.comparison_plan import ComparisonPlan, kept_command, plan_as_recorded
+from concord.studies.comparison_plan import ComparisonPlan, plan_as_recorded, recorded_command
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.tracking import Store
 from concord.training import Comparison, Evaluation, ProcessContext, load_job, train
@@ -250,7 +250,7 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     words = ["--aggregator", f"{rule}:Mine", "--seeds", "3", "--output", str(tmp_path)]
     plan = planned(job, ["rates"], words, check=False)
     assert f"--aggregator {rule}:Mine " in plan.command
-    assert kept_command(job, "rates", plan.given, {}).endswith(f"--aggregator {rule.name}:Mine")
+    assert recorded_command(job, "rates", plan.given, {}).endswith(f"--aggregator {rule.name}:Mine")
     record = json.loads(json.dumps({"asked": {"rates": plan.given}, "sources": plan.base.sources()}))
     rule.write_text(rule.read_text().replace("AndMask", "GeometricMean"))
     other = planned(job, ["rates"], words, check=False)

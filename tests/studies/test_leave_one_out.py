@@ -22,7 +22,7 @@ from concord.studies.leave_one_out import (
     plan_leave_one_out,
     with_choices,
 )
-from concord.studies.result_lines import ResultLine, as_lines
+from concord.studies.results import ResultLine, as_lines
 from concord.training import Evaluation, ProcessContext, Run, load_job, train
 from concord.training.comparison import Folds
 from concord.training.context import Silent

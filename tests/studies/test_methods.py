@@ -22,7 +22,7 @@ from concord.objectives import OBJECTIVES
 from concord.record import EVENTS, Run
 from concord.space import Uniform
 from concord.storage import Folder
-from concord.studies.criterion import Judge
+from concord.studies.criterion import TrialEvaluator
 from concord.studies.methods import (
     KNOWN,
     MethodsCommand,
@@ -210,7 +210,7 @@ def study(method: str, values: Sequence[float], mode: str = "max", selection: st
     record = {"name": method, "criterion": criterion, "measure": "accuracy", "space": {}}
 
     def of(seed: int | None, **metrics: float) -> Trial:
-        return Trial("trial", 0, {"lr": 0.1}, seed, {}, Run.of([Evaluation(1, 1, metrics)]), {}, Judge())
+        return Trial("trial", 0, {"lr": 0.1}, seed, {}, {None: Run.of([Evaluation(1, 1, metrics)])}, TrialEvaluator())
 
     trial = of(None, **{f"{split}_accuracy": 1.0})
     reruns = [of(seed, **{f"{split}_accuracy": value, "ood_accuracy": -value}) for seed, value in enumerate(values)]

@@ -17,9 +17,9 @@ from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.options import option_values, options_of
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
-from concord.studies.search import Search
-from concord.studies.spaces import (
+from concord.studies.search import (
     OwnPoint,
+    Search,
     chosen_study,
     config_at,
     derived,
@@ -385,7 +385,11 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("milestones=0.5,0.75",), set(), "space: milestones 0.5: must be tuple[float, ...]"),
         (("seed=1,2,3",), set(), "space: seed: decides how a trial is scored, so it cannot be varied"),
         (("held_out=0.1,0.2",), set(), "space: held_out: decides how a trial is scored"),
-        (("workers=1,2",), set(), "space: workers: decides how a trial is scored"),
+        (
+            ("workers=1,2",),
+            set(),
+            "space: workers: decides where and how a run works, not what it learns, so it cannot",
+        ),
         (("evaluations=5,9",), set(), "space: evaluations: decides how a trial is scored"),
     ],
 )

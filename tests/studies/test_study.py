@@ -35,14 +35,13 @@ from concord.record import EVENTS, RECORD, Run, folder_of, read_run, require_run
 from concord.runs.execute import CHECKPOINTS
 from concord.storage import Folder
 from concord.studies.plan import StudyPlan, plan_study
+from concord.studies.pool import SCHEDULER
 from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.results import StudyResult, read_study
-from concord.studies.search import Search
-from concord.studies.shared_data import without
-from concord.studies.spaces import config_at
-from concord.studies.stopping import SCHEDULER
+from concord.studies.search import Search, config_at
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
+from concord.studies.trial import without
 from concord.tracking import Store, show
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
@@ -1038,6 +1037,18 @@ def test_a_study_of_before_an_option_goes_on_where_it_is_at_its_default(calm: St
     assert planned(output, **options).name == "calm"
     with pytest.raises(InputError, match=r"--width 6: the study calm was started with None; give another name"):
         planned(output, **options, width=6)
+
+
+def test_a_study_continues_with_its_rule_in_whatever_way_numbers_are_written(calm: StudyResult, output: Path) -> None:
+    folder = study_folder(output, "calm").path
+    folder.mkdir(parents=True)
+    deciding = {**calm.record["deciding"], "stop_when": "train_accuracy > 0.6"}
+    (folder / RECORD).write_text(json.dumps({**calm.record, "deciding": deciding}))
+    options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
+    for text in ("train_accuracy>0.6", "train-accuracy>.6", "train_accuracy>6e-1"):
+        assert str(planned(output, **options, stop_when=(text,)).stop_rule) == "train_accuracy > 0.6"
+    with pytest.raises(InputError, match=r"^--stop-when train_accuracy > 0.61: the study calm was started with "):
+        planned(output, **options, stop_when=("train_accuracy>0.61",))
 
 
 def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:

@@ -31,25 +31,27 @@ from concord.errors import InputError
 from concord.options import OptionGroup, option_values
 from concord.record import EVENTS, OpenRun, Run, folder_of, read_record, read_run, require_run, write_record
 from concord.runs.execute import CHECKPOINTS, RunTask, execute, last_checkpoint, remove_older
+from concord.runs.key import Key
 from concord.runs.lifecycle import ActiveRun, Member, open_run, reserved_group
 from concord.runs.spec import RunSpec
 from concord.storage import Folder
 from concord.studies.criterion import (
     SCORED_ON,
     Criterion,
-    Judge,
+    StopRule,
+    TrialEvaluator,
     check_metric,
     chosen_mode,
     left_out_metrics,
     measure_of,
     worst_environments,
 )
-from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan, plan_study
-from concord.studies.proposals import GroupRuns, Trial
-from concord.studies.shared_data import data_options, share_data
-from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
+from concord.studies.pool import SCHEDULER
+from concord.studies.proposals import GroupProgress, GroupRuns, Trial
+from concord.studies.study import replay, scheduler
 from concord.studies.study_options import options_for
+from concord.studies.trial import PROGRESS, SCORE, data_options, share_data
 from concord.tracking.run_search import Condition
 from concord.training import Evaluation, Job, TrainConfig, load_job
 from concord.training.checkpoint import MODEL
@@ -60,7 +62,7 @@ claim = settings(max_examples=20, deadline=None)
 
 def ended(number: int = 0, history: list[Evaluation] | None = None, **metrics: float) -> Trial:
     run = Run.of(history or [Evaluation(1, 10, metrics)])
-    return Trial("trial", number, {"lr": 0.1 * number}, None, {}, run, {}, Judge())
+    return Trial("trial", number, {"lr": 0.1 * number}, None, {}, {None: run}, TrialEvaluator())
 
 
 # The runs of a group in their records
@@ -224,6 +226,35 @@ def test_an_unfinished_run_continues_from_its_last_checkpoint(tmp_path: Path) ->
     run = require_run(folder)
     assert [each.step for each in run.history] == steps
     assert 0 < run.seconds_before < 60
+
+
+def test_a_run_is_found_by_its_key_or_by_all_of_it_but_the_data(tmp_path: Path) -> None:
+    def found(key: Key) -> str | None:
+        run = runs.by_key(key)
+        return None if run is None else run.name
+
+    key = Key("job", {"lr": 0.1})
+    first, second = (dataclasses.replace(key, data=version) for version in ("1", "2"))
+    asked = [{"run": name, "key": each.value} for name, each in (("a", first), ("b", second), ("c", first))]
+    runs = GroupRuns(Run(folder_of(tmp_path, "s", "study"), asked=list(asked)))
+    assert [found(each) for each in (first, second, key)] == ["c", "b", "c"]
+    assert found(dataclasses.replace(key, data="3")) is None
+    assert found(Key("job", {"lr": 0.2})) is None
+
+
+def test_without_a_terminal_a_line_comes_after_ten_seconds_and_some_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("concord.runs.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("concord.runs.progress.on_terminal", lambda: False)
+    lines: list[str] = []
+    shown = GroupProgress("trials", 4, lines.append)
+    for at, percent in ((0.0, 0.0), (3.0, 0.0), (4.0, 50.0), (14.0, 50.0), (20.0, 50.0), (21.0, 75.0)):
+        now = at
+        shown.evaluated("s-trial-0", percent)
+    assert lines == ["0/4 trials, 1 running"] * 2
+    now = 40.0
+    shown.ended(Run(Folder(Path("s-trial-0"))), "trial 0")
+    assert lines[2:] == ["1/4 trials, 0 running, 2 min left"]
 
 
 def test_the_time_left_counts_the_training_before_a_checkpoint() -> None:
@@ -395,7 +426,7 @@ def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iter
             stopped = ("a rule" if epoch < len(scores) else None) if itself else SCHEDULER
             run = Run.of(history)
             run.ended = {"status": "FINISHED", "at": 0, **({} if stopped is None else {"stopped": stopped})}
-            yield dataclasses.replace(ended(), run=run)
+            yield dataclasses.replace(ended(), parts={None: run})
             return
         yield None
 

@@ -27,7 +27,7 @@ from concord.space import Choice, Uniform
 from concord.storage import append_line
 from concord.studies.plan import plan_study
 from concord.studies.proposals import GroupRuns
-from concord.studies.spaces import config_at, derived
+from concord.studies.search import config_at, derived
 from concord.studies.study_options import options_for
 from concord.tracking import Store
 from concord.tracking.mirror import CURSOR

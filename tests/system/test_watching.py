@@ -26,7 +26,7 @@ from waiting import wait_for
 from concord.environments import Environments
 from concord.gradients import EnvironmentStep, StepClock
 from concord.runs.live_metrics import RUN_METRICS, Metric, Published, RunSamples, Sample
-from concord.studies.group_progress import STUDY_METRICS
+from concord.studies.proposals import STUDY_METRICS
 from concord.training import Job, ProcessContext, TrainConfig, train
 from concord.training.context import Silent, StepsSoFar
 

@@ -1,6 +1,7 @@
 """Parts that a job may define: an objective with parameters, an evaluation of whole environments."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from recorded import Kept, without_time
 from torch import nn
 
+from concord.defaults import DEFAULT_OUTPUT
 from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
 from concord.objectives import GroupDRO, Objective
@@ -20,7 +22,7 @@ from concord.tracking import Store
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train
 from concord.training.checkpoint import MODEL, OPTIMIZER
 from concord.training.context import Silent
-from concord.training.job import JobFile
+from concord.training.job import JobFile, command_line
 
 FILE = load_job(str(Path(__file__).parents[1] / "jobs" / "calibrated.py"))
 JOB: Job[Any] = FILE.job
@@ -233,3 +235,14 @@ def test_names_of_an_evaluation_that_others_have_are_refused(modes: dict[str, An
 def test_an_evaluation_without_a_direction_that_there_is_is_refused() -> None:
     with pytest.raises(InputError, match="mode 'up' of score: give max or min"):
         EnvironmentEvaluation(lambda *_: {}, {"score": "up"})  # type: ignore[dict-item]
+
+
+def test_a_command_is_quoted_and_has_neither_secrets_nor_the_default_folder() -> None:
+    options: dict[str, Any] = {"output": DEFAULT_OUTPUT, "target": "chest pain", "hub_token": "abc", "resume": True}
+    options |= {"tracking_uri": "https://me:pass@host/", "data": Path("s3:/bucket/a"), "only": ("ERM", "IRM, *")}
+    command = command_line("compare", "mine.py", "masks", options=options)
+    assert shlex.split(command) == [
+        *("concord", "compare", "mine.py", "masks", "--target", "chest pain", "--hub-token=***", "--resume"),
+        *("--tracking-uri", "https://me:***@host/", "--data", "s3://bucket/a", "--only", "ERM", "IRM, *"),
+    ]
+    assert command_line("tune", "mine.py", options={"output": Path("elsewhere")}).endswith(" --output elsewhere")

@@ -29,7 +29,7 @@ from concord.options import option_values
 from concord.record import write_record
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
 from concord.studies.plan import plan_study
-from concord.studies.spaces import config_at, least_significance, study_space
+from concord.studies.search import config_at, least_significance, study_space
 from concord.studies.study_options import StudyOptions, options_for
 from concord.tracking import Store
 from concord.training import Comparison, Job, Study, TrainConfig, load_job

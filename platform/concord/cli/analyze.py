@@ -1,18 +1,17 @@
 """The command ``analyze``: measures whether trained models are consistent across environments."""
 
 import itertools
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concord.analysis.consistency.measurement import Measurement, method_as_json, over_runs, read_measurements
 from concord.cli.output import info, table
 from concord.cli.parsing import given_options, job_and_words, parse
-from concord.options import as_words, science_values
-from concord.redaction import redact_words
+from concord.options import science_values
 from concord.runs.analyzing import AnalyzeOptions
 from concord.storage import resolve
 from concord.table import format_value
+from concord.training.job import command_line
 
 
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -30,7 +29,7 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         if "untracked" in report:
             info(f"{report['run']}: could not be kept in MLflow ({report['untracked']})")
     if options.results is not None:
-        from concord.studies.result_lines import write_analyses
+        from concord.studies.results import write_analyses
 
         info(f"kept in {write_analyses(reports, _command(words[0], rest, options), options.results)}")
     if len(reports) == 1:
@@ -62,7 +61,7 @@ def _command(job: str, words: Sequence[str], options: AnalyzeOptions) -> str:
     """The recorded command: without the options of folders and cluster."""
     given = given_options(AnalyzeOptions, words)
     values = {name: value for name, value in science_values(options).items() if name in given}
-    return shlex.join(["concord", "analyze", *redact_words([job, *as_words(values)])])
+    return command_line("analyze", job, options=values)
 
 
 def _print_report(report: Mapping[str, Any]) -> None:

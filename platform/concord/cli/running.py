@@ -137,7 +137,7 @@ def _tables(command: JobCommand) -> Any:
     else:
         plan = plan_comparison(command.job, command.tables, command.options, command.given)
     from concord.studies.comparison_run import run_comparison  # imports Ray Tune, which takes seconds
-    from concord.studies.result_lines import write_lines
+    from concord.studies.results import write_lines
 
     result = run_comparison(plan, info)
     if (results := command.options.comparison.results) is not None:

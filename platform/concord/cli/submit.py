@@ -275,7 +275,7 @@ def check_command(command: JobCommand) -> str:
         options.study.check()
         config, method = options.config, options.study.method or "study"
         from concord.studies.plan import check_group
-        from concord.studies.spaces import chosen_study
+        from concord.studies.search import chosen_study
 
         check_group(config, "study")
         chosen_study(job.job.studies, options.study, config)

@@ -1,23 +1,26 @@
-"""Shows the progress of a run: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Shows progress: a bar on a terminal, a line every ten seconds elsewhere."""
 
+import abc
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from concord import logs
 from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_WORKERS
 
-_SAY_EVERY_SECONDS = 10.0
+_FIRST_LINE_SECONDS, _LINE_SECONDS = 2.0, 10.0
 _SHOWN = ("train_accuracy", "ood_accuracy", "train_return", "unseen_return", "train_loss", "ood_loss", "kept_fraction")
 _NO_BREAK_SPACE = "\u00a0"
 
 
-class Display(Progress):
+class Display(RichProgress):
     """A bar on a terminal: one line of at most 80 columns, with the numbers in lines under it.
 
     Without a known total the bar pulses.
@@ -52,20 +55,21 @@ class Display(Progress):
                 yield Padding(Text(task.fields["details"], style="dim"), (0, 0, 0, 2))
 
 
-class RunProgress:
-    """Shows how far a run is; a context manager around the whole run."""
+class Progress(abc.ABC):
+    """Shows how far work is: a bar on a terminal, a line at most every ten seconds elsewhere; a context manager.
 
-    def __init__(self, info: Callable[[str], None]) -> None:
-        self._say = info
+    Without a terminal a line needs some progress since the last one.
+    """
+
+    def __init__(self, info: Callable[[str], None], starting: str) -> None:
+        self._info, self._starting = info, starting
         self._display: Display | None = None
-        self._metrics: dict[str, float] = {}
-        self._epochs = 0
-        self._pace = _Pace()
-        self._shown_at, self._shown_epoch = time.monotonic(), 0.0
+        self._pace = Pace()
+        self._next_line, self._last_shown = time.monotonic() + _FIRST_LINE_SECONDS, -1.0
 
-    def __enter__(self) -> "RunProgress":
+    def __enter__(self) -> Self:
         if on_terminal():
-            self._display = Display("starting")
+            self._display = Display(self._starting)
             self._display.start()
         return self
 
@@ -78,39 +82,71 @@ class RunProgress:
         if self._display is not None:
             self._display.waiting(what)
 
+    def _begin(self, done: float) -> None:
+        """Count from here on; the first line comes after ten seconds."""
+        self._next_line, self._last_shown = time.monotonic() + _LINE_SECONDS, done
+
+    def _show(self) -> None:
+        if self._display is not None:
+            if self._pace.begun:
+                self._display.counting(*self._bar())
+        elif self._pace.done > self._last_shown and time.monotonic() >= self._next_line:
+            self._begin(self._pace.done)
+            self._info(self.line())
+
+    @abc.abstractmethod
+    def line(self) -> str:
+        """The progress in one line."""
+
+    @abc.abstractmethod
+    def _bar(self) -> tuple[str, float, int, str, float | None, str]:
+        """The arguments of :meth:`Display.counting`."""
+
+
+class RunProgress(Progress):
+    """Shows how far a run is; around the whole run."""
+
+    def __init__(self, info: Callable[[str], None]) -> None:
+        super().__init__(info, "starting")
+        self._metrics: dict[str, float] = {}
+        self._epochs = 0
+
     def training(self, epochs: int, first: str) -> None:
         """Begin to show training up to this epoch, with ``first`` as the first work."""
-        self._epochs, self._shown_at = epochs, time.monotonic()
+        self._epochs = epochs
+        self._begin(0.0)
         self.waiting(first)
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Show these metrics with those that came before."""
         self._metrics |= metrics
         if RESUMED_SECONDS in metrics:  # replacement or resumed workers
-            self._pace = _Pace()
+            self._pace = Pace()
             self._pace.at(metrics[RESUMED_EPOCH])
-            self._shown_at, self._shown_epoch = time.monotonic(), metrics[RESUMED_EPOCH]
-            self._say(_resumed(metrics))
+            self._begin(metrics[RESUMED_EPOCH])
+            self._info(_resumed(metrics))
         elif "epoch" in metrics:
             self._pace.at(metrics["epoch"])
-        if self._display is not None and self._pace.begun:
-            details = "  ".join(each.replace(" ", _NO_BREAK_SPACE) for each in self._described())
-            done, left = self._pace.done, self._pace.seconds_left(self._epochs)
-            count = f"{done:.0f}/{self._epochs} epochs"
-            self._display.counting("training", done, self._epochs, count, left, details)
-        elif self._pace.done > self._shown_epoch and time.monotonic() - self._shown_at >= _SAY_EVERY_SECONDS:
-            self._shown_at, self._shown_epoch = time.monotonic(), self._pace.done
-            self._say(f"epoch {self._pace.done:.0f}/{self._epochs}  {'  '.join(self._described())}")
+        self._show()
 
-    def _described(self) -> list[str]:
+    def line(self) -> str:
+        """The progress in one line."""
+        return f"epoch {self._pace.done:.0f}/{self._epochs}  {'  '.join(self._details())}"
+
+    def _bar(self) -> tuple[str, float, int, str, float | None, str]:
+        done, left = self._pace.done, self._pace.seconds_left(self._epochs)
+        details = "  ".join(each.replace(" ", _NO_BREAK_SPACE) for each in self._details())
+        return "training", done, self._epochs, f"{done:.0f}/{self._epochs} epochs", left, details
+
+    def _details(self) -> list[str]:
         shown = [f"{name} {self._metrics[name]:.3f}" for name in _SHOWN if name in self._metrics]
         if "workers" in self._metrics:  # their number may change
             shown.append(f"workers {self._metrics['workers']:.0f}")
         return shown
 
 
-class _Pace:
-    """The speed of epochs; earlier work, before the first call, does not count."""
+class Pace:
+    """The speed of work that is counted; work before the first count has no part in it."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
@@ -118,18 +154,19 @@ class _Pace:
 
     @property
     def begun(self) -> bool:
-        """Whether an epoch was reported."""
+        """Whether there was a count."""
         return self._first is not None
 
     @property
     def done(self) -> float:
-        """The number of epochs done."""
+        """The last count."""
         return self._last[0]
 
-    def at(self, done: float) -> None:
-        """Report the number of epochs done."""
+    def at(self, done: float, earlier_seconds: float = 0.0) -> None:
+        """Count the work done; ``earlier_seconds`` of another process were spent on it as well."""
         self._last = (done, time.monotonic())
-        self._first = self._first or self._last
+        start, since = self._first or self._last
+        self._first = (start, since - earlier_seconds)
 
     def seconds_left(self, total: int) -> float | None:
         """The seconds left; None before any progress."""

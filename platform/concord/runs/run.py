@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import shlex
 import time
 from collections.abc import Collection
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 from concord.aggregation import SandMask, SignMask, TMask
 from concord.environments import Environments
 from concord.errors import TrainingFailedError
-from concord.options import as_words, flag_of, option_values, options_of
+from concord.options import flag_of, option_values, options_of
 from concord.record import OpenRun, Run
-from concord.redaction import redact, redact_words
+from concord.redaction import redact
 from concord.runs.execute import (
     RunTask,
     execute,
@@ -32,7 +31,7 @@ from concord.runs.submission.profile import described
 from concord.storage import full_disk_in_one_line, require_space
 from concord.tracking import Mirror
 from concord.training.advice import mask_lines
-from concord.training.job import JobFile
+from concord.training.job import JobFile, command_line
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.process import tune_process
 
@@ -188,7 +187,7 @@ def methods_command(job: JobFile, config: TrainConfig, given: Collection[str] = 
     """The command that compares methods on the data of a run: with the given options that say which data they are."""
     common = options_of(TrainConfig).keys() - {"data_dir"}
     values = {name: value for name, value in option_values(config).items() if name in {*given} - common}
-    return shlex.join(["concord", "compare", job.reference, "methods", *redact_words(as_words(values))])
+    return command_line("compare", job.reference, "methods", options=values)
 
 
 def mask_parameters(config: ResolvedTrainConfig, environments: int) -> dict[str, float]:

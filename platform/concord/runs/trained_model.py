@@ -13,7 +13,7 @@ from concord.runs.execute import CHECKPOINTS, kept_checkpoint
 from concord.runs.spec import restored_config
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
-from concord.training.job import Job, JobFile, with_recorded_rule
+from concord.training.job import Job, JobFile, command_line, with_recorded_rule
 from concord.training.loop import build_model
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.rule_file import RuleFile
@@ -52,7 +52,7 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     record = run.record
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a run of job {record['job']}, not of {job.name}")
-    again = f"concord train {job.reference} --name {name} --resume"
+    again = command_line("train", job.reference, options={"name": name, "resume": True})
     if run.status != "FINISHED" or run.run_id is None:
         raise InputError(f"--name {name}: is not finished; run {again}")
     job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)

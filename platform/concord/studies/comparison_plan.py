@@ -14,7 +14,6 @@ from concord.errors import InputError, format_for_cli
 from concord.options import (
     RESULT,
     Role,
-    as_words,
     did_you_mean,
     fits,
     kind_of,
@@ -24,19 +23,17 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.record import FOLDERS
-from concord.redaction import redact_words
 from concord.runs.key import Key, recorded_config
 from concord.runs.preflight import as_input_error, preflight
-from concord.runs.spec import JOB, GroupSpec, RunSpec, plain_name, resolved_paths, restored_config, run_origin, run_tags
+from concord.runs.spec import GroupSpec, RunSpec, plain_name, resolved_paths, restored_config
 from concord.source_file import read_source, run_source
 from concord.space import frozen
-from concord.storage import display_path
-from concord.studies.plan import GroupPlan, check_group, place_words
+from concord.studies.criterion import TrialEvaluator
+from concord.studies.plan import GroupPlan, check_group
 from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
 from concord.tracking import Store
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
-from concord.training.job import with_recorded_rule
+from concord.training.job import command_line, with_recorded_rule
 from concord.training.options import ResolvedConfig
 
 METHODS = "methods"  # instead of a table's name: a study of each method
@@ -65,9 +62,9 @@ class ComparisonPlan(GroupPlan):
     @property
     def command(self) -> str:
         """The command that makes or continues the tables, without secrets."""
-        folder = [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
-        options = [*as_words(self.job.for_command(self.given)), *folder, *as_words(self.where)]
-        return shlex.join(["concord", "compare", self.job.reference, *self.tables, *redact_words(options)])
+        name = {} if self.name == self.job.name else {"name": self.name}
+        options = {**self.job.for_command(self.given), **name, "output": self.base.run.output, **self.where}
+        return command_line("compare", self.job.reference, *self.tables, options=options)
 
     @property
     def asked(self) -> Mapping[str, Mapping[str, Any]]:
@@ -89,15 +86,15 @@ class ComparisonPlan(GroupPlan):
 
     def record(self, store: Store) -> dict[str, Any]:
         """The record of a new comparison."""
-        tags = {**run_tags(self.job.name, self.job.path), "concord.comparison": self.name}
+        tags = {**self.run_tags, "concord.comparison": self.name}
         key = Key(self.job.name, {})
         return GroupSpec(self.job, self.base, key, experiment=self.experiment, tags=tags).record(store, "comparison")
 
 
-def kept_command(job: JobFile, table: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """A command as kept results have it, without folders of this machine; ``values`` are the job's options."""
+def recorded_command(job: JobFile, table: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """A command as files of results have it, without folders of this machine; ``values`` are the job's options."""
     asked = {name: value for name, value in given.items() if not isinstance(values.get(name), Path)}
-    return shlex.join(["concord", "compare", Path(job.reference).name, table, *as_words(asked)])
+    return command_line("compare", Path(job.reference).name, table, options=asked)
 
 
 def comparison_name(job: str, name: str | None) -> str:
@@ -141,14 +138,14 @@ def plan_comparison(
     ``given`` has the options of the command line, which hold for every configuration. Without ``check`` kept runs are
     only searched, without loading data.
     """
-    there = comparisons_of(job)
+    declared = comparisons_of(job)
     for table in tables:
-        if table not in there:
-            near = did_you_mean(table, there) or f"; there are {', '.join(there)}"
+        if table not in declared:
+            near = did_you_mean(table, declared) or f"; there are {', '.join(declared)}"
             raise InputError(f"table {table}: job {job.name} has no such table{near}")
     options = command.comparison
     assert isinstance(options, CompareOptions)
-    chosen = only_rows({name: there[name] for name in (dict.fromkeys(tables) or there)}, options.only)
+    chosen = only_rows({name: declared[name] for name in (dict.fromkeys(tables) or declared)}, options.only)
     return plan_tables(job, chosen, command, given, check)
 
 
@@ -200,27 +197,23 @@ def plan_tables(
     }
     if check:
         (table, _), first = next(iter(configs.items()))  # one suffices: the others differ in few options
-        of_first = chosen[table].folds
-        preflight(job, first if of_first is None else first.with_options(leave_out=of_first.environments[0]))
+        folds = chosen[table].folds
+        preflight(job, first if folds is None else first.with_options(leave_out=folds.environments[0]))
+    places = names_of(type(command), Role.PLACE, Role.UNKEPT) & {*given} - {"output", "name"}
+    where = {name: value for name, value in option_values(command).items() if name in places}
+    keep = isinstance(asked, CompareOptions) and asked.keep_checkpoints
     runs: dict[str, list[RunSpec]] = {table: [] for table in chosen}
-    planner = _Planner(job, name, f"{job.name}-{FOLDERS['comparison']}", check)
+    recorded = without_place(command, given)
+    plan = ComparisonPlan(name, job, base, asked.sharing, TrialEvaluator(), chosen, runs, recorded, where, keep)
+    versions = _Versions(job) if check and job.job.loop is None else None
     for (table, row), config in configs.items():
         folds = chosen[table].folds
         left_out: str | None
         for seed in _seeds(chosen[table], asked):
             for left_out in [None] if folds is None else folds.environments:
                 part = config.with_options(seed=seed, **({} if left_out is None else {"leave_out": left_out}))
-                runs[table].append(planner.run(table, row, part))
-    recorded = without_place(command, given)
-    values = option_values(command)
-    places = names_of(type(command), Role.PLACE, Role.UNKEPT) & {*given} - {"output", "name"}
-    where = {
-        name: display_path(value) if isinstance(value, Path) else value
-        for name, value in values.items()
-        if name in places
-    }
-    keep = isinstance(asked, CompareOptions) and asked.keep_checkpoints
-    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded, where, keep)
+                runs[table].append(_cell(plan, table, row, part.resolve(), versions))
+    return plan
 
 
 def without_place(command: Any, given: Collection[str]) -> dict[str, Any]:
@@ -268,48 +261,39 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
     return config
 
 
-class _Planner:
-    """Makes the runs of tables; the data's version is computed once for runs with the same data."""
+def _cell(plan: ComparisonPlan, table: str, row: str, config: ResolvedConfig, versions: "_Versions | None") -> RunSpec:
+    """The run of a row, with a seed."""
+    data = None if versions is None else versions.of(config, f"{table}, {row}")
+    left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
+    spec = RunSpec.of(plan.job, config, data)
+    usual, recorded = recorded_config(plan.job.job.config), recorded_config(spec.config)
+    label = f"{table}, {row}, seed {config.run.seed}" + ("" if left_out is None else f", without {left_out}")
+    # The key tells rows apart whose names are alike, and the same row with other options.
+    name = f"{plain_name(f'{plan.name}-{label}', 'run')}-{spec.key.without_data[:6]}"
+    parameters = {
+        name: value
+        for name, value in recorded.items()
+        if (usual.get(name) != value or name == "seed") and value is not None
+    }
+    tags = {"concord.comparison": plan.name, "concord.row": label}
+    place = {"kind": "cell", "table": table, "row": row, "seed": config.run.seed, "label": label}
+    place |= {} if left_out is None else {"left_out": left_out}
+    return plan.member(spec, name, place, data, parameters, tags)
 
-    def __init__(self, job: JobFile, group: str, experiment: str, check: bool) -> None:
-        self._job, self._group, self._experiment = job, group, experiment
-        self._versions: dict[str, str | None] | None = {} if check and job.job.loop is None else None
-        self._origin = run_origin(job.path)
-        self._tags = {name: value for name, value in run_tags(job.name, job.path).items() if name != JOB}
 
-    def run(self, table: str, row: str, config: RunConfig) -> RunSpec:
-        """The run of a row, with a seed."""
-        left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
-        resolved = config.resolve()
-        data = self._version(table, row, resolved)
-        spec = RunSpec.of(self._job, resolved, data)
-        usual, recorded = recorded_config(self._job.job.config), recorded_config(spec.config)
-        unused, label = spec.config.unused(), f"{table}, {row}, seed {config.run.seed}"
-        label += "" if left_out is None else f", without {left_out}"
-        place = {"kind": "cell", "table": table, "row": row, "seed": config.run.seed, "label": label}
-        return dataclasses.replace(
-            spec,
-            # The key tells rows apart whose names are alike, and the same row with other options.
-            name=f"{plain_name(f'{self._group}-{label}', 'run')}-{spec.key.without_data[:6]}",
-            experiment=self._experiment,
-            parameters={
-                name: value
-                for name, value in recorded.items()
-                if (usual.get(name) != value or name == "seed") and value is not None and name not in unused
-            },
-            tags={**self._tags, "concord.comparison": self._group, "concord.kind": "cell", "concord.row": label},
-            origin={**self._origin, **({} if data is None else {"data": data})},
-            place={**place, **({} if left_out is None else {"left_out": left_out})},
-        )
+class _Versions:
+    """The versions of a job's data, each computed once: that may take long."""
 
-    def _version(self, table: str, row: str, config: ResolvedConfig) -> str | None:
-        """The version of a run's data (InputError if they do not fit it)."""
-        if self._versions is None:
-            return None
-        # It depends neither on the seed nor on what is left out, and may be slow to compute.
+    def __init__(self, job: JobFile) -> None:
+        self._job = job
+        self._known: dict[str, str | None] = {}
+
+    def of(self, config: ResolvedConfig, row: str) -> str | None:
+        """The version of these options' data (InputError with the row if they do not fit it)."""
+        # It depends neither on the seed nor on what is left out.
         values = {**recorded_config(config), "seed": None, "leave_out": None}
         key = json.dumps(values, sort_keys=True, default=str)
-        if key not in self._versions:
+        if key not in self._known:
             job = self._job
             try:
                 with as_input_error(job, "its environments cannot be made"):
@@ -318,6 +302,6 @@ class _Planner:
                     config.rule(len(environments.train))  # refuses a significance that too few cannot reach
             except InputError as error:
                 problem = format_for_cli(error).removeprefix(f"job {job.name}: ")
-                raise InputError(f"job {job.name}: {table}, {row}: {problem}") from error
-            self._versions[key] = environments.version
-        return self._versions[key]
+                raise InputError(f"job {job.name}: {row}: {problem}") from error
+            self._known[key] = environments.version
+        return self._known[key]

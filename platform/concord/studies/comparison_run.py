@@ -15,13 +15,19 @@ from concord.errors import RunFailedError, StoppedError
 from concord.options import option_values
 from concord.record import Run, read_run
 from concord.runs.spec import RunSpec
-from concord.studies.comparison_plan import ComparisonPlan, kept_command
-from concord.studies.criterion import Judge
-from concord.studies.group_progress import GroupProgress
+from concord.studies.comparison_plan import ComparisonPlan, recorded_command
 from concord.studies.leave_one_out import explained, fold_values, left_out_table, with_choices
-from concord.studies.proposals import GroupRuns, ProposalList
-from concord.studies.result_lines import ResultLine, as_lines, columns_of, comparison_table, results_file
-from concord.studies.results import FIGURES, GroupResult, write_results
+from concord.studies.proposals import GroupProgress, GroupRuns, ProposalList
+from concord.studies.results import (
+    FIGURES,
+    GroupResult,
+    ResultLine,
+    as_lines,
+    columns_of,
+    comparison_table,
+    results_file,
+    write_results,
+)
 from concord.table import Table
 
 TABLES = "tables"
@@ -120,36 +126,39 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
     wanted: dict[str, RunSpec] = {}
     for spec in itertools.chain.from_iterable(plan.runs.values()):
         wanted.setdefault(spec.key.value, spec)  # a run of several tables is named after the first
-    left = pool.ask(wanted.values(), plan.keep)
-    runs, progress, done = pool.runs(), GroupProgress("runs", len(wanted), info), len(wanted) - len(left)
-    for key in wanted.keys() - {spec.key.value for spec in left}:
-        progress.earlier(runs.by_key(key, ""))
+    answers, progress = pool.ask(wanted.values(), plan.keep), GroupProgress("runs", len(wanted), info)
+    left = [spec for spec, run in answers if run is None]
+    available = [run for _, run in answers if run is not None]
+    for run in available:
+        progress.earlier(run)
     info(
         f"comparison {plan.name}: {', '.join(plan.tables)}; {len(wanted)} runs"
-        + (f", of which {done} are there" if done else "")
+        + (f", of which {len(available)} are there" if available else "")
         + f", {pool.resources.concurrent} at a time"
     )
     if not left:
         return
     column = next((each for table in plan.tables.values() for each in table.columns.values()), None)
 
+    failures: dict[str, str | None] = {}
+
     def tell(spec: RunSpec, run: Run) -> None:
+        failures[spec.key.value] = run.failure
         if isinstance(column, str) and column in run.metrics:
             info(f"{spec.place['label']}: {column} {run.metrics[column]:.4g}, {run.seconds:.0f} s")
 
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": "comparison"}
-    pool.run(ProposalList(left, tell, plan.keep), progress, Judge(), labels=labels)
+    pool.run(ProposalList(left, tell, plan.keep), progress, labels=labels)
     info(progress.line())
-    failures = [run.failure for key in wanted if (run := runs.by_key(key, "")) is not None and run.status is not None]
-    if failures and all(failures):
-        raise RunFailedError(f"every run failed ({len(failures)}): {failures[0]}")
+    if failures and not available and all(failures.values()):
+        first = next(failures[key] for key in wanted if key in failures)
+        raise RunFailedError(f"every run failed ({len(failures)}): {first}")
 
 
 def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> ComparisonResult:
     """The result of the plan's existing runs, by default read from its folder."""
     if runs is None:
-        group = read_run(plan.folder, "comparison")
-        runs = GroupRuns(Run(plan.folder) if group is None else group)
+        runs = GroupRuns(read_run(plan.folder, "comparison") or Run(plan.folder))
     tables: list[Table] = []
     found: dict[str, Mapping[str, Sequence[Run]]] = {}
     failed: dict[str, str] = {}
@@ -159,10 +168,10 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         lines: list[ResultLine] = []
         failures: dict[str, list[Run]] = {}
         lacking = Counter[str]()
-        command = kept_command(plan.job, name, plan.given, option_values(plan.base))
+        command = recorded_command(plan.job, name, plan.given, option_values(plan.base))
         rows: dict[str, list[Run]] = {}
         for spec in plan.runs[name]:
-            run = runs.by_key(spec.key.value, spec.key.without_data)
+            run = runs.by_key(spec.key)
             row, seed = spec.place["row"], spec.place["seed"]
             if run is None or run.status not in ("FINISHED", "FAILED"):
                 missing.setdefault(name, []).append(spec)

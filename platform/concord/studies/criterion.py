@@ -1,13 +1,19 @@
-"""The criterion of trials: a metric on the examples of a selection. Selections disagree, so results name theirs."""
+"""How trials are judged: by a metric on the examples of a selection, and by conditions that end a trial early.
 
+Results name the selection that chose them.
+"""
+
+import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from concord.errors import InputError
-from concord.studies.stopping import StopRule
-from concord.studies.study_options import Selection
+from concord.runs.preflight import PreflightResult, required
+from concord.studies.study_options import Selection, StudyOptions
+from concord.tracking.run_search import Condition
+from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode, worst
 from concord.training.metric_names import split_metric, split_of
 
@@ -142,10 +148,10 @@ def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | Non
             f"give --metric {SPREAD} --selection held-out, and --held-out above 0"
         )
     if plain not in known:
-        there = ", ".join(sorted(set(known) - {SPREAD}))
+        others = ", ".join(sorted(set(known) - {SPREAD}))
         spread = f"; and {SPREAD}" * (SPREAD in known)
         raise InputError(
-            f"--metric {measure}: the job does not report it; there are {there}, each also as worst_…{spread}"
+            f"--metric {measure}: the job does not report it; there are {others}, each also as worst_…{spread}"
         )
     own = known.get(plain)
     if own is None and asked is None:
@@ -186,6 +192,46 @@ def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, M
     return metrics
 
 
+def choose_criterion(
+    job: JobFile, config: RunConfig, asked: StudyOptions, declared: str | None, checked: PreflightResult
+) -> tuple[str, Criterion, Mapping[str, Mode | None]]:
+    """The measure that scores a study's trials, its criterion, and the modes of all measures.
+
+    ``config`` has the space's fixed values, and ``declared`` is the measure of the job's study (InputError if trials do
+    not report the metric).
+    """
+    usual = "accuracy" if "accuracy" in checked.measures else "loss"
+    usual = usual if job.job.loop is None else next(iter(checked.measures))
+    modes = dict(checked.measures)
+    if asked.selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
+        modes[SPREAD] = checked.reported[spread]
+    job_measure = measure_of(job.job.criterion or "", modes)
+    measure = asked.metric or declared or job_measure or usual
+    asked_mode = asked.mode or (job.job.mode if measure == job_measure else None)
+    mode = modes[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, modes)
+    criterion = Criterion.of(asked.selection, measure, mode)
+    unchanged = asked.metric is None and asked.selection in ("held-out", "validation")
+    if isinstance(config, TrainConfig) and (unchanged or criterion.metric == job.job.criterion):
+        criterion = dataclasses.replace(criterion, required=required(job.job, config))
+    check_metric(criterion, _reported(checked, criterion, modes))
+    return measure, criterion, modes
+
+
+def _reported(checked: PreflightResult, criterion: Criterion, modes: Mapping[str, Mode | None]) -> Collection[str]:
+    """The metrics of a trial."""
+    reported = set(checked.reported)
+    if criterion.selection != "own" and criterion.metric.removeprefix("worst_") in reported:
+        reported.add(criterion.metric)  # the trial computes the worst environment if the job does not
+    if criterion.selection == "validation" and not checked.environments.validation:
+        reported.discard(criterion.metric)  # without validation environments a run copies it from held-out examples
+    if criterion.selection == "leave-one-out":
+        if len(checked.environments.train) < 2:
+            raise InputError("--selection leave-one-out: needs at least two training environments, and the job has one")
+        reported |= {metric_on("left_out", each) for each in modes}
+        reported |= {metric_on("left_out", f"worst_{each}") for each, mode in modes.items() if mode is not None}
+    return reported
+
+
 def check_metric(criterion: Criterion, reported: Collection[str]) -> None:
     """Refuse a criterion that trials do not report (InputError)."""
     if criterion.metric in reported:
@@ -201,7 +247,56 @@ def check_metric(criterion: Criterion, reported: Collection[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Judge:
+class StopRule:
+    """A trial ends when all conditions hold, such as ``train_accuracy>0.97`` and ``ood_accuracy<0.6``.
+
+    These two are the rule of the AND-mask paper (appendix B.3).
+    """
+
+    conditions: tuple[Condition, ...] = ()
+
+    @staticmethod
+    def of(texts: Sequence[str]) -> "StopRule":
+        """Parse a rule."""
+        right = "give METRIC>NUMBER or METRIC<NUMBER"
+        conditions = tuple(Condition.of("--stop-when", text, right) for text in texts)
+        for text, each in zip(texts, conditions, strict=True):
+            if each.sign in ("=", "!=") or not math.isfinite(float(each.value)):
+                raise InputError(f"--stop-when {text}: {right}")
+        return StopRule(conditions)
+
+    @staticmethod
+    def read(text: str) -> "StopRule":
+        """The rule of this text, as a record has it."""
+        return StopRule.of([each for each in text.split(" and ") if each])
+
+    @property
+    def bounds(self) -> list[tuple[str, str, float]]:
+        """Metric, sign and number of each condition: equal for ``.6`` and ``0.6``."""
+        return [(each.name, each.sign, float(each.value)) for each in self.conditions]
+
+    def check(self, reported: Iterable[str]) -> None:
+        """Refuse a metric that is not reported (InputError)."""
+        reported = list(reported)
+        for each in self.conditions:
+            if each.name not in reported:
+                raise InputError(f"--stop-when {each.name}: is not reported; there are {', '.join(reported)}")
+
+    def holds(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a trial with these metrics ends."""
+        return bool(self.conditions) and all(each.holds(metrics.get(each.name)) for each in self.conditions)
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it uses the o.o.d. test."""
+        return any("ood" in each.name.split("_") for each in self.conditions)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.conditions))
+
+
+@dataclass(frozen=True)
+class TrialEvaluator:
     """The evaluation of a group's runs.
 
     Attributes:

@@ -22,7 +22,7 @@ from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, Compa
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
 from concord.studies.methods import changes_of, check_methods, method_names
 from concord.studies.plan import drawn
-from concord.studies.result_lines import ResultLine, table_of_lines
+from concord.studies.results import ResultLine, table_of_lines
 from concord.studies.study_options import CompareCommand, SeedsOptions, with_config
 from concord.table import Column, Table
 from concord.training import Comparison, JobFile, Run, Runs, TrainConfig
@@ -166,15 +166,15 @@ def with_choices(lines: Iterable[ResultLine], folds: Folds, methods: int) -> lis
 
     choices: list[ResultLine] = []
     for seed in dict.fromkeys(seed for _, seed in found):
-        of_seed = [line for line in found.values() if line.seed == seed]
+        rows = [line for line in found.values() if line.seed == seed]
         chosen, best = dict[str, float](), dict[str, float]()
         for name in folds.environments:
-            each = [line.values for line in of_seed if name + HELD_OUT in line.values]
+            each = [line.values for line in rows if name + HELD_OUT in line.values]
             if len(each) == methods:
                 chosen[name] = max(each, key=lambda values: rank(values[name + HELD_OUT]))[name]
                 best[name] = max((values[name + ORACLE] for values in each), key=rank)
         for row, values in ((CHOSEN, chosen), (BEST, best)):
-            choices.append(dataclasses.replace(of_seed[0], configuration=row, values=values, seconds=0.0))
+            choices.append(dataclasses.replace(rows[0], configuration=row, values=values, seconds=0.0))
     rows = sorted([*found.values(), *choices], key=lambda line: line.configuration in (CHOSEN, BEST))
     return [dataclasses.replace(line, values={**line.values, **_summary(line.values, folds)}) for line in rows]
 

@@ -6,7 +6,6 @@ same number of trials, and scored without the test: on validation environments, 
 
 import contextlib
 import dataclasses
-import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,29 +18,27 @@ from concord.aggregation import RULES
 from concord.aggregation.rules_by_name import has_chance, masks, searched
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import OBJECTIVES, objective_type
-from concord.options import OptionGroup, Place, Role, as_words, did_you_mean, group, names_of, option_values, options_of
+from concord.options import OptionGroup, Place, Role, did_you_mean, group, names_of, option_values, options_of
 from concord.record import Run, read_run
-from concord.redaction import is_secret, redact_words
+from concord.redaction import is_secret
 from concord.runs.execute import only_process
 from concord.runs.failures import sigterm_as_interrupt
 from concord.runs.lifecycle import Info
 from concord.runs.preflight import preflight
-from concord.runs.progress import duration
+from concord.runs.progress import Pace, duration
 from concord.runs.session import ray_session
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
-from concord.studies.comparison_plan import METHODS, comparison_name, kept_command, without_place
-from concord.studies.plan import StudyPlan, place_words, plan_study
+from concord.studies.comparison_plan import METHODS, comparison_name, recorded_command, without_place
+from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
-from concord.studies.result_lines import write_lines
-from concord.studies.results import StudyResult
-from concord.studies.spaces import config_at
+from concord.studies.results import StudyResult, write_lines
+from concord.studies.search import config_at
 from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
-from concord.studies.trial_resources import trial_resources
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
-from concord.training.job import with_rule
+from concord.training.job import command_line, with_rule
 from concord.training.loop import estimated_seconds
 from concord.training.rule_file import RuleFile, config_with_rule
 
@@ -133,7 +130,7 @@ class MethodsPlan:
         studies: by method.
         left_out: the default methods that the job cannot use, with the reasons.
         environments: the least number that a trial trains on.
-        command: the command, as kept results have it.
+        command: the command, as files of results have it.
         results: the folder for them, if any.
     """
 
@@ -150,10 +147,10 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     """Check everything that can be checked without a cluster or a store."""
     options, base = command.comparison, command.config
     check_methods(command, given)
-    there = preflight(job, base).environments
-    train = len(there.train)
+    environments = preflight(job, base).environments
+    train = len(environments.train)
     alone: Selection = "leave-one-out" if train >= _LEAST_TO_LEAVE_OUT else "held-out"
-    best: Selection = "validation" if there.validation else alone
+    best: Selection = "validation" if environments.validation else alone
     selection = best if options.selection == "auto" else options.selection
     name = methods_name(job, command)
     shared = {each: value for each, value in option_values(options).items() if each in options_of(StudyOptions)}
@@ -162,19 +159,19 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     chosen = method_names(options.methods)
     for method in chosen or USUAL:
         try:
-            job_of_method, start = _with_method(job, base, method)
+            method_job, start = _with_method(job, base, method)
             changed = start.with_options(register=False, **changes_of(job, base, method))
             changed.check()
             space = _space(changed, method)
             startup = max(1, options.trials // 2)
-            of_study = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
-            asked = StudyOptions(shortlist=0).with_options(**shared | of_study)
-            searched = dataclasses.replace(job_of_method.job, studies={method: Study(space)})
-            of_method = dataclasses.replace(job_of_method, job=searched)
-            called = f"{name}-{comparison_name(method, None)}"
-            command_of = TuneOptions(study=asked, config=changed.with_options(name=called))
+            own = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
+            asked = StudyOptions(shortlist=0).with_options(**shared | own)
+            method_job = dataclasses.replace(
+                method_job, job=dataclasses.replace(method_job.job, studies={method: Study(space)})
+            )
+            changed = changed.with_options(name=f"{name}-{comparison_name(method, None)}")
             fixed = {*given} & options_of(type(base)).keys()
-            studies[method] = plan_study(of_method, command_of, fixed | {"selection"})
+            studies[method] = plan_study(method_job, TuneOptions(study=asked, config=changed), fixed | {"selection"})
         except InputError as error:
             if method in chosen or method == USUAL[0]:
                 raise InputError(f"{method}: {format_for_cli(error)}") from error
@@ -184,7 +181,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
     fewer = train - (selection == "leave-one-out")
     words = without_place(command, given)
-    recorded = kept_command(job, METHODS, words, option_values(base))
+    recorded = recorded_command(job, METHODS, words, option_values(base))
     return MethodsPlan(job, base, studies, left_out, fewer, recorded, options.results)
 
 
@@ -208,10 +205,10 @@ def _with_method(job: JobFile, base: TrainConfig, method: str) -> tuple[JobFile,
     """The job and its options; with a rule of the user's own its fields are among them."""
     if not RuleFile.is_reference(method):
         return job, base
-    of_rule = with_rule(job, RuleFile.read(method))
-    own = of_rule.job.config.aggregation.own_rule
+    extended = with_rule(job, RuleFile.read(method))
+    own = extended.job.config.aggregation.own_rule
     assert own is not None
-    return of_rule, config_with_rule(base, own)
+    return extended, config_with_rule(base, own)
 
 
 def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
@@ -276,7 +273,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
             left = {method: _trainings_left(study) for method, study in plan.studies.items()}
             total = sum(left.values())
             info(_time_needed(plan, total, info))
-            began = time.perf_counter()
+            pace = Pace()
+            pace.at(0.0)
             for method, study in plan.studies.items():
                 try:
                     found[method] = run_study(study, info)
@@ -287,12 +285,13 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                         raise RunFailedError(f"{method}, with which all others are compared: {error}") from error
                     failed[method] = str(error)
                     info(f"{method}: {error}")
-                done = total - sum(left.values()) + left.pop(method)
-                if done and any(left.values()):
-                    takes = duration((time.perf_counter() - began) / done * sum(left.values()))
-                    info(f"{len(found) + len(failed)} of {len(plan.studies)} methods; the others take about {takes}")
+                del left[method]
+                pace.at(total - sum(left.values()))
+                if any(left.values()) and (takes := pace.seconds_left(total)) is not None:
+                    done = f"{len(found) + len(failed)} of {len(plan.studies)} methods"
+                    info(f"{done}; the others take about {duration(takes)}")
     except (StoppedError, KeyboardInterrupt):
-        again = shlex.join(["concord", "compare", plan.job.reference, METHODS, *redact_words(words)])
+        again = command_line("compare", plan.job.reference, METHODS, *words)
         raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
@@ -306,6 +305,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
 
 def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
     """The trainings that are left and about how long they take, in words."""
+    from concord.studies.trial import trial_resources  # imports Ray Tune, which takes seconds
+
     first = next(iter(plan.studies.values()))
     concurrent = trial_resources(first.sharing, first.base, info).concurrent
     trainings = f"{left} trainings of {len(plan.studies)} methods, {concurrent} at a time"
@@ -322,8 +323,7 @@ def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
 
 def _trainings_left(study: StudyPlan) -> int:
     """The trainings that a study still needs, each environment that is left out with its own."""
-    group = read_run(study.folder, "study")
-    runs = GroupRuns(Run(study.folder) if group is None else group)
+    runs = GroupRuns(read_run(study.folder, "study") or Run(study.folder))
     trials = max(0, study.trials - len(runs.ended("trial")))
     seeds = max(0, study.options.reruns - len(runs.finished("seed")))
     return (trials + seeds) * (1 + len(study.folds))
@@ -331,11 +331,10 @@ def _trainings_left(study: StudyPlan) -> int:
 
 def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
-    of_method, study = plan.studies[method], result.studies[method]
-    config, usual = config_at(of_method.base, of_method.space, study.best.point), option_values(plan.job.job.config)
-    # The output folder has words of its own, and only the studies keep no models.
-    config = config.with_options(output=usual["output"], register=plan.base.run.register)
-    left_out = names_of(type(config), Role.UNKEPT) | config.resolve().unused()
+    planned, study = plan.studies[method], result.studies[method]
+    config, usual = config_at(planned.base, planned.space, study.best.point), option_values(plan.job.job.config)
+    config = config.with_options(register=plan.base.run.register)  # only the studies keep no models
+    left_out = names_of(type(config), Role.UNKEPT) | config.resolve().unused() | {"output"}
     changed = {
         name: value
         for name, value in option_values(config).items()
@@ -344,5 +343,4 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     }
     if RuleFile.is_reference(method):
         changed["aggregator"] = method
-    output = place_words(plan.base.run.output)
-    return shlex.join(["concord", "train", plan.job.reference, *as_words(changed), *output])
+    return command_line("train", plan.job.reference, options={**changed, "output": plan.base.run.output})

@@ -1,7 +1,6 @@
 """The plan of a study, checked before anything is started or written."""
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +12,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from concord.aggregation import threshold_at_chance
-from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, format_for_cli
-from concord.options import Role, as_words, names_of, option_values, options_of, science_values
+from concord.options import Role, names_of, option_values, options_of, science_values
 from concord.record import FOLDERS, folder_of, read_record
 from concord.record import Kind as GroupKind
-from concord.redaction import is_secret, redact_words
+from concord.redaction import is_secret
 from concord.runs.key import plain, recorded_config, require_same, require_secrets
-from concord.runs.preflight import PreflightResult, preflight, required
+from concord.runs.preflight import PreflightResult, preflight
 from concord.runs.spec import JOB, GroupSpec, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.space import Point, Space
-from concord.storage import Folder, display_path, resolve
-from concord.studies.criterion import SPREAD, Criterion, Judge, check_metric, chosen_mode, measure_of, metric_on
+from concord.storage import Folder
+from concord.studies.criterion import Criterion, StopRule, TrialEvaluator, choose_criterion
 from concord.studies.proposals import Kind, Trial
-from concord.studies.search import Search
-from concord.studies.spaces import (
+from concord.studies.search import (
     OwnPoint,
+    Search,
     chosen_study,
     config_at,
     first_points,
@@ -36,15 +34,14 @@ from concord.studies.spaces import (
     own_point,
     study_space,
 )
-from concord.studies.stopping import StopRule
 from concord.studies.study_options import SharingOptions, StudyOptions
 from concord.tracking import Store
 from concord.training import JobFile, RunConfig, TrainConfig
-from concord.training.evaluation import Mode
+from concord.training.job import command_line
 from concord.training.options import parallel_of
 
 # The number of environments left out for the short list, without --folds.
-_FOLDS_OF_SHORTLIST = 4
+_SHORTLIST_FOLDS = 4
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,7 @@ class GroupPlan:
         name: the group's name; the same name continues it.
         base: the configuration that every run starts from.
         sharing: the division of the cluster among the runs.
+        evaluator: of the runs, by the metrics that they report.
     """
 
     kind: ClassVar[GroupKind]
@@ -62,6 +60,7 @@ class GroupPlan:
     job: JobFile
     base: RunConfig
     sharing: SharingOptions
+    evaluator: TrialEvaluator
 
     @property
     def varied(self) -> Collection[str]:
@@ -83,10 +82,40 @@ class GroupPlan:
         base = option_values(self.base)
         return {name: value for name, value in option_values(config).items() if value != base[name]}
 
+    @cached_property
+    def run_tags(self) -> Mapping[str, str]:
+        """The tags of a job's run."""
+        return run_tags(self.job.name, self.job.path)
 
-def place_words(output: Path) -> list[str]:
-    """The option of this output folder, for a command; empty for the default."""
-    return [] if output in (DEFAULT_OUTPUT, resolve(DEFAULT_OUTPUT)) else ["--output", display_path(output)]
+    @cached_property
+    def _origin(self) -> Mapping[str, str]:
+        return run_origin(self.job.path)
+
+    def member(
+        self,
+        spec: RunSpec,
+        name: str,
+        place: Mapping[str, Any],
+        data: str | None,
+        parameters: Mapping[str, object],
+        tags: Mapping[str, str],
+    ) -> RunSpec:
+        """A run of this group at this place; ``data`` is the version of its data."""
+        unused = spec.config.unused()
+        return dataclasses.replace(
+            spec,
+            name=name,
+            experiment=self.experiment,
+            parameters={name: value for name, value in parameters.items() if name not in unused},
+            # Runs with the tag of a job are listed by themselves.
+            tags={
+                **{name: value for name, value in self.run_tags.items() if name != JOB},
+                "concord.kind": place["kind"],
+                **tags,
+            },
+            origin={**self._origin, **({} if data is None else {"data": data})},
+            place=place,
+        )
 
 
 def check_group(base: RunConfig, what: str) -> None:
@@ -104,8 +133,6 @@ class StudyPlan(GroupPlan):
     Attributes:
         method: the name of the job's study, or of one for every job.
         measure: the measure of the score, such as ``accuracy``.
-        modes: the mode of each measure; None if neither the job nor ``--mode`` gives it.
-        criterion: the measure on the examples of the selection.
         suggested: points to try first, from the job or the command line.
         own: the point of the job's own settings, which is tried first without suggestions.
         folds: environments that every trial leaves out in turn.
@@ -118,9 +145,6 @@ class StudyPlan(GroupPlan):
     method: str
     space: Space
     measure: str
-    modes: Mapping[str, Mode | None]
-    criterion: Criterion
-    stop_rule: StopRule
     suggested: tuple[Point, ...]
     own: OwnPoint | None
     folds: tuple[str, ...]
@@ -134,18 +158,29 @@ class StudyPlan(GroupPlan):
         return {located.name for located in self.space.varied()}
 
     @property
+    def criterion(self) -> Criterion:
+        """The criterion of its trials."""
+        assert self.evaluator.criterion is not None
+        return self.evaluator.criterion
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """The conditions for an early end of its trials."""
+        return self.evaluator.stop_rule
+
+    @property
     def test_usage(self) -> str | None:
         """The parts of the study that use the o.o.d. test, in words; None if none does."""
-        looks = ["selection"] * self.criterion.oracle + ["early stopping"] * self.stop_rule.oracle
-        return " and ".join(looks) or None
+        parts = ["selection"] * self.criterion.oracle + ["early stopping"] * self.stop_rule.oracle
+        return " and ".join(parts) or None
 
     @property
     def command(self) -> str:
         """The command that continues the study, without secrets; the record has the options that decide it."""
         unkept = names_of(type(self.base), Role.UNKEPT)
         where = {name: value for name, value in option_values(self.base).items() if name in unkept and value}
-        words = ["--name", self.name, *place_words(self.base.run.output), *as_words(where)]
-        return shlex.join(["concord", "tune", self.job.reference, *redact_words(words)])
+        options = {"name": self.name, "output": self.base.run.output, **where}
+        return command_line("tune", self.job.reference, options=options)
 
     @property
     def new_seeds(self) -> range:
@@ -178,67 +213,44 @@ class StudyPlan(GroupPlan):
 
         Of kind ``left-out`` only those without a fold.
         """
-        config = config_at(self.base, self.space, point)
-        config = config if seed is None else config.with_options(seed=seed)
+        seeded: dict[str, Any] = {} if seed is None else {"seed": seed}
+        config, version = config_at(self.base, self.space, point).with_options(**seeded), self._version
         if kind == "left-out":
             assert isinstance(config, TrainConfig)
             # One evaluation is enough unless evaluations choose the weights that are kept.
             choosing = config.schedule.keep == "best" or config.schedule.stop_spread > 0
             config = config.with_options(consistency=0, **({} if choosing else {"evaluations": 1}))
+        tags = {
+            "concord.study": self.name,
+            "concord.trial": str(trial),
+            "concord.seed": str(config.run.seed),
+            "concord.method": self.method,
+            "concord.selection": self.options.selection,
+        }
         found = []
         for left_out in [*([] if kind == "left-out" else [None]), *folds]:
-            of_part = config if left_out is None else config.with_options(leave_out=left_out)
-            stop = stop_when if left_out is None else ""
-            spec = RunSpec.of(self.job, of_part.resolve(), self.checked.environments.version, stop)
-            resolved = _derived(of_part, spec.config)
-            unused = spec.config.unused()
-            chosen = {**self.space.fixed(point), **point, **resolved, **({} if seed is None else {"seed": seed})}
+            without: dict[str, Any] = {} if left_out is None else {"left_out": left_out}
+            part = config if left_out is None else config.with_options(leave_out=left_out)
+            spec = RunSpec.of(self.job, part.resolve(), version, stop_when if left_out is None else "")
+            resolved = _derived(part, spec.config)
             words = [self.name, "left-out" if kind == "left-out" else "trial", str(trial)]
             words += [] if seed is None else ["seed", str(seed)]
             words += [] if left_out is None else ["without", left_out]
-            found.append(
-                dataclasses.replace(
-                    spec,
-                    name=plain_name("-".join(words), "trial"),
-                    experiment=self.experiment,
-                    parameters={name: value for name, value in chosen.items() if name not in unused},
-                    tags={
-                        **self._member_tags,
-                        "concord.study": self.name,
-                        "concord.trial": str(trial),
-                        "concord.kind": kind,
-                        "concord.seed": str(config.run.seed),
-                        "concord.method": self.method,
-                        "concord.selection": self.options.selection,
-                        **({} if left_out is None else {"concord.left_out": left_out}),
-                    },
-                    origin=self.origin,
-                    place={
-                        "kind": kind,
-                        "trial": trial,
-                        "point": point,
-                        "resolved": resolved,
-                        **({} if seed is None else {"seed": seed}),
-                        **({} if left_out is None else {"left_out": left_out}),
-                    },
-                )
-            )
+            name = plain_name("-".join(words), "trial")
+            parameters = {**self.space.fixed(point), **point, **resolved, **seeded}
+            place = {"kind": kind, "trial": trial, "point": point, "resolved": resolved, **seeded, **without}
+            fold_tags = {f"concord.{name}": value for name, value in without.items()}
+            found.append(self.member(spec, name, place, version, parameters, tags | fold_tags))
         return found
 
-    @cached_property
-    def origin(self) -> Mapping[str, str]:
-        """Machine, commit and version of the data."""
-        return run_origin(self.job.path, self.checked.environments.version)
+    @property
+    def _version(self) -> str | None:
+        return self.checked.environments.version
 
     @cached_property
-    def _run_tags(self) -> dict[str, str]:
-        environments = self.checked.environments
-        return run_tags(self.job.name, self.job.path, len(environments.train), environments.version)
-
-    @cached_property
-    def _member_tags(self) -> dict[str, str]:
-        """Of the study's runs: those with a job are listed by themselves."""
-        return {name: value for name, value in self._run_tags.items() if name != JOB}
+    def run_tags(self) -> Mapping[str, str]:
+        """The tags of a job's run, with the version of the data."""
+        return run_tags(self.job.name, self.job.path, len(self.checked.environments.train), self._version)
 
     def spec(self) -> GroupSpec:
         """What the study is: the options that its trials start from, and those that decide its trials."""
@@ -258,13 +270,13 @@ class StudyPlan(GroupPlan):
             "stop_when": self.stop_rule,
         }
         tags = {
-            **self._run_tags,
+            **self.run_tags,
             "concord.study": self.name,
             "concord.method": self.method,
             "concord.selection": self.options.selection,
             "concord.oracle": self.test_usage or "no",
         }
-        key = RunSpec.of(self.job, self.base.resolve(), self.checked.environments.version).key
+        key = RunSpec.of(self.job, self.base.resolve(), self._version).key
         return GroupSpec(
             self.job,
             self.base,  # as given, so that derived values follow when an option is varied
@@ -284,7 +296,7 @@ class StudyPlan(GroupPlan):
             "own": None if self.own is None else dataclasses.asdict(self.own),
             "criterion": dataclasses.asdict(self.criterion),
             "measure": self.measure,
-            "modes": dict(self.modes),
+            "modes": dict(self.evaluator.modes),
             "method": self.method,
             "space": self.space.as_json(),
             "oracle": self.test_usage,
@@ -293,11 +305,6 @@ class StudyPlan(GroupPlan):
             "given": sorted(self.given),
             "started": time.time(),
         }
-
-    @property
-    def judge(self) -> Judge:
-        """The evaluation of its trials."""
-        return Judge(self.criterion, self.modes, self.stop_rule)
 
 
 def plan_study(
@@ -329,24 +336,12 @@ def plan_study(
     name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
     base = base.with_options(name=None)
     space = study_space(study.space, asked, given & options_of(type(base)).keys(), base, sources)
-    checked = preflight(job, config_at(base, space, {}))
+    config = config_at(base, space, {})
+    checked = preflight(job, config)
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
-    usual = next(iter(checked.measures)) if own_loop else "accuracy" if "accuracy" in checked.measures else "loss"
-    mode_of = dict(checked.measures)
-    if asked.selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
-        mode_of[SPREAD] = checked.reported[spread]
-    of_job = measure_of(job.job.criterion or "", mode_of)
-    measure = asked.metric or study.metric or of_job or usual
-    asked_mode = asked.mode or (job.job.mode if measure == of_job else None)
-    mode = mode_of[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, mode_of)
-    criterion = Criterion.of(asked.selection, measure, mode)
-    of_the_job = asked.metric is None and asked.selection in ("held-out", "validation")
-    if isinstance(base, TrainConfig) and (of_the_job or criterion.metric == job.job.criterion):
-        least = required(job.job, base.with_options(**space.fixed({})))
-        criterion = dataclasses.replace(criterion, required=least)
+    measure, criterion, modes = choose_criterion(job, config, asked, study.metric, checked)
     train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
-    check_metric(criterion, _reported(checked, criterion, mode_of, leave_out))
     environments = len(train) - leave_out
     fixed = base.data.leave_out if isinstance(base, TrainConfig) else None
     if leave_out and fixed is not None:
@@ -354,9 +349,8 @@ def plan_study(
             f"--leave-out {fixed}: --selection leave-one-out leaves each out in turn; leave this option out"
         )
     if leave_out:
-        assert isinstance(base, TrainConfig)
         try:
-            preflight(job, config_at(base, space, {}).with_options(leave_out=train[0]))
+            preflight(job, config.with_options(leave_out=train[0]))
         except InputError as error:
             raise InputError(f"{format_for_cli(error)}, since --selection leave-one-out leaves one out") from error
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
@@ -367,7 +361,6 @@ def plan_study(
         raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, asked.suggest, study.suggestions))
     alone = suggested or asked.search == "grid"  # a grid is searched from its first point
-    of_shortlist = asked.folds or _FOLDS_OF_SHORTLIST
     plan = StudyPlan(
         name=name,
         job=job,
@@ -378,13 +371,13 @@ def plan_study(
         method=method,
         space=space,
         measure=measure,
-        modes=mode_of,
-        criterion=criterion,
-        stop_rule=stop_rule,
+        evaluator=TrialEvaluator(criterion, modes, stop_rule),
         suggested=suggested,
         own=None if alone else own_point(space, base, environments),
         folds=drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
-        shortlist_folds=drawn(train, of_shortlist, base.run.seed) if len(train) > 1 and fixed is None else (),
+        shortlist_folds=drawn(train, asked.folds or _SHORTLIST_FOLDS, base.run.seed)
+        if len(train) > 1 and fixed is None
+        else (),
         trials=asked.trials,
         checked=checked,
     )
@@ -392,27 +385,14 @@ def plan_study(
     if size is not None and ("trials" not in given or asked.trials > size):
         plan = dataclasses.replace(plan, trials=size)
     if (record := read_record(plan.folder, "study")) is not None:
+        recorded = StopRule.read(record["deciding"]["stop_when"])
+        if recorded.bounds == stop_rule.bounds:  # the text of the study's beginning is in the keys of its trials
+            plan = dataclasses.replace(plan, evaluator=dataclasses.replace(plan.evaluator, stop_rule=recorded))
         _check_same(plan, record)
-        began = {"measure": record["measure"], "criterion": Criterion(**record["criterion"])}
-        plan = dataclasses.replace(plan, own=OwnPoint.read(record["own"]), **began)  # as the study began
+        evaluator = dataclasses.replace(plan.evaluator, criterion=Criterion(**record["criterion"]))
+        own, measure = OwnPoint.read(record["own"]), record["measure"]
+        plan = dataclasses.replace(plan, own=own, measure=measure, evaluator=evaluator)  # as the study began
     return plan
-
-
-def _reported(
-    checked: PreflightResult, criterion: Criterion, modes: Mapping[str, Mode | None], leave_out: bool
-) -> Collection[str]:
-    """The metrics of a trial."""
-    reported = set(checked.reported)
-    if criterion.selection != "own" and criterion.metric.removeprefix("worst_") in reported:
-        reported.add(criterion.metric)  # the trial computes the worst environment if the job does not
-    if criterion.selection == "validation" and not checked.environments.validation:
-        reported.discard(criterion.metric)  # without validation environments a run copies it from held-out examples
-    if leave_out:
-        if len(checked.environments.train) < 2:
-            raise InputError("--selection leave-one-out: needs at least two training environments, and the job has one")
-        reported |= {metric_on("left_out", each) for each in modes}
-        reported |= {metric_on("left_out", f"worst_{each}") for each, mode in modes.items() if mode is not None}
-    return reported
 
 
 def _derived(config: RunConfig, resolved: RunConfig) -> Point:

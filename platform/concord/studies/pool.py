@@ -40,20 +40,24 @@ from concord.runs.live_metrics import Published
 from concord.runs.session import ray_session
 from concord.runs.spec import RunSpec
 from concord.runs.submission.profile import described
-from concord.studies.criterion import Judge
-from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
-from concord.studies.proposals import GroupRuns, Proposer
-from concord.studies.shared_data import SharedData, share_data
-from concord.studies.stopping import SCHEDULER, scheduler
-from concord.studies.trial import PoolSpec, TrialProcess
-from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
+from concord.studies.proposals import STUDY_METRICS, GroupProgress, GroupRuns, Proposer
+from concord.studies.trial import (
+    PoolSpec,
+    SharedData,
+    TrialProcess,
+    TrialResources,
+    check_trial_resources,
+    share_data,
+    trial_resources,
+)
 from concord.tracking import Store
 from concord.tracking.mirror import forget, is_sent
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
-_DIED = "its process died (killed, or out of memory), and so did its replacements"
+_WORKER_LOST = "its process died (killed, or out of memory), and so did its replacements"
+SCHEDULER = "the scheduler"  # the reason of a trial that a scheduler stopped
 _SCRATCH = "distributed"  # the files of runs with several workers
 _CHECKPOINT_SECONDS = 300.0
 
@@ -94,10 +98,10 @@ def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], in
             yield pool
 
 
-class Interruption:
+class _Interruption(Stopper):
     """The reason to give up running trials: Ctrl-C, the end of the time, or a failure to record."""
 
-    def __init__(self, minutes: float = 0.0) -> None:
+    def __init__(self, minutes: float) -> None:
         self._deadline = time.monotonic() + 60 * minutes if minutes > 0 else None
         self.stopped_by_user = False
         self.problem: Exception | None = None
@@ -107,8 +111,21 @@ class Interruption:
         """Whether the time has run out."""
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def __bool__(self) -> bool:
+    @property
+    def requested(self) -> bool:
+        """Whether running trials are given up."""
         return self.stopped_by_user or self.out_of_time or self.problem is not None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """Ray Tune asks whether a single trial ends: none does."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Ray Tune asks whether all trials end."""
+        return self.requested
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
 
     @contextmanager
     def handle_sigint(self) -> Iterator[None]:
@@ -133,32 +150,35 @@ class Pool:
     def __init__(self, plan: GroupPlan, group: ActiveRun, resources: TrialResources) -> None:
         self.plan, self.group, self.resources = plan, group, resources
         self.known: dict[str, Run] = {}
+        self._asked = set(map(_as_text, group.run.asked))
 
-    def runs(self, judge: Judge | None = None) -> GroupRuns:
+    def runs(self) -> GroupRuns:
         """The runs of the group as they are now."""
-        runs = GroupRuns(self.group.run, judge)
+        runs = GroupRuns(self.group.run, self.plan.evaluator)
         runs.known = self.known
         return runs
 
-    def ask(self, specs: Iterable[RunSpec], keep: bool = False) -> list[RunSpec]:
-        """Add runs to the group's list, and return those to train: the others are there by their keys.
+    def ask(self, specs: Iterable[RunSpec], keep: bool = False) -> list[tuple[RunSpec, Run | None]]:
+        """Add runs to the group's list, and return each with the finished run of its key; None must be trained.
 
-        With ``keep`` a run is there only with its last checkpoint.
+        With ``keep`` a run counts as finished only with its last checkpoint.
         """
-        group, left = self.group.run, []
+        group, answers = self.group.run, list[tuple[RunSpec, Run | None]]()
         for spec in specs:
             run = finished_run(group.output, spec.key)
             if run is None or (keep and kept_checkpoint(run) is None):
                 run = None
                 require_own(folder_of(group.output, str(spec.name)), group.name)
-                left.append(spec)
             else:
                 self.known[run.name] = run
+            answers.append((spec, run))
             name = str(spec.name) if run is None else run.name
-            if (request := plain({"run": name, "key": spec.key.value, **spec.place})) not in group.asked:
+            request = plain({"run": name, "key": spec.key.value, **spec.place})
+            if (text := _as_text(request)) not in self._asked:
+                self._asked.add(text)
                 group.append("asked", **request)
         group.folder.keep(EVENTS)  # at an address, for another machine that goes on
-        return left
+        return answers
 
     def send_unsent(self, lost: bool) -> None:
         """Let MLflow have what an earlier process could not send of runs that ended; all, if it has lost the group."""
@@ -176,22 +196,21 @@ class Pool:
         self,
         proposer: Proposer,
         progress: GroupProgress,
-        judge: Judge,
         stopping: Any = None,
-        interruption: Interruption | None = None,
+        minutes: float = 0.0,
         labels: Mapping[str, str] | None = None,
-    ) -> None:
-        """Run all proposals, until the last one ended or the time has run out (KeyboardInterrupt by the user).
+    ) -> bool:
+        """Run all proposals, until the last one ended or the time has run out; return whether it has.
 
-        Exceptions of the proposer are raised here. The progress is exported if there are labels. A run that the
-        interruption gives up has not ended.
+        Exceptions of the proposer are raised here, and KeyboardInterrupt after Ctrl-C. The progress is exported if
+        there are labels. A run that is given up has not ended. 0 minutes set no limit.
         """
         os.environ.update(_RAY_TUNE)
         for name in ("ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        interruption = Interruption() if interruption is None else interruption
+        interruption = _Interruption(minutes)
         resources, job = self.resources, self.plan.job
-        searcher = _Runs(self, proposer, progress, judge, interruption)
+        searcher = _Runs(self, proposer, progress, interruption)
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
         # Ray Tune needs a resource; a process that only waits must take no CPU from its workers.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
@@ -205,12 +224,12 @@ class Pool:
             # A loop of the job's own may write its last checkpoint before its last evaluation.
             checkpoint_seconds=_CHECKPOINT_SECONDS if job.job.loop is None else 0.0,
         )
-        spec = PoolSpec(task, judge, self._shared_data, resources.threads)
+        spec = PoolSpec(task, self.plan.evaluator, self._shared_data, resources.threads)
         trainable = tune.with_resources(tune.with_parameters(TrialProcess, pool=spec), bundles)
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
         try:
             with progress, published, interruption.handle_sigint():
-                while not self._finish(trainable, searcher, stopping, interruption) and not interruption:
+                while not self._finish(trainable, searcher, stopping) and not interruption.requested:
                     searcher.count_retries()
         finally:
             searcher.give_up()
@@ -218,15 +237,16 @@ class Pool:
             raise interruption.problem
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
+        return interruption.out_of_time
 
-    def _finish(self, trainable: type[Trainable], searcher: "_Runs", stopping: Any, interruption: Interruption) -> bool:
+    def _finish(self, trainable: type[Trainable], searcher: "_Runs", stopping: Any) -> bool:
         """Run Ray Tune; False if Ray ended a process for lack of memory, which stops Ray Tune (2.60) before its end."""
         place = self.group.run.folder / f"tune-{os.getpid()}-{time.time_ns()}"
         tuner = tune.Tuner(
             trainable,
             tune_config=TuneConfig(
                 search_alg=searcher,
-                scheduler=scheduler("none") if stopping is None else stopping,
+                scheduler=stopping,
                 num_samples=-1,
                 max_concurrent_trials=self.resources.concurrent,
                 reuse_actors=True,
@@ -235,7 +255,7 @@ class Pool:
             run_config=RunConfig(
                 name="tune",
                 **place.place_for_ray(),
-                stop=_Interrupted(interruption),
+                stop=searcher.interruption,
                 failure_config=FailureConfig(max_failures=0),  # a run is repeated as a new trial of Ray Tune
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
@@ -265,27 +285,25 @@ class Pool:
 class _Runs(Searcher):
     """Gives proposals to Ray Tune. A run whose process died is repeated, ``max_failures`` times."""
 
-    def __init__(
-        self, pool: Pool, proposer: Proposer, progress: GroupProgress, judge: Judge, interruption: Interruption
-    ) -> None:
+    def __init__(self, pool: Pool, proposer: Proposer, progress: GroupProgress, interruption: _Interruption) -> None:
         super().__init__()
-        self._pool, self._group, self._proposer, self._judge = pool, pool.group, proposer, judge
-        self._progress, self._interruption = progress, interruption
+        self._pool, self._group, self._proposer = pool, pool.group, proposer
+        self._progress, self.interruption = progress, interruption
         self._max_failures = parallel_of(pool.plan.base).max_failures
         self._running: dict[str, Member] = {}  # by the names of Ray Tune's trials
         self._last: dict[str, dict[str, Any]] = {}  # the last result of each
         self._again: list[Member] = []
-        self._deaths: dict[str, int] = {}
+        self._retries: dict[str, int] = {}
         self._waiting: list[RunSpec] = []
 
     def suggest(self, trial_id: str) -> Any:
         member: Member | None = None
-        if not self._interruption:
+        if not self.interruption.requested:
             with self._capture_error():
                 member = self._next()
         if member is None:
             # A running run may have to start again.
-            return None if self._running and not self._interruption else Searcher.FINISHED
+            return None if self._running and not self.interruption.requested else Searcher.FINISHED
         self._running[trial_id] = member
         return self._task(member)
 
@@ -295,12 +313,11 @@ class _Runs(Searcher):
         with contextlib.suppress(RunFailedError):  # no checkpoint can be read: it begins again
             start = last_checkpoint(run, lambda _: None)
         step = -1 if start is None else checkpoint_step(start)
-        epochs = self._pool.plan.job.epochs(spec.config)
-        earlier = [
-            (100 * each.epoch / epochs, self._judge.score(each.metrics)) for each in run.history if each.step <= step
-        ]
+        plan = self._pool.plan
+        epochs, score = plan.job.epochs(spec.config), plan.evaluator.score
+        earlier = [(100 * each.epoch / epochs, score(each.metrics)) for each in run.history if each.step <= step]
         return {
-            "options": self._pool.plan.overrides(spec.config),
+            "options": plan.overrides(spec.config),
             "folder": run.name,
             "start": start,
             "earlier": earlier[: len(earlier) - (len(earlier) > 0 and earlier[-1][0] >= 100)],
@@ -316,11 +333,10 @@ class _Runs(Searcher):
             while not self._waiting:
                 if not (specs := self._proposer.next()):
                     return None
-                self._waiting = self._pool.ask(specs, self._proposer.keep)
-                for spec in specs:
-                    if spec not in self._waiting:
-                        run = self._pool.runs().by_key(spec.key.value, "")
-                        assert run is not None
+                answers = self._pool.ask(specs, self._proposer.keep)
+                self._waiting = [spec for spec, run in answers if run is None]
+                for spec, run in answers:
+                    if run is not None:
                         self._tell(spec, run)
             member = Member(self._waiting.pop(0), self._group)
             self._pool.known[member.run.name] = member.run
@@ -351,16 +367,16 @@ class _Runs(Searcher):
         if member is None:
             return
         last = self._last.pop(trial_id, None)
-        if self._interruption and (error or last is None or not last["ended"]):
+        if self.interruption.requested and (error or last is None or not last["ended"]):
             return  # given up
         del self._running[trial_id]
         name = member.run.name
-        if error and self._deaths.get(name, 0) < self._max_failures:
-            self._deaths[name] = self._deaths.get(name, 0) + 1
+        if error and self._retries.get(name, 0) < self._max_failures:
+            self._retries[name] = self._retries.get(name, 0) + 1
             self._again.append(member)
             return
         if error or last is None:
-            why = {"failure": _DIED}
+            why = {"failure": _WORKER_LOST}
         elif last["failure"] is not None:
             why = {"failure": last["failure"]}
         else:
@@ -384,7 +400,7 @@ class _Runs(Searcher):
         self._proposer.ended(spec, run)
 
     def count_retries(self) -> None:
-        """Count a death for every running run: Ray Tune does not say whose process was ended, and ends the others."""
+        """Count a retry of every running run: Ray Tune does not say whose process was ended, and ends the others."""
         for trial_id in list(self._running):
             self.on_trial_complete(trial_id, error=True)
 
@@ -401,7 +417,7 @@ class _Runs(Searcher):
         try:
             yield
         except Exception as error:
-            self._interruption.problem = self._interruption.problem or error
+            self.interruption.problem = self.interruption.problem or error
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: a group is restored from its record."""
@@ -413,21 +429,9 @@ class _Runs(Searcher):
         return _nothing, ()  # Ray Tune would pickle this object, which is never restored
 
 
-class _Interrupted(Stopper):
-    """Ends all trials at an interruption."""
-
-    def __init__(self, interruption: Interruption) -> None:
-        self._interruption = interruption
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        return False
-
-    def stop_all(self) -> bool:
-        return bool(self._interruption)
-
-    def __reduce__(self) -> Any:
-        return _nothing, ()
-
-
 def _nothing() -> None:
     return None
+
+
+def _as_text(request: Mapping[str, Any]) -> str:
+    return json.dumps(request, sort_keys=True)

@@ -1,15 +1,18 @@
-"""The runs of a group: who proposes them, and what became of them, from the runs' own records."""
+"""The runs of a group: who proposes them, what became of them, and how far they are, from the runs' own records."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from concord.record import Evaluation, Run, folder_of, read_run
+from concord.runs.key import Key
+from concord.runs.live_metrics import Metric, Sample
+from concord.runs.progress import Progress, duration
 from concord.runs.spec import RunSpec
 from concord.space import Point, frozen
-from concord.studies.criterion import Judge, left_out_metrics
+from concord.studies.criterion import Criterion, TrialEvaluator, left_out_metrics
 
 Kind = Literal["trial", "left-out", "seed", "cell"]
 """A trial of a search; the best trials with environments left out, or with another seed; a cell of a table."""
@@ -23,8 +26,7 @@ class Trial:
         number: from 0.
         point: of the space.
         resolved: the values of options whose defaults follow from others, such as ``auto``.
-        run: on all environments; None if only folds were asked for.
-        folds: by the environment that is left out.
+        parts: its runs, by the environment that is left out; None is the run on all environments.
     """
 
     kind: Kind
@@ -32,14 +34,23 @@ class Trial:
     point: Point
     seed: int | None
     resolved: Point
-    run: Run | None
-    folds: Mapping[str, Run]
-    judge: Judge = field(repr=False)
+    parts: Mapping[str | None, Run]
+    evaluator: TrialEvaluator = field(repr=False)
+
+    @property
+    def run(self) -> Run | None:
+        """The run on all environments; None if only folds were asked for."""
+        return self.parts.get(None)
+
+    @property
+    def folds(self) -> list[Run]:
+        """The runs that leave an environment out."""
+        return [run for left_out, run in self.parts.items() if left_out is not None]
 
     @property
     def runs(self) -> list[Run]:
-        """All its runs."""
-        return [*([] if self.run is None else [self.run]), *self.folds.values()]
+        """All its runs, first the one on all environments."""
+        return [*([] if self.run is None else [self.run]), *self.folds]
 
     @property
     def complete(self) -> bool:
@@ -52,15 +63,15 @@ class Trial:
         """The metrics at the end, and those over the environments left out; empty if it failed."""
         if self.failure is not None:
             return {}
-        found = {} if self.run is None else self.judge.metrics(self.run.metrics)
-        return found | (left_out_metrics([each.metrics for each in self.folds.values()], self.judge.modes))
+        found = {} if self.run is None else self.evaluator.metrics(self.run.metrics)
+        return found | (left_out_metrics([each.metrics for each in self.folds], self.evaluator.modes))
 
     @property
     def history(self) -> list[Evaluation]:
         """The evaluations on all environments; of folds alone, their end."""
         if self.run is None:
-            return [each.history[-1]._replace(metrics=self.metrics) for each in [*self.folds.values()][-1:]]
-        history = [each._replace(metrics=self.judge.metrics(each.metrics)) for each in self.run.history]
+            return [each.history[-1]._replace(metrics=self.metrics) for each in self.folds[-1:]]
+        history = [each._replace(metrics=self.evaluator.metrics(each.metrics)) for each in self.run.history]
         return [*history[:-1], history[-1]._replace(metrics=self.metrics)] if self.folds and self.metrics else history
 
     @property
@@ -137,8 +148,8 @@ class GroupRuns:
         known: runs that are open, or were read.
     """
 
-    def __init__(self, group: Run, judge: Judge | None = None) -> None:
-        self._group, self._judge = group, judge or Judge()
+    def __init__(self, group: Run, evaluator: TrialEvaluator | None = None) -> None:
+        self._group, self._evaluator = group, evaluator or TrialEvaluator()
         self.known: dict[str, Run] = {}
 
     def run(self, name: str) -> Run:
@@ -148,26 +159,20 @@ class GroupRuns:
             self.known[name] = read_run(folder) or Run(folder)
         return self.known[name]
 
-    def places(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The names and the places of all runs that were asked for, in this order."""
-        yield from ((place["run"], place) for place in self._group.asked)
-
     def begun(self, kind: Kind) -> list[Trial]:
         """The trials of this kind, in the order in which they were asked for."""
-        parts: dict[tuple[int, int | None], dict[str | None, tuple[str, Mapping[str, Any]]]] = {}
-        for name, place in self.places():
+        places: dict[tuple[int, int | None], dict[str | None, Mapping[str, Any]]] = {}
+        for place in self._group.asked:
             if place["kind"] == kind:
-                parts.setdefault((place["trial"], place.get("seed")), {})[place.get("left_out")] = name, place
+                places.setdefault((place["trial"], place.get("seed")), {})[place.get("left_out")] = place
         found = []
-        for (number, seed), named in parts.items():
-            _, first = next(iter(named.values()))
+        for (number, seed), asked in places.items():
+            first = next(iter(asked.values()))
             point, resolved = (
                 {name: frozen(value) for name, value in first.get(part, {}).items()} for part in ("point", "resolved")
             )
-            runs = {left_out: self.run(name) for left_out, (name, _) in named.items()}
-            whole = runs.pop(None, None)
-            folds = {str(left_out): run for left_out, run in runs.items()}
-            found.append(Trial(kind, number, point, seed, resolved, whole, folds, self._judge))
+            parts = {left_out: self.run(place["run"]) for left_out, place in asked.items()}
+            found.append(Trial(kind, number, point, seed, resolved, parts, self._evaluator))
         return found
 
     def ended(self, kind: Kind) -> list[Trial]:
@@ -178,10 +183,115 @@ class GroupRuns:
         """The ended trials that did not fail."""
         return [each for each in self.ended(kind) if each.failure is None]
 
-    def by_key(self, key: str, without_data: str) -> Run | None:
+    def by_key(self, key: Key) -> Run | None:
         """The latest run with this key; with only the part without data, if the key does not say which."""
-        found = None
-        for name, place in self.places():
-            if place["key"] == key or (key == without_data and place["key"].startswith(f"{without_data}-")):
-                found = name
-        return None if found is None else self.run(found)
+        name = self._names.get(key.value)
+        return None if name is None else self.run(name)
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        """The name of the latest run by its key, and by the part of the key without data."""
+        found: dict[str, str] = {}
+        for place in self._group.asked:
+            found |= dict.fromkeys((place["key"], place["key"].partition("-")[0]), place["run"])
+        return found
+
+
+STUDY_METRICS = (
+    Metric("concord_trials", "Trials of the study by state: running, finished, failed", ("state",)),
+    Metric("concord_trials_wanted", "Trials that the study will have"),
+    Metric("concord_best_trial", "The criterion's value in the best trial so far", ("metric",)),
+)
+
+
+class GroupProgress(Progress):
+    """Counts and shows trials or runs; around the pool's work. A trial has ``parts`` runs."""
+
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        info: Callable[[str], None],
+        criterion: Criterion | None = None,
+        parts: int = 1,
+    ) -> None:
+        super().__init__(info, f"starting {what}")
+        self._what, self._total, self._parts = what, total, parts
+        self._criterion = criterion
+        self._running: dict[str, float] = {}  # per cent by name
+        self._done = self._ended_here = 0.0
+        self._failed = 0
+        self._best: list[Trial] = []
+        self._reasons: set[str] = set()
+
+    def earlier(self, run: Run) -> None:
+        """A run that ended before this process began."""
+        self._done += 1 / self._parts
+        self._failed += run.failure is not None
+
+    def compared(self, trial: Trial) -> None:
+        """A trial is over, and may be the best."""
+        if self._criterion is not None:
+            self._best = self._criterion.ranked([*self._best, trial])[:1]
+            if self._pace.begun:
+                self._show()
+
+    def evaluated(self, run: str, percent: float) -> None:
+        """The run of this name began or has an evaluation."""
+        self._running[run] = percent
+        self._count()
+
+    def ended(self, run: Run, label: str) -> None:
+        """A run is over."""
+        self._running.pop(run.name, None)
+        self._ended_here += 1 / self._parts
+        self.earlier(run)
+        self._count()
+        if run.failure is not None and run.failure not in self._reasons:
+            self._reasons.add(run.failure)
+            self._info(f"{label} failed: {run.failure.splitlines()[0]}")
+
+    def continues(self, run: str, seconds: float) -> None:
+        """A run continues from a checkpoint after this time of training, which the estimate of the time left counts."""
+        self._count(seconds / max(len(self._running), 1))  # the running ones trained side by side
+        self._info(f"{run} continues from its checkpoint, after {duration(seconds)} of training")
+
+    def line(self) -> str:
+        """The progress in one line."""
+        left = self._left()
+        parts = [f"{self._done:.0f}/{self._total} {self._what}", *self._details()]
+        return ", ".join(parts if left is None else [*parts, f"{duration(left)} left"])
+
+    def _count(self, earlier_seconds: float = 0.0) -> None:
+        # Running trials count by their progress, so that bar and estimate do not jump at each end.
+        self._pace.at(self._done + sum(self._running.values()) / 100 / self._parts, earlier_seconds)
+        self._show()
+
+    def _bar(self) -> tuple[str, float, int, str, float | None, str]:
+        count, details = f"{self._done:.0f}/{self._total}", ", ".join(self._details())
+        return self._what, self._pace.done, self._total, count, self._left(), details
+
+    def _left(self) -> float | None:
+        return self._pace.seconds_left(self._total) if self._ended_here else None
+
+    def _details(self) -> list[str]:
+        parts = [f"{len(self._running)} running"]
+        if self._failed:
+            parts.append(f"{self._failed} failed")
+        if self._best and self._criterion is not None:
+            value, trial = self._best[0].metrics[self._criterion.metric], self._best[0].number
+            parts.append(f"best {self._criterion.shown} {value:.4f} (trial {trial})")
+        return parts
+
+    def samples(self) -> list[Sample]:
+        """The progress as gauges, from another thread: sums over the trials, of which there may be thousands."""
+        counts = {
+            "running": len(self._running),
+            "finished": round(self._done) - self._failed,
+            "failed": self._failed,
+        }
+        samples = [Sample("concord_trials", float(count), (state,)) for state, count in counts.items()]
+        if (best := self._best) and self._criterion is not None:
+            metric = self._criterion.metric
+            samples.append(Sample("concord_best_trial", best[0].metrics[metric], (metric,)))
+        return [*samples, Sample("concord_trials_wanted", float(self._total))]

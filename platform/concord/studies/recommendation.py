@@ -17,8 +17,7 @@ from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, SPREAD, metric_on
-from concord.studies.result_lines import ResultLine
-from concord.studies.results import StudyResult
+from concord.studies.results import ResultLine, StudyResult
 from concord.table import Column, Table
 
 TEST = "o.o.d. test"  # the heading of the test's values begins so
@@ -81,8 +80,8 @@ class MethodsResult:
         if best == simplest:
             why = f"no other method has a better {metric}: {self._evidence(simplest, ranked[1])}"
         else:
-            of_other = f"{method_name(best)}'s " if self.recommended == simplest else ""
-            why = f"{of_other}{metric} {self._evidence(best, simplest)}, {self._difference(best)}"
+            owner = f"{method_name(best)}'s " if self.recommended == simplest else ""
+            why = f"{owner}{metric} {self._evidence(best, simplest)}, {self._difference(best)}"
         judged = SCORED_ON[self._first.criterion.selection]
         lines = [
             f"recommended: {method_name(self.recommended)}; {why}",

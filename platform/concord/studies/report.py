@@ -21,8 +21,7 @@ from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
 from concord.studies.leave_one_out import leave_one_out_as_recorded
 from concord.studies.proposals import Trial
-from concord.studies.result_lines import write_lines
-from concord.studies.results import StudyResult, read_study, write_results
+from concord.studies.results import StudyResult, read_study, write_lines, write_results
 from concord.studies.study_options import combined
 from concord.table import Table
 from concord.training import JobFile
@@ -143,8 +142,8 @@ def _studies(job: str, options: Any) -> list[StudyResult]:
                 raise InputError(f"--studies {name}: is a study of job {of}, not of {job}")
         return results
     folder = folder_of(options.output, "any", "study").place.parent
-    there = [read_study(Folder(path.parent)) for path in folder.glob(f"*/{RECORD}")]
-    return sorted((each for each in there if each.record["job"] == job), key=lambda each: each.record["started"])
+    found = [read_study(Folder(path.parent)) for path in folder.glob(f"*/{RECORD}")]
+    return sorted((each for each in found if each.record["job"] == job), key=lambda each: each.record["started"])
 
 
 def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
@@ -175,8 +174,8 @@ def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[
     found: dict[str, list[Trial]] = {}
     for result in results:
         reporting = [each for each in result.ended if set(metrics.values()) <= each.metrics.keys()]
-        if there := [each for each in reporting if finite(at.metrics[metrics["ood"]] for at in each.history)]:
-            found.setdefault(result.method, []).extend(there)
+        if valued := [each for each in reporting if finite(at.metrics[metrics["ood"]] for at in each.history)]:
+            found.setdefault(result.method, []).extend(valued)
     if len(found) < 2:
         return {}
     best = {method: sorted(runs, key=top, reverse=largest)[:most] for method, runs in found.items()}

@@ -1,31 +1,37 @@
-"""The result of a group of runs and its files; for a study the best trials and the choice of each selection."""
+"""The result of a group of runs: its files, its tables of lines; for a study also the choice of each selection."""
 
 import abc
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import save
+from concord.analysis.consistency.measurement import as_cells, read_measurements
+from concord.analysis.figures import method_name, save
 from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.record import Run, require_run
 from concord.runs.lifecycle import ActiveRun
 from concord.space import Space
-from concord.storage import Folder
-from concord.studies.criterion import SPREAD, Criterion, Judge, metric_on
+from concord.storage import Folder, json_line
+from concord.studies.criterion import SPREAD, Criterion, TrialEvaluator, metric_on
 from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.study_options import SELECTIONS
 from concord.table import Column, Table
+from concord.training import Comparison
 from concord.training.evaluation import Mode
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
+
+
+ANALYZED = "analyzed"  # instead of a table's name: the results of ``concord analyze``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +160,7 @@ class StudyResult(GroupResult):
     def by_selection(self) -> list[Selected]:
         """The choice of every selection, among the trials with its metric."""
         found = []
-        judged = [_Judged(each.number, self.metrics(each)) for each in self.finished]
+        trials = [_Scored(each.number, self.metrics(each)) for each in self.finished]
         for selection in SELECTIONS:
             if (selection == "own") != (self.criterion.selection == "own"):
                 continue
@@ -163,7 +169,7 @@ class StudyResult(GroupResult):
             criterion = self.criterion
             if selection != criterion.selection:
                 criterion = Criterion.of(selection, self.reported_measure, self.reported_mode)
-            if ranked := criterion.ranked(judged):
+            if ranked := criterion.ranked(trials):
                 found.append(Selected(criterion.label, len(ranked), ranked[0].number, ranked[0].metrics))
         return found
 
@@ -290,7 +296,7 @@ class StudyResult(GroupResult):
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Scored:
     """A trial with all its metrics, those of environments left out afterwards among them."""
 
     number: int
@@ -305,10 +311,10 @@ def read_study(folder: Folder) -> StudyResult:
     """The study in this folder."""
     group = require_run(folder, "study")
     criterion = Criterion(**group.record["criterion"])
-    return judged(group, GroupRuns(group, Judge(criterion, group.record["modes"])))
+    return study_result(group, GroupRuns(group, TrialEvaluator(criterion, group.record["modes"])))
 
 
-def judged(group: Run, runs: GroupRuns) -> StudyResult:
+def study_result(group: Run, runs: GroupRuns) -> StudyResult:
     """The result of a study, from its runs."""
     trials, seeds = runs.finished("trial"), runs.finished("seed")
     ranked = Criterion(**group.record["criterion"]).ranked(trials)
@@ -322,3 +328,100 @@ def judged(group: Run, runs: GroupRuns) -> StudyResult:
         left_out={each.number: each.metrics for each in runs.finished("left-out")},
         repeated=[each for each in sorted(seeds, key=lambda each: each.seed or 0) if each.number == best],
     )
+
+
+@dataclass(frozen=True)
+class ResultLine:
+    """A finished run in a file of results.
+
+    Attributes:
+        configuration: the name of the row.
+        values: by heading; the file has the finite ones, since JSON lacks the others.
+        origin: command, commit and machine, and the version of the data if known.
+    """
+
+    configuration: str
+    seed: int
+    values: Mapping[str, float]
+    seconds: float
+    origin: Mapping[str, str]
+    failure: ClassVar[None] = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The line in a file of results."""
+        values = {heading: value for heading, value in self.values.items() if math.isfinite(value)}
+        line = {"configuration": self.configuration, "seed": self.seed, "values": values}
+        return {**line, "seconds": round(self.seconds, 1), **self.origin}
+
+    @staticmethod
+    def read(line: Mapping[str, Any]) -> "ResultLine":
+        """The line of this JSON."""
+        own = ("configuration", "seed", "values", "seconds")
+        origin = {name: value for name, value in line.items() if name not in own}
+        return ResultLine(**{name: line[name] for name in own}, origin=origin)
+
+
+def columns_of(comparison: Comparison) -> list[Column]:
+    """The columns of a comparison, of its runs."""
+    digits, percent = comparison.digits, comparison.percent
+    return [Column(heading, value, digits, percent) for heading, value in comparison.columns.items()]
+
+
+def table_of_lines(
+    name: str,
+    lines: Sequence[ResultLine],
+    columns: Sequence[Column] | None = None,
+    rows: Iterable[str] | None = None,
+    failed: Mapping[str, Sequence[Any]] | None = None,
+    **parts: Any,
+) -> Table:
+    """A table over these lines, by default with their rows and columns; ``failed`` has the failed runs of rows."""
+    if columns is None:
+        columns = [Column(heading) for heading in dict.fromkeys(each for line in lines for each in line.values)]
+    runs: dict[str, list[Any]] = {row: [] for row in rows or [line.configuration for line in lines]}
+    for line in lines:
+        runs[line.configuration].append(line)
+    every = {row: [*of_row, *(failed or {}).get(row, ())] for row, of_row in runs.items()}
+    return Table.over(name, columns, every, label=method_name, value=_value, **parts)
+
+
+def comparison_table(name: str, comparison: Comparison, lines: Sequence[ResultLine], **parts: Any) -> Table:
+    """The table of a comparison over these lines."""
+    parts |= {"title": comparison.title, "published": comparison.paper, "source": comparison.source}
+    return table_of_lines(name, lines, columns_of(comparison), comparison.configurations, **parts)
+
+
+def _value(column: Column, line: ResultLine) -> float | None:
+    return line.values.get(column.title)
+
+
+def results_file(job: str, table: str) -> str:
+    """The name of the file of a table's lines."""
+    return f"{job}-{table}.jsonl"
+
+
+def as_lines(lines: Iterable[ResultLine]) -> bytes:
+    """The lines of a table, as JSON."""
+    return b"".join(json_line(line.as_json()) for line in lines)
+
+
+def write_lines(lines: Iterable[ResultLine], results: Path, job: str, table: str) -> Path:
+    """Write the lines of a table into this folder; return the file."""
+    file = results_file(job, table)
+    Folder(results).write(file, as_lines(lines))
+    return results / file
+
+
+def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results: Path) -> Path:
+    """Write the results of ``concord analyze`` for runs of one job; return the file."""
+    lines = [
+        ResultLine(
+            each["method"],
+            each["seed"],
+            as_cells(read_measurements(each)),
+            each["seconds"],
+            {"command": command, **each["origin"]},
+        )
+        for each in analyses
+    ]
+    return write_lines(lines, results, analyses[0]["job"], ANALYZED)

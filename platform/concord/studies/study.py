@@ -2,9 +2,13 @@
 
 import contextlib
 import dataclasses
+import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
@@ -15,15 +19,14 @@ from concord.runs.key import recorded_config
 from concord.runs.lifecycle import Info, reopened
 from concord.runs.preflight import preflight
 from concord.runs.spec import RunSpec
-from concord.space import format_point
-from concord.studies.criterion import SCORED_ON, Judge
-from concord.studies.group_progress import GroupProgress
+from concord.space import Point, format_point
+from concord.studies.criterion import SCORED_ON
 from concord.studies.plan import StudyPlan
-from concord.studies.pool import Interruption, Pool, open_group
-from concord.studies.proposals import ProposalList, Trial
-from concord.studies.results import StudyResult, judged, write_results
-from concord.studies.spaces import config_at
-from concord.studies.stopping import StopRule, replay, scheduler
+from concord.studies.pool import SCHEDULER, Pool, open_group
+from concord.studies.proposals import GroupProgress, ProposalList, Trial
+from concord.studies.results import StudyResult, study_result, write_results
+from concord.studies.search import config_at
+from concord.studies.trial import PROGRESS, SCORE
 from concord.tracking.store import PARENT
 from concord.training.options import TrainConfig
 from concord.training.worker_data import check_environments
@@ -57,7 +60,7 @@ class _Search:
 
     def __init__(self, plan: StudyPlan, pool: Pool, progress: GroupProgress) -> None:
         self._plan, self._progress, self.stopping = plan, progress, scheduler(plan.options.scheduler)
-        runs = pool.runs(plan.judge)
+        runs = pool.runs()
         self._search = plan.search()
         begun = runs.begun("trial")
         self.again = [each for each in begun if not each.complete]
@@ -77,9 +80,7 @@ class _Search:
         """The runs of the next trial."""
         if self.again:
             trial = self.again.pop(0)
-            parts: dict[str | None, Run] = dict(trial.folds.items())
-            parts |= {} if trial.run is None else {None: trial.run}
-            ended = {left_out: run for left_out, run in parts.items() if run.status in ("FINISHED", "FAILED")}
+            ended = {left_out: run for left_out, run in trial.parts.items() if run.status in ("FINISHED", "FAILED")}
             self._ended[trial.number] = ended
             specs = self._parts(trial.number, trial.point)
             return [each for each in specs if each.place.get("left_out") not in ended]
@@ -88,9 +89,9 @@ class _Search:
         self._begun += 1
         return self._parts(self._begun - 1, point)
 
-    def _parts(self, number: int, point: Mapping[str, object]) -> list[RunSpec]:
+    def _parts(self, number: int, point: Point) -> list[RunSpec]:
         plan = self._plan
-        return plan.parts("trial", number, dict(point), folds=plan.folds, stop_when=str(plan.stop_rule))  # type: ignore[arg-type]
+        return plan.parts("trial", number, point, folds=plan.folds, stop_when=str(plan.stop_rule))
 
     def ended(self, spec: RunSpec, run: Run) -> None:
         """Add the score of the run's trial to the search, once it is over; keep the best checkpoints."""
@@ -99,12 +100,9 @@ class _Search:
         ended[place.get("left_out")] = run
         if len(ended) == 1 + len(self._plan.folds) or run.failure is not None:
             del self._ended[number]
-            folds = {name: each for name, each in ended.items() if name is not None}
-            judge = self._plan.judge
-            whole = ended.get(None)
-            trial = Trial("trial", number, place["point"], None, place["resolved"], whole, folds, judge)
+            trial = Trial("trial", number, place["point"], None, place["resolved"], ended, self._plan.evaluator)
             self._observe(trial)
-            if not isinstance(whole, OpenRun | None):  # it was there, so Ray Tune has not seen it
+            if not isinstance(trial.run, OpenRun | None):  # it was finished before, so Ray Tune has not seen it
                 self._replay(trial)
 
     def keep_above(self, spec: RunSpec) -> float:
@@ -125,31 +123,27 @@ class _Search:
             return
         self._search.observe(trial.number, trial.point, self._plan.criterion.score(trial.metrics))
         ranked = self._plan.criterion.ranked([*self._finished, trial])
-        kept = self._plan.options.keep_trials
-        names = {each.run.name for each in ranked[:kept] if each.run is not None}  # two trials may have the same run
-        for each in [*ranked[kept:], *([] if trial in ranked else [trial])]:
-            if each.run is None or each.run.name in names:
-                continue
-            if each.run.record.get("group") == self._plan.name:
-                remove_checkpoints(each.run, 0)
-        self._finished = ranked[:kept]
+        self._finished = ranked[: self._plan.options.keep_trials]
+        names = {each.run.name for each in self._finished if each.run is not None}  # two trials may have the same run
+        for run in (each.run for each in [*ranked, trial]):
+            if run is not None and run.name not in names and run.record.get("group") == self._plan.name:
+                remove_checkpoints(run, 0)
 
 
 def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     """Run the remaining parts of a study."""
-    judge = plan.judge
-    runs = pool.runs(judge)
+    runs = pool.runs()
     done = len(runs.ended("trial"))
-    looks = f"; the o.o.d. test decides over {plan.test_usage} (oracle)" if plan.test_usage else ""
+    oracle = f"; the o.o.d. test decides over {plan.test_usage} (oracle)" if plan.test_usage else ""
     info(
         f"study {plan.name}: {plan.method}, {plan.options.search}, "
         + (f"{done} of {plan.trials} trials are done" if done else f"{plan.trials} trials")
         + f", {pool.resources.concurrent} at a time, judged by {plan.criterion.metric}, "
-        f"{plan.criterion.direction} ({SCORED_ON[plan.criterion.selection]}){looks}"
+        f"{plan.criterion.direction} ({SCORED_ON[plan.criterion.selection]}){oracle}"
     )
     if not pool.group.resumed and plan.own is not None:
         info(f"the first trial has the job's own settings: {plan.own}")
-    _search(plan, pool, judge, info)
+    _search(plan, pool, info)
     finished = runs.finished("trial")
     if not finished:
         failed = runs.ended("trial")
@@ -164,12 +158,11 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
         *_left_out(plan, ranked[: plan.options.shortlist], info),
         *(spec for seed in plan.new_seeds for spec in plan.parts("seed", best.number, best.point, seed, plan.folds)),
     ]
-    repeat = dataclasses.replace(judge, stop_rule=StopRule())
-    if left := pool.ask(wanted):
-        pool.run(ProposalList(left), GroupProgress("trainings of the best trials", len(left), info), repeat)
+    if left := [spec for spec, run in pool.ask(wanted) if run is None]:
+        pool.run(ProposalList(left), GroupProgress("trainings of the best trials", len(left), info))
     if plan.base.run.register:
-        pool.group.run.describe(**_register(plan, best, pool, repeat, info))
-    return write_results(judged(pool.group.run, runs), info, pool.group)
+        pool.group.run.describe(**_register(plan, best, pool, info))
+    return write_results(study_result(pool.group.run, runs), info, pool.group)
 
 
 def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[RunSpec]:
@@ -189,7 +182,7 @@ def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[R
     return [spec for each in shortlist for spec in plan.parts("left-out", each.number, each.point, folds=folds)]
 
 
-def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
+def _search(plan: StudyPlan, pool: Pool, info: Info) -> None:
     parts = 1 + len(plan.folds)
     progress = GroupProgress("trials", plan.trials, info, plan.criterion, parts)
     proposer = _Search(plan, pool, progress)
@@ -197,17 +190,16 @@ def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
         info(f"{len(proposer.again)} unfinished trials are resumed or repeated")
     if proposer.over:
         return
-    interruption = Interruption(plan.options.max_minutes)
-    for run in (run for trial in pool.runs(judge).ended("trial") for run in trial.runs):
+    for run in (run for trial in pool.runs().ended("trial") for run in trial.runs):
         progress.earlier(run)
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
-    pool.run(proposer, progress, judge, proposer.stopping, interruption, labels)
+    out_of_time = pool.run(proposer, progress, proposer.stopping, plan.options.max_minutes, labels)
     info(progress.line())
-    if interruption.out_of_time:
+    if out_of_time:
         info(f"--max-minutes {plan.options.max_minutes:g}: the time has run out; the same --name continues the search")
 
 
-def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: Info) -> Mapping[str, object]:
+def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping[str, object]:
     """Register the best trial from its last checkpoint; return its registration."""
     tags = {
         "concord.study": plan.name,
@@ -230,7 +222,7 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         info(f"the best trial, {winner.number}, has no checkpoint and is trained once more: {point}")
         (spec,) = plan.parts("trial", winner.number, winner.point)
         spec = dataclasses.replace(spec, name=f"{spec.name}-again", place={**spec.place, "kind": "winner"})
-        pool.run(ProposalList([spec], keep=True), GroupProgress("training of the best trial", 1, info), judge)
+        pool.run(ProposalList([spec], keep=True), GroupProgress("training of the best trial", 1, info))
         run = pool.runs().run(str(spec.name))
         if run.failure is not None:
             raise RunFailedError(f"the best trial, trained once more, failed: {run.failure}")
@@ -251,3 +243,34 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, judge: Judge, info: In
         opened.append("ended", status="FINISHED", **end)
         opened.sync()
     return {**{name: report[name] for name in ("model", "champion", "registration")}, "winner_of": winner.run.name}
+
+
+def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
+    """The Ray Tune scheduler, for scores of which larger is better."""
+    if kind == "asha":
+        return AsyncHyperBandScheduler(
+            time_attr=PROGRESS, metric=SCORE, mode="max", max_t=100, grace_period=10, reduction_factor=3
+        )
+    if kind == "median":
+        # With a finite slice it would pause trials, which needs checkpoints.
+        never: Any = math.inf
+        return MedianStoppingRule(
+            time_attr=PROGRESS, metric=SCORE, mode="max", grace_period=20, min_samples_required=5, min_time_slice=never
+        )
+    return FIFOScheduler()
+
+
+def replay(scheduler: Any, run: Trial, score: Callable[[Mapping[str, float]], float], epochs: int) -> None:
+    """Report an earlier trial, which Ray Tune has not seen, to a scheduler, so that others are compared with it."""
+    # Do not ask the median rule for decisions, which it would remember: the trials may have run in parallel.
+    median = isinstance(scheduler, MedianStoppingRule)
+    report = scheduler.on_trial_complete if median else scheduler.on_trial_result
+    trial = TuneTrial("earlier", stub=True)
+    scheduler.on_trial_add(None, trial)
+    results = [{PROGRESS: 100 * at.epoch / epochs, SCORE: score(at.metrics)} for at in run.history]
+    # As in Ray Tune, the last result is only reported as the end, unless the scheduler stopped the trial by it.
+    if run.failure is not None:
+        results.append({PROGRESS: 0.0, SCORE: 0.0})
+    for result in results if run.stopped == SCHEDULER else results[:-1]:
+        report(None, trial, result)
+    scheduler.on_trial_complete(None, trial, results[-1])

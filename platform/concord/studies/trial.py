@@ -1,7 +1,10 @@
-"""A run of a group in its process: one evaluation after the other, and then the next run.
+"""A run of a group in its process: its share of the cluster, its data, and one evaluation after the other.
 
 The process lives as long as the pool. It imports, reads the job and maps the shared data only once, so a new run costs
-little more than its training.
+little more than its training. The shared data are loaded once and kept in Ray's object store: one copy a node. Of data
+that are read a batch at a time, the store has the sources, which read in each trial. Trials share data unless an option
+is varied on which the data may depend, which its role says. A job whose ``environments`` reads another option, such as
+the learning rate, has no shared data.
 """
 
 import contextlib
@@ -10,32 +13,274 @@ import functools
 import json
 import logging
 import os
+import pickle
 import signal
 import time
-from collections.abc import Callable, Generator
+import warnings
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import ray
+import torch
 from ray.tune import Trainable
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from concord import logs
+from concord.environments import Environment, Environments, HeldOut
+from concord.environments.source import ConcatSource, InMemory, joined
+from concord.environments.tree import merged
 from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
+from concord.options import OptionGroup, Role, option_values, options_of
 from concord.record import Evaluation
 from concord.redaction import redact
 from concord.runs.execute import RunTask, execute
+from concord.runs.resources import wait_for_resources, waiting_minutes
 from concord.source_file import reason
 from concord.storage import apply_credentials
-from concord.studies.criterion import Judge
-from concord.studies.shared_data import SharedData, without
-from concord.studies.stopping import PROGRESS, SCORE
+from concord.studies.criterion import TrialEvaluator
+from concord.studies.study_options import SharingOptions
+from concord.training import Job, RunConfig, TrainConfig
 from concord.training.checkpoint import RESUMED_SECONDS
+from concord.training.context import ProcessContext
 from concord.training.job import JobFile
-from concord.training.options import TrainConfig, parallel_of
+from concord.training.options import parallel_of
 from concord.training.process import tune_process
-from concord.training.worker_data import WorkerData
+from concord.training.worker_data import WorkerData, prepare
 
+# Schedulers see progress in per cent, so that trials of different lengths are comparable.
+PROGRESS, SCORE = "percent", "score"
 _logger = logging.getLogger("concord.studies")
+
+Node = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrialResources:
+    """The resources of trials.
+
+    Attributes:
+        cpus, gpus: of a trial's process.
+    """
+
+    concurrent: int
+    cpus: float
+    gpus: float
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of a trial's process."""
+        return max(1, int(self.cpus))
+
+
+def check_trial_resources(options: SharingOptions, config: RunConfig) -> None:
+    """Refuse trials that do not fit (InputError), before Ray starts; not if they may wait for resources."""
+    if waiting_minutes(config) == 0 and (nodes := _expected_nodes(config)):
+        _divide(options, config, nodes)
+
+
+def trial_resources(options: SharingOptions, config: RunConfig, info: Callable[[str], None]) -> TrialResources:
+    """Divide the cluster among trials; wait until it holds ``--concurrent`` of them, by default one."""
+    parallel = parallel_of(config)
+    if parallel.workers > 1:
+        trial = [{"GPU" if parallel.use_gpu else "CPU": 1.0}] * parallel.workers
+    else:
+        trial = [{"CPU": 1.0, **({"GPU": options.gpus_per_trial} if parallel.use_gpu else {})}]
+    bundles = trial * max(1, options.concurrent)
+    return wait_for_resources(lambda: _divide(options, config, _nodes()), bundles, config, info)
+
+
+def _nodes() -> list[Node]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _expected_nodes(config: RunConfig) -> list[Node]:
+    """The resources of the cluster's nodes, or this machine's if Ray would start here."""
+    if ray.is_initialized():
+        return _nodes()
+    if config.run.address or os.environ.get("RAY_ADDRESS"):
+        return []  # unknown until Ray is connected
+    return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
+
+
+def _divide(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -> TrialResources:
+    """Divide these nodes among trials (InputError if they do not hold ``--concurrent`` of them)."""
+    parallel = parallel_of(config)
+    cores = [node.get("CPU", 0.0) for node in nodes]
+    cpus, gpus = sum(cores), sum(node.get("GPU", 0.0) for node in nodes)
+    if parallel.use_gpu and gpus == 0:
+        raise InputError("--use-gpu: the Ray cluster has no GPU")
+    if parallel.workers > 1:  # the trial's process only waits for its workers
+        most = int((gpus if parallel.use_gpu else max(cpus, parallel.workers)) // parallel.workers)
+        what = f"{parallel.workers} workers each"
+    elif parallel.use_gpu:
+        whole = options.gpus_per_trial
+        most = sum(_fitting(node.get("GPU", 0.0), whole) for node in nodes)
+        most, what = min(most, int(cpus)), f"{whole:g} GPUs each"
+    else:
+        most, what = int(cpus), "a CPU each"
+    if options.concurrent > most or most == 0:
+        asked = options.concurrent or 1
+        raise InputError(
+            f"--concurrent {asked}: {asked} trials with {what} do not fit; the Ray cluster has {cpus:g} CPUs and "
+            f"{gpus:g} GPUs, enough for {most}"
+        )
+    concurrent = options.concurrent or most
+    if parallel.workers > 1:
+        return TrialResources(concurrent, 0.0, 0.0)
+    # A trial's process fits on one node.
+    share = max(1.0, min(cpus // concurrent, max(cores, default=1.0)))
+    while share > 1 and sum(count // share for count in cores) < concurrent:
+        share -= 1
+    return TrialResources(concurrent, share, options.gpus_per_trial if parallel.use_gpu else 0.0)
+
+
+def _fitting(gpus: float, each: float) -> int:
+    return int(gpus // each) if each >= 1 else int(gpus) * int(1 / each + 1e-9)
+
+
+class _ReadsLearningError(Exception):
+    """A job's data depend on an option of the training."""
+
+
+class _Unreadable:
+    """In place of a group of options on which data must not depend."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise _ReadsLearningError(name)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Environments concatenated in one array a leaf, so that a trial's batches are views of it; or their sources."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    data: Any
+    in_memory: bool
+
+
+@dataclass(frozen=True)
+class SharedData:
+    """The data of a configuration, as references into the object store; made by :func:`share_data`.
+
+    Attributes:
+        options: the options on which the data may depend, with values.
+        environments: names and purposes, without data.
+        left_out: the environment that all runs leave out.
+    """
+
+    options: dict[str, Any]
+    environments: Environments
+    training: _Part
+    held_out: _Part | None
+    eval_only: _Part | None
+    left_out: str | None = None
+
+    def fits(self, config: TrainConfig) -> bool:
+        """Whether these are the data of this configuration, with or without the environment that it leaves out."""
+        left_out = config.data.leave_out
+        if left_out != self.left_out and (self.left_out is not None or self.environments.learn):
+            return False
+        return self.options.items() <= option_values(config).items()
+
+    def prepared(self) -> WorkerData:
+        """The data without a copy; call it on the node that uses them."""
+        training = _environments(self.training)
+        held_out: Sequence[Environment | None] = (
+            _environments(self.held_out) if self.held_out is not None else [None] * len(training)
+        )
+        eval_only = _environments(self.eval_only) if self.eval_only is not None else []
+        pairs = [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
+        return WorkerData(self.environments, pairs, [(environment.name, environment) for environment in eval_only])
+
+
+def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> SharedData | None:
+    """Load the data into the object store.
+
+    None if the data may depend on a varied option or cannot be sent: then each run loads its own.
+    """
+    depends = data_options(type(config))
+    if not depends.isdisjoint(varied):
+        return None
+    learning: Any = {name: _Unreadable() for name in learning_groups(type(config))}
+    guarded = dataclasses.replace(config, **learning)
+    with_guard = dataclasses.replace(job, environments=lambda _: job.environments(guarded))
+    try:
+        prepared = prepare(with_guard, config.resolve(), ProcessContext())
+        held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
+        return SharedData(
+            options={name: value for name, value in option_values(config).items() if name in depends},
+            environments=prepared.environments,
+            training=_put([pair.training for pair in prepared.training]),
+            held_out=_put(held_out) if held_out else None,
+            eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
+            left_out=config.data.leave_out,
+        )
+    except (_ReadsLearningError, TypeError, pickle.PicklingError):  # also a source with the options or an open file
+        return None
+
+
+def learning_groups(kind: type[TrainConfig]) -> frozenset[str]:
+    """The groups of options on which data do not depend."""
+    hints = get_type_hints(kind)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, OptionGroup)}
+    return frozenset(name for name, group in groups.items() if group.role is Role.LEARNING)
+
+
+def data_options(kind: type[TrainConfig]) -> frozenset[str]:
+    """The options on which data may depend, besides the environment that is left out."""
+    learning, roles = learning_groups(kind), (Role.SCIENCE, Role.SCORING)
+    options = [each for each in options_of(kind).values() if each.role in roles and each.name != "leave_out"]
+    return frozenset(each.name for each in options if not learning & {*each.groups})
+
+
+def without(prepared: WorkerData, left_out: str) -> WorkerData:
+    """The same data with one training environment turned into the only validation environment."""
+    environments = prepared.environments.leaving_out(left_out)
+    pair = next(pair for pair in prepared.training if pair.training.name == left_out)
+    parts = [part for part in pair if part is not None]
+    sources = [part.source for part in parts]
+    in_memory = [source for source in sources if isinstance(source, InMemory)]
+    joint = merged([source.data for source in in_memory], torch.cat) if len(in_memory) == len(sources) else None
+    whole = Environment(left_out, ConcatSource(sources) if joint is None else joint)
+    unchanged = {*environments.test, *environments.monitored}
+    others = [(name, environment) for name, environment in prepared.eval_only if name in unchanged]
+    training = [each for each in prepared.training if each is not pair]
+    return WorkerData(environments, training, [(left_out, whole), *others])
+
+
+def _put(environments: Sequence[Environment]) -> _Part:
+    names, sizes = tuple(environment.name for environment in environments), tuple(map(len, environments))
+    sources = [environment.source for environment in environments]
+    in_memory = [source for source in sources if isinstance(source, InMemory)]
+    if len(in_memory) < len(sources):
+        return _Part(names, sizes, ray.put(sources), in_memory=False)
+    data = merged([source.data for source in in_memory], lambda each: ray.put(_storable(joined(each))))
+    return _Part(names, sizes, data, in_memory=True)
+
+
+def _storable(values: Tensor) -> Any:
+    """The tensor as an array, which Ray reads in place; types that numpy lacks (bfloat16) as bytes."""
+    return values.numpy() if values.dtype != torch.bfloat16 else values.view(torch.int16).numpy().view("V2")
+
+
+def _environments(part: _Part) -> list[Environment]:
+    if not part.in_memory:
+        return [Environment(*pair) for pair in zip(part.names, ray.get(part.data), strict=True)]
+    references, structure = pytree.tree_flatten(part.data)
+    leaves = [_tensor(array).split(part.sizes) for array in ray.get(references)]
+    examples = [pytree.tree_unflatten(each, structure) for each in zip(*leaves, strict=True)]
+    return [Environment(*pair) for pair in zip(part.names, examples, strict=True)]
+
+
+def _tensor(array: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the store's memory is read-only; training only reads it
+        if array.dtype.kind == "V":
+            return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+        return torch.from_numpy(array)
 
 
 @dataclass(frozen=True)
@@ -48,7 +293,7 @@ class PoolSpec:
     """
 
     task: RunTask
-    judge: Judge
+    evaluator: TrialEvaluator
     shared: SharedData | None
     threads: int
 
@@ -109,7 +354,7 @@ class TrialProcess(Trainable):
 
     def _training(self, asked: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The results of a run, of which the last is done."""
-        judge, base = self._pool.judge, self._pool.task
+        evaluator, base = self._pool.evaluator, self._pool.task
         folder = dataclasses.replace(base.folder, place=base.folder.place.parent.parent / "runs" / asked["folder"])
         task = dataclasses.replace(base, options=base.options | asked["options"], folder=folder)
         config: Any = task.config(self._job)
@@ -128,12 +373,12 @@ class TrialProcess(Trainable):
             yield {PROGRESS: percent, SCORE: score, "done": False}
         evaluations = self._evaluations(task, config, asked["start"], load)
         for evaluation in evaluations:
-            metrics = judge.metrics(evaluation.metrics)
+            metrics = evaluator.metrics(evaluation.metrics)
             stopped = None
-            if asked["stop_when"] and judge.stop_rule.holds(metrics):
-                stopped = str(judge.stop_rule)
+            if asked["stop_when"] and evaluator.stop_rule.holds(metrics):
+                stopped = str(evaluator.stop_rule)
             done = stopped is not None or evaluation.ended_early or evaluation.epoch == epochs
-            score = judge.score(evaluation.metrics)
+            score = evaluator.score(evaluation.metrics)
             if done:
                 if alone and (stopped is not None or score < asked["keep_above"]):
                     evaluations.close()  # before its last checkpoint, which nothing would read

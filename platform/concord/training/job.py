@@ -1,22 +1,27 @@
 """A job: the model, data and loss of a run. A user writes one Python file that defines it."""
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
+from concord.defaults import DEFAULT_OUTPUT
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.job_files import built_in_jobs, job_name
 from concord.objectives import Objective
-from concord.options import defaults_of, options_of
+from concord.options import as_words, defaults_of, options_of
 from concord.record import Evaluation, Run
+from concord.redaction import redact_words
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
+from concord.storage import display_path, resolve
 from concord.training.comparison import Comparison
 from concord.training.context import RunContext
 from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
@@ -310,6 +315,16 @@ class JobFile:
         """The name of the registered model."""
         named = self.job.loop.model_name if self.job.loop is not None else None
         return self.name if named is None else named(config)
+
+
+def command_line(verb: str, job: str, *words: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """A command on a job, for a shell: words, then options without secrets; the default output folder is left out."""
+    shown = {
+        name: display_path(value) if isinstance(value, Path) else value
+        for name, value in options.items()
+        if name != "output" or value not in (DEFAULT_OUTPUT, resolve(DEFAULT_OUTPUT))
+    }
+    return shlex.join(["concord", verb, job, *redact_words([*words, *as_words(shown)])])
 
 
 def load_job(reference: str) -> JobFile:

@@ -19,9 +19,9 @@ from concord.record import folder_of, require_run
 from concord.runs.spec import restored_config
 from concord.space import Space
 from concord.storage import Folder
+from concord.studies.criterion import StopRule
 from concord.studies.proposals import GroupRuns, Trial
-from concord.studies.spaces import config_at
-from concord.studies.stopping import StopRule
+from concord.studies.search import config_at
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.job import Job
@@ -150,7 +150,7 @@ def _loop(folder: Path, threads: int, part: int, parts: int) -> None:
     record = require_run(Folder(folder), "study").record
     job: Job[Any] = load_job(str(TRIVIAL) if record["job"] == "trivial" else record["job"]).job
     base = restored_config(job.config, record["config"])
-    rule = StopRule.of([part for part in record["deciding"]["stop_when"].split(" and ") if part])
+    rule = StopRule.read(record["deciding"]["stop_when"])
     space = Space.from_json(record["space"])
     for trial in trials(Folder(folder))[part::parts]:
         for evaluation in training(job, config_at(base, space, trial.point).resolve(), ProcessContext(), Silent()):
