@@ -36,7 +36,7 @@ from concord.options import OptionGroup, Role, option_values, options_of
 from concord.record import Evaluation
 from concord.redaction import redact
 from concord.runs.execute import RunTask, execute
-from concord.runs.resources import wait_for_resources, waiting_minutes
+from concord.runs.session import wait_for_resources, waiting_minutes
 from concord.source_file import reason
 from concord.storage import apply_credentials
 from concord.studies.criterion import TrialEvaluator
