@@ -196,11 +196,12 @@ class SharedData:
         return WorkerData(self.environments, pairs, [(environment.name, environment) for environment in eval_only])
 
 
-def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> SharedData | None:
+def share_data(job: Job[Any], given: TrainConfig, varied: Collection[str]) -> SharedData | None:
     """Load the data into the object store.
 
     None if the data may depend on a varied option or cannot be sent: then each run loads its own.
     """
+    config = given.resolve()
     depends = data_options(type(config))
     if not depends.isdisjoint(varied):
         return None
@@ -208,7 +209,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     guarded = dataclasses.replace(config, **learning)
     with_guard = dataclasses.replace(job, environments=lambda _: job.environments(guarded))
     try:
-        prepared = prepare(with_guard, config.resolve(), ProcessContext())
+        prepared = prepare(with_guard, config, ProcessContext())
         held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
         return SharedData(
             options={name: value for name, value in option_values(config).items() if name in depends},
