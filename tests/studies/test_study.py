@@ -589,7 +589,7 @@ def interrupted(words: Sequence[str], when: Callable[[], Any], by: int = signal.
     Gives how many trials had ended, and the words to go on.
     """
     with Command(*words) as process:
-        wait_for(lambda: process.poll() is not None or when(), 240)
+        wait_for(lambda: process.poll() is not None or when(), 1200)
         if by == signal.SIGINT:
             os.killpg(process.pid, by)
         else:
@@ -666,6 +666,42 @@ def test_trials_with_two_workers_are_trained_once_however_the_study_is_killed(
     if killed != "trial":
         assert main(words) == 0
     assert outline(whole(output, 4)) == outline(two_workers)
+
+
+@pytest.mark.slow
+def test_40_trials_with_two_workers_killed_in_every_way_are_those_of_an_undisturbed_study(
+    ray_cluster: None, output: Path
+) -> None:
+    """In turn the driver, a trial's process and a worker are killed, and the driver gets SIGTERM and Ctrl-C."""
+    size = TWO_WORKERS | {"trials": 40}
+    undisturbed = study(output.with_name("undisturbed"), **size | IN_TURN)
+    options = size | {"shortlist": 0, "reruns": 0, "concurrent": 1, "startup": 5}
+    words = command(output, "--name", "s", "--no-register", "--address", ray.get_runtime_context().gcs_address)
+    words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+    def trains(number: int) -> bool:
+        run = read_run(folder_of(output, f"s-trial-{number}"))
+        return run is not None and len(run.evaluations) > 0
+
+    def reached(process: Command, number: int) -> None:
+        wait_for(lambda: process.poll() is not None or trains(number), 1200)
+        assert process.poll() is None, process.communicate()
+
+    with Command(*words) as process:
+        for number, name in ((3, "ray::TrialProcess"), (8, "ray::RayTrainWorker"), (11, "ray::TrialProcess")):
+            reached(process, number)
+            os.kill(children_named(os.getpid(), name)[-1], signal.SIGKILL)
+        reached(process, 14)
+        process.kill()
+    for number, by in ((19, signal.SIGTERM), (26, signal.SIGINT)):
+        _, words = interrupted(words, lambda number=number: trains(number), by)
+    with Command(*words) as process:
+        reached(process, 31)
+        os.kill(children_named(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
+        reached(process, 35)
+        process.kill()
+    assert main(words) == 0
+    assert outline(whole(output, 40)) == outline(undisturbed)
 
 
 @contextlib.contextmanager
