@@ -247,8 +247,8 @@ def _parsed(name: str, text: str, words: Sequence[Value]) -> Entry:
     kinds = {"uniform": "uniform", "log": "log-uniform", "log-uniform": "log-uniform", "int": "integers"}
     if kind in kinds and len(bounds) == 2:
         return _entry(name, {kinds[kind]: bounds})
-    two_numbers = len(bounds) == 2 and all(type(bound) in (int, float) for bound in bounds)
-    if two_numbers or (bounds and kind in kinds):
+    numbers = [type(bound) in (int, float) for bound in (literal(kind), *bounds)]
+    if (len(bounds) == 2 and all(numbers[1:])) or (bounds and (kind in kinds or all(numbers))):
         raise InputError("give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH")
     values = [literal(word.strip(), words) for word in text.split(",")]
     return _entry(name, values if len(values) > 1 else values[0])

@@ -19,7 +19,7 @@ from tracked import tracked_runs
 from concord.cli.job_options import read_command
 from concord.errors import InputError
 from concord.objectives import OBJECTIVES
-from concord.record import EVENTS, Run
+from concord.record import EVENTS, Run, write_record
 from concord.space import Uniform
 from concord.storage import Folder
 from concord.studies.criterion import TrialEvaluator
@@ -389,6 +389,17 @@ def test_every_method_has_a_space_that_a_built_in_job_can_begin_with(tmp_path: P
     assert study.own is not None
     assert study.space.varied()
     assert json.dumps(study.record(Store.open(tmp_path)))
+
+
+def test_more_trials_continue_a_comparison_whose_searches_go_on_as_they_began(tmp_path: Path) -> None:
+    few = plan(SENSORS, tmp_path, {}, methods=("mean", "and-mask"), trials=4).studies
+    for study in few.values():
+        study.folder.make()
+        write_record(study.folder, "study", study.record(Store.open(tmp_path)))
+    more = plan(SENSORS, tmp_path, {}, methods=("mean", "and-mask"), trials=12).studies
+    assert {(study.trials, study.options.startup) for study in more.values()} == {(12, 2)}
+    with pytest.raises(InputError, match="--batch-size 7: the study .* was started with"):
+        plan(SENSORS, tmp_path, {"batch_size": 7}, methods=("mean", "and-mask"), trials=12)
 
 
 def test_every_known_method_is_planned_with_options_that_it_uses(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from concord.aggregation.rules_by_name import has_chance, masks, searched
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import OBJECTIVES, objective_type
 from concord.options import OptionGroup, Place, Role, did_you_mean, group, names_of, option_values, options_of
-from concord.record import Run, read_run
+from concord.record import Run, folder_of, read_record, read_run
 from concord.redaction import is_secret
 from concord.runs.execute import only_process
 from concord.runs.failures import sigterm_as_interrupt
@@ -163,13 +163,15 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
             changed = start.with_options(register=False, **changes_of(job, base, method))
             changed.check()
             space = _space(changed, method)
-            startup = max(1, options.trials // 2)
+            changed = changed.with_options(name=f"{name}-{comparison_name(method, None)}")
+            earlier = read_record(folder_of(base.run.output, str(changed.run.name), "study"), "study")
+            # More trials continue a study, whose search goes on as it began.
+            startup = max(1, options.trials // 2) if earlier is None else int(earlier["deciding"]["startup"])
             own = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
             asked = StudyOptions(shortlist=0).with_options(**shared | own)
             method_job = dataclasses.replace(
                 method_job, job=dataclasses.replace(method_job.job, studies={method: Study(space)})
             )
-            changed = changed.with_options(name=f"{name}-{comparison_name(method, None)}")
             fixed = {*given} & options_of(type(base)).keys()
             studies[method] = plan_study(method_job, TuneOptions(study=asked, config=changed), fixed | {"selection"})
         except InputError as error:
