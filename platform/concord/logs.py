@@ -9,13 +9,17 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from concord.errors import InputError
 
 VARIABLE = "CONCORD_LOG"
 _OWN = "concord"
+_PACKAGE = Path(__file__).parent
+_as_python_does = warnings.formatwarning
 
 _known: dict[str, Any] = {}
 
@@ -69,6 +73,7 @@ def context() -> Context:
 
 def inherit_context(given: Context, **fields: Any) -> None:
     """Log as the parent process does, with more fields."""
+    show_warnings_in_one_line()
     if given.as_json:
         use_json()
     bind_context(**given.known, **fields)
@@ -77,6 +82,19 @@ def inherit_context(given: Context, **fields: Any) -> None:
 def write(line: str, level: int = logging.INFO) -> None:
     """Log a line of Concord's own."""
     logging.getLogger(_OWN).log(level, line, stacklevel=3)  # the caller's caller
+
+
+def show_warnings_in_one_line() -> None:
+    """Show the warnings of this package in one line, without the place in its files; those of other code as before."""
+    warnings.formatwarning = _in_one_line
+
+
+def _in_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    if Path(filename).is_relative_to(_PACKAGE):
+        return f"warning: {' '.join(str(message).split())}\n"
+    return _as_python_does(message, category, filename, lineno, line)
 
 
 class _Json(logging.Formatter):

@@ -120,6 +120,7 @@ def entry() -> None:
     runs_jobs = sys.argv[1:2] and sys.argv[1] in ("train", "tune", "compare", "demo", "data", "analyze")
     for category in (FutureWarning, DeprecationWarning):
         warnings.simplefilter("ignore", category)
+    structured_logs.show_warnings_in_one_line()
     with reported_death() if runs_jobs else contextlib.nullcontext():
         try:
             try:
