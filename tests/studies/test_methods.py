@@ -398,7 +398,7 @@ def test_more_trials_continue_a_comparison_whose_searches_go_on_as_they_began(tm
         write_record(study.folder, "study", study.record(Store.open(tmp_path)))
     more = plan(SENSORS, tmp_path, {}, methods=("mean", "and-mask"), trials=12).studies
     assert {(study.trials, study.options.startup) for study in more.values()} == {(12, 2)}
-    with pytest.raises(InputError, match="--batch-size 7: the study .* was started with"):
+    with pytest.raises(InputError, match=r"--batch-size 7: the study .* was started with"):
         plan(SENSORS, tmp_path, {"batch_size": 7}, methods=("mean", "and-mask"), trials=12)
 
 
