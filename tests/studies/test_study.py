@@ -687,17 +687,27 @@ def test_40_trials_with_two_workers_killed_in_every_way_are_those_of_an_undistur
         wait_for(lambda: process.poll() is not None or trains(number), 1200)
         assert process.poll() is None, process.communicate()
 
+    def kill(name: str) -> None:
+        def one() -> bool:  # it may end in the meantime
+            for found in children_named(os.getpid(), name):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(found, signal.SIGKILL)
+                    return True
+            return False
+
+        wait_for(one, 240)
+
     with Command(*words) as process:
         for number, name in ((3, "ray::TrialProcess"), (8, "ray::RayTrainWorker"), (11, "ray::TrialProcess")):
             reached(process, number)
-            os.kill(children_named(os.getpid(), name)[-1], signal.SIGKILL)
+            kill(name)
         reached(process, 14)
         process.kill()
     for number, by in ((19, signal.SIGTERM), (26, signal.SIGINT)):
         _, words = interrupted(words, lambda number=number: trains(number), by)
     with Command(*words) as process:
         reached(process, 31)
-        os.kill(children_named(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
+        kill("ray::RayTrainWorker")
         reached(process, 35)
         process.kill()
     assert main(words) == 0
