@@ -135,8 +135,8 @@ class TableEncoder:
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with texts as names of its columns, and its decimals, which databases export, as float64."""
-    frame = frame.rename(columns=str)
+    """The table with stripped texts as names of its columns, and its decimals, which databases export, as float64."""
+    frame = frame.rename(columns=lambda name: str(name).strip())
     decimals = [name for name, column in frame.items() if _is_decimal(column)]
     return frame.assign(**{name: pd.to_numeric(frame[name].astype(object)) for name in decimals})
 
@@ -144,6 +144,15 @@ def plain(frame: pd.DataFrame) -> pd.DataFrame:
 def _is_decimal(column: pd.Series) -> bool:
     objects = pd.api.types.is_object_dtype(column) and pd.api.types.infer_dtype(column, skipna=True) == "decimal"
     return objects or str(column.dtype).startswith("decimal")  # the second is Arrow's
+
+
+def stripped(column: pd.Series) -> pd.Series:
+    """The column with its texts without spaces around; numbers stay."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        column = column.astype(column.cat.categories.dtype)
+    if pd.api.types.is_object_dtype(column):
+        return column.map(lambda value: value.strip() if isinstance(value, str) else value)
+    return column.str.strip() if pd.api.types.is_string_dtype(column) else column
 
 
 def _texts(column: pd.Series) -> pd.Series:
@@ -168,7 +177,7 @@ def _numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
             dates = pd.to_datetime(column, format="ISO8601", utc=True)  # a column may have several time zones
             values = getattr(dates.dt, part)
         elif kind == "boolean" and not pd.api.types.is_numeric_dtype(column):
-            values = column.astype("string").str.lower().map(_BOOLEANS, na_action="ignore")
+            values = column.astype("string").str.strip().str.lower().map(_BOOLEANS, na_action="ignore")
             if wrong := (values.isna() & column.notna()).to_numpy().nonzero()[0].tolist():
                 raise ValueError(f"{column.iloc[wrong[0]]!r} is not a boolean")
         else:
