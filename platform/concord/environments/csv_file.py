@@ -216,7 +216,8 @@ def _numbers(cells: pa.ChunkedArray, form: CsvFormat) -> pd.Series | None:
         cells = pc.replace_substring(cells, form.decimal, ".")
     try:
         whole = pc.cast(cells, pa.int64())
-        return None if _has_hexadecimals(cells) else exact(whole)
+        hexadecimal = pc.any(pc.match_substring(cells, "x", ignore_case=True)).as_py()  # Arrow reads 0x1A as 26
+        return None if hexadecimal else exact(whole)
     except pa.ArrowInvalid:
         pass
     try:
@@ -235,8 +236,3 @@ def exact(numbers: pa.ChunkedArray) -> pd.Series:
     rounded = numbers.null_count and max(map(abs, (each or 0 for each in ends.values()))) > _EXACT
     nullable = {pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
     return numbers.to_pandas(types_mapper=nullable.get) if rounded else numbers.to_pandas()
-
-
-def _has_hexadecimals(cells: pa.ChunkedArray) -> bool:
-    """Whether Arrow would read some as numbers of base 16."""
-    return bool(pc.any(pc.match_substring(cells, "x", ignore_case=True)).as_py())

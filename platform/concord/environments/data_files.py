@@ -55,7 +55,7 @@ def data_files(
     if not used:
         raise ArgumentError(option, shown, f"{nothing} ({counted})")
     if others:
-        expected = f"files are at {place} and end with {' '.join(sorted(endings))}"
+        expected = f"files {f'are at {place} and ' if depth else ''}end with {' '.join(sorted(endings))}"
         warnings.warn(f"{shown}: {counted}; they are left out, since {expected}; read: {_some(used)}", stacklevel=3)
     return used
 
