@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import warnings
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,18 @@ def test_codes_of_many_digits_stay_apart_beside_an_empty_cell(column: str, tmp_p
             with pytest.warns(UserWarning, match="1 of 60 rows have no given"):
                 labelled = read(data, target="given").table.frame
             assert read(labelled, environment="given").train == tuple(map(str, LONG))
+
+
+def test_decimals_of_many_digits_stay_apart_as_codes() -> None:
+    """Databases export them so."""
+    codes = [Decimal(LONG[at % 3]) for at in range(60)]
+    frame = pd.DataFrame({"site": list("ab") * 30, "died": [0, 1] * 30, "given": codes})
+    frame.loc[7, "given"] = None
+    for data in (frame, frame.astype({"given": pd.ArrowDtype(pa.decimal128(20, 0))})):
+        encoder = read(data, kinds={"given": "category"}).fitted(0, 0).encoder
+        assert encoder is not None
+        assert [each.levels for each in encoder.categories] == [tuple(map(str, LONG))]
+        assert read(data).table.kinds["given"] == "numeric"
 
 
 @pytest.mark.parametrize(
