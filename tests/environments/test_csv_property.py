@@ -57,8 +57,8 @@ class File:
 @st.composite
 def columns(draw: Any, name: str, rows: int, decimal: str, thousands: str, marker: str) -> Column:
     column = Column(name, draw(KINDS))
-    gaps, marked = draw(st.booleans()), draw(st.booleans())
-    wholes = st.integers(-(2**63) + 1, 2**63 - 1) if column.kind == "long" else st.integers(-99_999, 99_999)
+    gaps, marked = draw(st.sampled_from([True, True, False])), draw(st.booleans())
+    wholes = st.integers(2**53 + 1, 2**63 - 1) if column.kind == "long" else st.integers(-99_999, 99_999)
     floats = st.floats(allow_nan=False, allow_infinity=False)
     levels = draw(st.lists(LETTERS.map(lambda text: f"x{text}".strip()), min_size=1, max_size=4))
     for row in range(rows):
@@ -87,7 +87,7 @@ def columns(draw: Any, name: str, rows: int, decimal: str, thousands: str, marke
                 special = False
         if row == 0:
             pass  # a column has a value
-        elif gaps and draw(st.integers(0, 4)) == 0:
+        elif gaps and draw(st.sampled_from([True, False, False])):
             value, cell, special = None, draw(st.sampled_from(["", "NA", "nan"])), False
         elif marked and column.kind in ("whole", "float") and draw(st.integers(0, 3)) == 0:
             value, cell, special = None, marker, True
@@ -170,11 +170,8 @@ def check(file: File) -> None:
         assert found.isna().tolist() == [value is None for value in column.values]
         match column.kind:
             case "whole" | "long" | "float":
-                # As pandas does with explicit types; whole numbers beside a gap need a nullable one.
-                meant = pd.array(column.values, dtype="float64" if column.kind == "float" else "Int64")
-                assert [type(meant[0])(each) for each in found.dropna()] == list(meant[~pd.isna(meant)]) or (
-                    [int(each) for each in found.dropna()] == known
-                )
+                kind = float if column.kind == "float" else int
+                assert [kind(each) for each in found.dropna()] == known
             case "code":
                 assert [int(each) for each in found.dropna()] == [int(each) for each in known]
             case "truth":
