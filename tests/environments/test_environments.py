@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import scipy.sparse
 import torch
 from bitwise import bitwise
 from hypothesis import given, settings
@@ -30,6 +32,7 @@ from concord.environments import (
     ExampleSource,
     InMemory,
     Switching,
+    from_dataset,
     from_folder,
     split_held_out,
 )
@@ -570,7 +573,8 @@ def write_npz(path: Path, seed: int = 0, **more: Any) -> tuple[np.ndarray, np.nd
 def test_npz_files_become_environments(tmp_path: Path) -> None:
     written = {name: write_npz(tmp_path / f"{name}.npz", seed) for seed, name in enumerate(["b", "a.2019", "c"])}
     (tmp_path / "notes.txt").write_text("not data")
-    environments = from_folder(tmp_path, test=["c"])
+    with pytest.warns(UserWarning, match=r"other files: 1, such as notes.txt; they are left out, since .* \.npz"):
+        environments = from_folder(tmp_path, test=["c"])
     assert environments.train == ("a.2019", "b")
     assert environments.test == ("c",)
     for name, (inputs, targets) in written.items():
@@ -862,3 +866,56 @@ def test_some_examples_are_drawn_from_all_and_keep_their_order() -> None:
     assert torch.equal(inputs, some_examples(ordered, 32, 0, "consistency")[0])
     assert not torch.equal(inputs, some_examples(ordered, 32, 1, "consistency")[0])
     assert len(some_examples(ordered, 2000, 0, "consistency")[1]) == 1000
+
+
+_VALUES = np.arange(6, dtype=np.float32).reshape(3, 2)
+_HOLES = np.ma.masked_equal(_VALUES, 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        (_HOLES, "are a masked array with 1 masked values, which have no number; give values.filled"),
+        (list(_HOLES), "are a masked array with 1 masked values"),
+        (torch.tensor(_VALUES).to_sparse(), "are a sparse_coo tensor; give a dense one, such as values.to_dense()"),
+        (torch.tensor(_VALUES).to_sparse_csc(), "are a sparse_csc tensor"),
+        (torch.nested.nested_tensor([torch.ones(2)] * 3, layout=torch.jagged), "are a nested tensor"),
+        (torch.tensor(_VALUES).cfloat(), "are of type complex64; expected real numbers"),
+        (scipy.sparse.csr_matrix(_VALUES), "are a sparse csr_matrix of SciPy; give values.toarray()"),
+        (scipy.sparse.coo_array(_VALUES), "are a sparse coo_array of SciPy"),
+    ],
+)
+def test_arrays_without_a_number_in_each_place_are_refused_by_name(inputs: Any, reason: str) -> None:
+    for pair in ((inputs, np.zeros(3)), (np.zeros((3, 2)), inputs)):
+        with pytest.raises(InputError, match=f"environment a: its (inputs|targets) {re.escape(reason)}"):
+            Environment.of("a", *pair)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.tensor(_VALUES, requires_grad=True),
+        torch.nn.Parameter(torch.tensor(_VALUES)),
+        list(torch.tensor(_VALUES, requires_grad=True)),
+        np.ma.array(_VALUES),
+        pd.DataFrame(_VALUES).astype(pd.SparseDtype("float32")),
+    ],
+)
+def test_gradients_and_masks_without_a_masked_value_leave_the_numbers(inputs: Any) -> None:
+    found = Environment.of("a", inputs, np.zeros(3)).inputs
+    assert torch.equal(found, torch.tensor(_VALUES))
+    assert not found.requires_grad
+
+
+def test_an_example_of_a_dataset_is_numbers_too() -> None:
+    groups, targets = list("aabb"), [0, 1, 0, 1]
+    whole = torch.arange(8.0).view(4, 2)
+    found = from_dataset(list(zip(whole.clone().requires_grad_(), targets, strict=True)), groups)
+    inputs, _ = found["a"].take(slice(None))
+    assert torch.equal(inputs, whole[:2])
+    assert not inputs.requires_grad
+    holes = list(zip(np.ma.masked_equal(whole.numpy(), 3), targets, strict=True))
+    with pytest.raises(InputError, match="environment a: example 1 is a masked array with 1 masked values"):
+        from_dataset(holes, groups)["a"].take(slice(None))
+    with pytest.raises(InputError, match="targets=MaskedArray: is a masked array"):
+        from_dataset(holes, groups, targets=np.ma.masked_equal(targets, 1))

@@ -41,8 +41,11 @@ def test_other_files_are_counted(folder: Path) -> None:
     (folder / ".git" / "index").write_text("")
     shutil.copytree(folder / "day" / "cat", folder / "day" / "cat" / "more")
     (folder / "day" / "cat" / "a.tif").write_text("no image")
-    expected = "images are at DOMAIN/CLASS/IMAGE and end with .bmp .jpeg .jpg .png .webp"
-    line = f"^{folder}: other files: 5, such as day/cat/a.tif; they are left out, since {expected}$"
+    (folder / "day" / "cat" / "._a.png").write_text("no image")
+    expected = "files are at DOMAIN/CLASS/IMAGE and end with .bmp .jpeg .jpg .png .webp"
+    some = r"day/cat/\._a.png \(hidden\), day/cat/a.tif, day/cat/more/00.png and 3 more"
+    read = "dawn/cat/00.png, dawn/cat/01.png, dawn/cat/02.png and 21 more"
+    line = f"^{folder}: other files: 6, such as {some}; they are left out, since {expected}; read: {read}$"
     with pytest.warns(UserWarning, match=line):
         environments = from_image_folder(folder)
     assert len(environments["day"]) == 8
@@ -132,9 +135,9 @@ def test_a_class_that_no_training_domain_has_is_refused(folder: Path) -> None:
         ({"folder": "nowhere"}, "nowhere: there is no such folder"),
         (
             {"folder": "images/day", "test": ["night"]},
-            "images/day: no image is at DOMAIN/CLASS/IMAGE (other files: 8, such as cat/00.png)",
+            "images/day: no image is at DOMAIN/CLASS/IMAGE (other files: 8, such as cat/00.png, ",
         ),
-        ({"folder": "."}, "no image is at DOMAIN/CLASS/IMAGE (other files: 24, such as images/dawn/cat/00.png)"),
+        ({"folder": "."}, "no image is at DOMAIN/CLASS/IMAGE (other files: 24, such as images/dawn/cat/00.png, "),
         ({"test": ["night", "day"]}, "two training domains are needed, as DOMAIN/CLASS/IMAGE; found dawn"),
         ({"test": ["noon"]}, "test=noon: there is no such environment; there are dawn, day, night"),
     ],

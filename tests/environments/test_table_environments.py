@@ -1,5 +1,6 @@
 """Tables: environments by a column, an encoder fitted only to training rows, one line for invalid tables."""
 
+import csv
 import dataclasses
 import json
 from decimal import Decimal
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.environments import table
+from concord.environments.csv_file import MISSING
 from concord.environments.table import TableEnvironments, from_table, inferred_kinds
 from concord.environments.table_encoder import RARE, TableEncoder
 from concord.errors import ArgumentError, InputError
@@ -380,7 +381,7 @@ def test_an_environment_may_be_called_none_and_have_spaces_around(tmp_path: Path
 
 
 def test_the_cells_without_a_value_are_those_of_pandas_but_for_none() -> None:
-    assert {*table._MISSING} == pd._libs.parsers.STR_NA_VALUES - {"None"}
+    assert {*MISSING} == pd._libs.parsers.STR_NA_VALUES - {"None"}
 
 
 def test_classes_that_are_no_whole_numbers_stay() -> None:
@@ -492,7 +493,7 @@ def test_a_spreadsheet_is_no_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", ["ab", "", r"\t", "é"])
 def test_a_separator_is_one_character_or_spaces(tmp_path: Path, separator: str) -> None:
-    patients().to_csv(tmp_path / "table.csv", sep=" ", index=False)
+    patients().to_csv(tmp_path / "table.csv", sep=" ", index=False, na_rep="NA", quoting=csv.QUOTE_NONNUMERIC)
     with pytest.raises(ArgumentError) as refused:
         environments(tmp_path / "table.csv", separator=separator)
     expected = r"must be one character (a tab is $'\t' in a shell), or \s+ for any number of spaces"

@@ -1,5 +1,7 @@
 """The job `table`: from a CSV file to a champion that takes raw rows, without Python and without Concord."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -20,6 +22,7 @@ import pytest
 import torch
 from forked import WITHOUT_CONCORD, run_program
 from ports import free_port
+from sklearn.linear_model import LinearRegression
 from test_table_environments import patients
 
 from concord.cli import main
@@ -239,3 +242,75 @@ def test_a_fold_does_not_share_what_was_fitted_with_its_environment(trained: Pat
     )
     assert whole.training.name == fold.training.name
     assert not torch.equal(whole.training.inputs, fold.training.inputs)
+
+
+@pytest.fixture(scope="module")
+def regressed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with prices around 430,000, and the report of linear regression on them."""
+    folder = tmp_path_factory.mktemp("prices")
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(800, 3))
+    prices = 430_000 + inputs @ [60_000, -25_000, 10_000] + draw.normal(scale=8_000, size=800)
+    frame = pd.DataFrame(inputs, columns=["area", "age", "floor"]).assign(
+        town=np.repeat(list("abcd"), 200), price=prices
+    )
+    frame.to_csv(folder / "prices.csv", index=False)
+    where = ["--data", str(folder / "prices.csv"), "--output", str(folder / "out")]
+    about = ["--environment", "town", "--target", "price", "--test", "d"]
+    method = ["--network", "linear", "--aggregator", "mean", "--epochs", "80", "--lr", "0.03", "--name", "first"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["train", "table", *where, *about, *method, "--json"]) == 0
+    return folder, json.loads(printed.getvalue().splitlines()[-1])
+
+
+def test_a_regression_has_the_errors_of_least_squares_in_the_targets_units(
+    regressed: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, report = regressed
+    frame = pd.read_csv(folder / "prices.csv")
+    columns, test = ["area", "age", "floor"], frame.town == "d"
+    moved = LinearRegression().fit(frame.loc[~test, columns], frame.price[~test]).predict(frame[columns]) - frame.price
+    found = report["metrics"]
+    assert found["ood_mse"] == pytest.approx((moved[test] ** 2).mean(), rel=0.05)
+    assert found["ood_mae"] == pytest.approx(moved[test].abs().mean(), rel=0.05)
+    assert found["ood_constant_mse"] == pytest.approx(frame.price[test].var(), rel=0.05)
+    assert found["ood_loss"] == pytest.approx(found["ood_mse"] / frame.price[~test].var(), rel=0.1)
+
+
+def test_a_champion_of_a_regression_predicts_in_the_targets_units(regressed: tuple[Path, dict[str, Any]]) -> None:
+    folder, report = regressed
+    program = """
+import mlflow, pandas
+mlflow.set_tracking_uri("sqlite:///out/mlflow.db")
+rows = pandas.read_csv("prices.csv")
+moved = (mlflow.pyfunc.load_model("models:/table@champion").predict(rows).price - rows.price)[rows.town == "d"]
+print((moved ** 2).mean())
+"""
+    found = float(run_program(WITHOUT_CONCORD + program, folder).strip().splitlines()[-1])
+    assert found == pytest.approx(report["metrics"]["ood_mse"], rel=1e-5)
+
+
+def test_a_regression_that_learns_nothing_says_so(
+    regressed: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = regressed
+    words = ["--environment", "town", "--target", "price", "--epochs", "1", "--lr", "3", "--no-register"]
+    where = ["--data", str(folder / "prices.csv"), "--output", str(folder / "lost")]
+    assert main(["train", "table", *where, *words, "--aggregator", "mean"]) == 0
+    line = "warning: no better than the mean of the training target: mse on held-out examples"
+    assert line in capsys.readouterr().err
+
+
+def test_a_check_shows_what_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    patients().assign(pressure=lambda rows: ["?", *map(str, range(len(rows) - 1))]).to_csv(tmp_path / "east.csv")
+    (tmp_path / ".west.csv").write_text("hidden")
+    words = ["data", "table", "--check", str(tmp_path), *TABLE, "--json"]
+    for _ in range(2):  # the table is not kept from before
+        assert main(words) == 0
+        found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["warnings"]
+        assert len(found) == 2
+        assert "other files: 1, such as .west.csv (hidden); they are left out" in found[0]
+        assert "column pressure: 1 of 180 cells are no plain numbers, such as '?'; give --missing '?'" in found[1]
+    assert main([*words, "--missing", "?"]) == 0
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert (found["columns"]["pressure"]["kind"], len(found["warnings"])) == ("numeric", 1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Annotated, Any, Literal, cast, get_args
 import tyro
 from torch import Tensor, nn
 
+from concord.environments.csv_file import CsvFormat
 from concord.environments.table import Kind, TableEnvironments, from_table
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
 from concord.options import OptionGroup, group
 from concord.storage import check_address
 from concord.training import Job, TrainConfig
+from concord.training.evaluation import EnvironmentEvaluation
 from concord.training.job import Data
+from concord.training.regression import regression_errors
 from concord_jobs.table.summary import lines, table_summary
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -47,6 +51,14 @@ class TableOptions(OptionGroup):
     """Separator of the columns of a CSV file."""
     encoding: str = "utf-8"
     """Encoding of a CSV file."""
+    decimal: str = "."
+    """Decimal point of the numbers of a CSV file."""
+    thousands: str = ""
+    """Character between groups of three digits in the numbers of a CSV file."""
+    missing: tuple[str, ...] = ()
+    """Cells of a CSV file without a value, such as ? or -9, besides empty ones, NA and the like."""
+    date_format: str = ""
+    """Format of the dates of a CSV file, such as %d/%m/%Y; ISO 8601 needs none."""
     # fmt: on
 
     def check(self) -> None:
@@ -59,10 +71,16 @@ class TableOptions(OptionGroup):
             raise ArgumentError("target", None, "needed; give the column to predict")
         enough = self.environment_bins is None or self.environment_bins >= 2
         self.require("environment_bins", enough, "must be at least 2")
+        self.csv_format()
         for given in self.columns:
             kind = given.rpartition("=")[2]
             right = "=" in given and kind in KINDS
             self.require("columns", right, f"expected NAME=KIND, with a kind of {', '.join(KINDS)}; found {given}")
+
+    def csv_format(self) -> CsvFormat:
+        """How a CSV file is written (ArgumentError if that cannot be meant)."""
+        written = (self.separator, self.encoding, self.decimal, self.thousands, self.missing, self.date_format)
+        return CsvFormat(*written)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +108,10 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
     """Print environments, kinds of columns, missing values, and columns that identify the environment."""
     options = dataclasses.replace(options, data=options.checked or options.data)
     options.check()
-    summary = table_summary(_table(options).table)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        table = _table.__wrapped__(options).table
+    summary = {**table_summary(table), "warnings": [str(each.message) for each in caught]}
     for line in lines(summary):
         info(line)
     return summary
@@ -108,8 +129,7 @@ def _table(options: TableOptions) -> TableEnvironments:
         kinds={name: cast(Kind, kind) for name, _, kind in (each.rpartition("=") for each in options.columns)},
         task=None if options.task == "auto" else options.task,
         environment_bins=options.environment_bins,
-        separator=options.separator,
-        encoding=options.encoding,
+        **dataclasses.asdict(options.csv_format()),
     )
 
 
@@ -123,8 +143,18 @@ def model(config: TableConfig) -> nn.Module:
     return config.network_options.build(_table(config.table).table)
 
 
+def evaluation(config: TableConfig) -> EnvironmentEvaluation | None:
+    """Errors in the target's units, of a regression."""
+    if environments(config).table.classes is not None:
+        return None
+    fitted = job.environments_of(config).fitted(config.data.held_out, config.run.seed)
+    assert isinstance(fitted, TableEnvironments)
+    assert fitted.target_scale is not None
+    return regression_errors(fitted.target_scale.deviation)
+
+
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of classes, squared error of numbers."""
+    """Cross entropy of classes, squared error of standardized numbers."""
     if targets.is_floating_point():
         return nn.functional.mse_loss(outputs, targets)
     return nn.functional.cross_entropy(outputs, targets)
@@ -135,6 +165,7 @@ job = Job(
     model,
     loss,
     config=TableConfig().with_options(batch_size=64, epochs=100),
+    evaluation=evaluation,
     data=Data(TableCheck, check, prints_result=True),
     reproduces="no paper's result: for data of your own",
 )

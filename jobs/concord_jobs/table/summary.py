@@ -44,6 +44,8 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """The summary as lines of text."""
     left_out = f"; {summary['without_target']} rows without a target are left out" if summary["without_target"] else ""
     yield f"{summary['rows']} rows, a {summary['task']}{left_out}"
+    for warning in summary["warnings"]:
+        yield f"warning: {warning}"
     for name, each in summary["environments"].items():
         shown = ", ".join(f"{value} {share:.3g}" for value, share in each["target"].items())
         yield f"environment {name} ({each['purpose']}): {each['rows']} rows; target {shown}"

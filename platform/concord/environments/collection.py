@@ -157,6 +157,13 @@ class HeldOut(NamedTuple):
     held_out: Environment | None
 
 
+class TargetScale(NamedTuple):
+    """A regression is trained on ``(target - mean) / deviation``, of the training rows."""
+
+    mean: float
+    deviation: float
+
+
 @dataclass(frozen=True)
 class RawRows:
     """How a registered model takes rows of a table, with texts and missing values.
@@ -165,11 +172,13 @@ class RawRows:
         encoder: makes numbers of rows.
         example: a few rows, a pandas frame.
         outputs: the names of the classes, or of the one number.
+        target_scale: of the number; None for classes.
     """
 
     encoder: "TableEncoder"
     example: Any
     outputs: tuple[str, ...]
+    target_scale: TargetScale | None = None
 
 
 class Environments:
@@ -446,8 +455,14 @@ def _pair(name: str, inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
 
 
 def as_tensor(name: str, part: str, values: Array) -> Tensor:
-    """This part of an environment as a tensor; refuse other values than numbers (InputError)."""
-    if not isinstance(values, Tensor):
+    """This part of an environment as a tensor without a gradient; refuse other values than numbers (InputError)."""
+    if (kind := without_numbers(values)) is not None:
+        raise InputError(f"environment {name}: its {part} are {kind}")
+    if isinstance(values, list | tuple) and any(isinstance(each, Tensor | np.ma.MaskedArray) for each in values):
+        values = [as_tensor(name, part, each).numpy(force=True) for each in values]
+    if isinstance(values, Tensor):
+        values = values.detach()
+    else:
         try:
             array = np.asarray(values)
         except ValueError as error:  # rows of different lengths
@@ -463,6 +478,23 @@ def as_tensor(name: str, part: str, values: Array) -> Tensor:
         values = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     tensor: Tensor = values
     return tensor
+
+
+def without_numbers(values: Array) -> str | None:
+    """Why an array has no number in each place, and what to give; None if it has."""
+    if isinstance(values, Tensor):
+        if values.layout != torch.strided or values.is_nested:
+            kind = "nested" if values.is_nested else str(values.layout).removeprefix("torch.")
+            return f"a {kind} tensor; give a dense one, such as values.to_dense()"
+        if values.is_quantized or values.is_complex():
+            return f"of type {str(values.dtype).removeprefix('torch.')}; expected real numbers"
+        return None
+    if isinstance(values, np.ma.MaskedArray) and (count := np.sum(values.mask)):
+        masked = f"a masked array with {count} masked values, which have no number"
+        return f"{masked}; give values.filled(…), or leave these examples out"
+    if type(values).__module__.startswith("scipy.sparse"):
+        return f"a sparse {type(values).__name__} of SciPy; give values.toarray()"
+    return None
 
 
 def _require_alike(environments: Sequence[Environment]) -> None:

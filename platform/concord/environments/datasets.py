@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from concord.environments.collection import Array, Environments, as_tensor, purposes_of
+from concord.environments.collection import Array, Environments, as_tensor, purposes_of, without_numbers
 from concord.environments.readers import empty
 from concord.environments.source import ExampleSource
 from concord.environments.tree import Tree, is_pair, leaf_name
@@ -111,7 +111,9 @@ class _BatchBuilder:
             parts, structure = list(example), self._structure
         else:
             parts, structure = pytree.tree_flatten(example, is_leaf=_is_list)
-        arrays = [part if isinstance(part, Tensor) else _array(part) for part in parts]
+        if (kind := next(filter(None, map(without_numbers, parts)), None)) is not None:
+            raise InputError(f"environment {self._name}: example {place} is {kind}")
+        arrays = [part.detach() if isinstance(part, Tensor) else _array(part) for part in parts]
         if self._filled == 0:
             self._structure = structure
             if type(example) is tuple and list(map(id, parts)) == list(map(id, example)):
@@ -232,6 +234,8 @@ def _column(dataset: Any, argument: str, given: Any) -> list[Any]:
         if given not in names:
             raise ArgumentError(argument, given, f"no such column; there are {', '.join(names) or 'none'}")
         given = dataset[given]
+    if (kind := without_numbers(given)) is not None:
+        raise ArgumentError(argument, type(given).__name__, f"is {kind}")
     values = given.tolist() if hasattr(given, "tolist") else list(given)
     if len(values) != len(dataset):
         raise ArgumentError(argument, f"{len(values)} values", f"the dataset has {len(dataset)} examples")

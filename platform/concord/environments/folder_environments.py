@@ -11,9 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from concord.environments.collection import Array, Environments, purposes_of
+from concord.environments.data_files import data_files, stem
 from concord.environments.parquet import read_table
 from concord.errors import ArgumentError, InputError, first_line
-from concord.storage import display_path, file_checksum, is_remote, listing, local
+from concord.storage import display_path, file_checksum, is_remote, local
+
+_ENDINGS = (".npz", ".parquet")
 
 
 def from_folder(
@@ -45,26 +48,18 @@ def from_folder(
         raise ArgumentError(
             "data_dir", None, "is required; give a folder with one .npz or .parquet file for each environment"
         )
-    folder = Path(folder)
-    names = listing(folder)
+    folder, shown = Path(folder), display_path(folder)
+    nothing = "has no .npz or .parquet file; add one for each environment"
+    names = data_files(folder, _ENDINGS, option="data_dir", shown=shown, place="NAME", nothing=nothing)
     if names is None:
-        raise ArgumentError("data_dir", display_path(folder), "there is no such folder")
-    files: dict[str, Path] = {}
-    for path in (folder / name for name in names):
-        if path.suffix in {".npz", ".parquet"}:
-            if path.stem in files:
-                twice = f"has both {files[path.stem].name} and {path.name}; keep one of them"
-                raise ArgumentError("data_dir", display_path(folder), twice)
-            files[path.stem] = path
-    if not files:
-        missing = "has no .npz or .parquet file; add one for each environment"
-        raise ArgumentError("data_dir", display_path(folder), missing)
+        raise ArgumentError("data_dir", shown, "there is no such folder")
+    files = {stem(name): folder / name for name in names}
     purposes = purposes_of(files, validation, test)
 
     def load(name: str) -> tuple[Array, Array]:
         path = local(files[name])
         try:
-            if path.suffix == ".npz":
+            if path.suffix.lower() == ".npz":
                 return _npz(path, inputs, targets)
             return _parquet(path, inputs, targets)
         except InputError:

@@ -13,10 +13,11 @@ import numpy as np
 from PIL import Image
 
 from concord.environments.collection import Environments, purposes_of
+from concord.environments.data_files import data_files
 from concord.environments.datasets import Transform, from_dataset
 from concord.environments.images import IMAGE_ENDINGS
 from concord.errors import ArgumentError, InputError, first_line
-from concord.storage import display_path, listing, local
+from concord.storage import display_path, local
 
 _NAMED = 3  # of images that cannot be read
 _END_OF_JPEG, _TAIL = b"\xff\xd9", 1024
@@ -67,7 +68,7 @@ def from_image_folder(
 
     Inputs are uint8 ``(3, height, width)``, targets the numbers of the classes. Images are read a batch at a time. At
     the start every file is checked without decoding it, where its format allows that. A warning counts the other files,
-    which are left out; hidden ones are not counted.
+    which are left out; of hidden ones only images are counted.
 
     Args:
         folder: the folder, or its address.
@@ -81,18 +82,17 @@ def from_image_folder(
         InputError: the folder does not fit, or images cannot be read.
     """
     shown, folder = display_path(Path(folder)), local(Path(folder))
-    found = listing(folder, recursive=True)
-    if found is None:
+    names = data_files(
+        folder,
+        IMAGE_ENDINGS,
+        option="data",
+        shown=shown,
+        place="DOMAIN/CLASS/IMAGE",
+        nothing="no image is at DOMAIN/CLASS/IMAGE",
+        one_each=False,
+    )
+    if names is None:
         raise ArgumentError("data", shown, "there is no such folder")
-    found = [name for name in found if not any(part.startswith(".") for part in name.split("/"))]
-    names = [name for name in found if _is_image(name)]
-    others = [name for name in found if not _is_image(name)]
-    counted = f"other files: {len(others)}" + (f", such as {others[0]}" if others else "")
-    if not names:
-        raise ArgumentError("data", shown, f"no image is at DOMAIN/CLASS/IMAGE ({counted})")
-    if others:
-        expected = f"images are at DOMAIN/CLASS/IMAGE and end with {' '.join(sorted(IMAGE_ENDINGS))}"
-        warnings.warn(f"{shown}: {counted}; they are left out, since {expected}", stacklevel=2)
     by_domain = _classes(names)
     train = purposes_of(by_domain, validation, test, options=True)["train"]
     if len(train) < 2:
@@ -113,10 +113,6 @@ def from_image_folder(
     environments = Environments(lambda name: domains[name].source, **domains.by_purpose(), version=version)
     environments.classes = classes
     return environments
-
-
-def _is_image(name: str) -> bool:
-    return name.count("/") == 2 and Path(name).suffix.lower() in IMAGE_ENDINGS
 
 
 def _classes(names: Sequence[str]) -> dict[str, set[str]]:

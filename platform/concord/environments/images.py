@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from concord.environments.data_files import data_files
 from concord.environments.files import RemoteFile, check_sha256, data_folders, download, find
 from concord.errors import ArgumentError, InputError, first_line
 from concord.options import OptionGroup
@@ -265,17 +266,16 @@ def _image_folder(folder: Path) -> ImageDataset:
         raise ArgumentError("data", folder, f"is neither {' nor '.join(DATASETS)}, nor a folder with images")
     found: dict[str, dict[str, list[Path]]] = {}
     for part in ("train", "test"):
+        nothing, place = f"no images in {part}/CLASS/ with endings {' '.join(IMAGE_ENDINGS)}", "CLASS/IMAGE"
+        images = data_files(
+            folder / part, IMAGE_ENDINGS, option="data", shown=str(folder), place=place, nothing=nothing, one_each=False
+        )
+        if images is None:
+            raise ArgumentError("data", folder, nothing)
         classes = sorted(each for each in folder.glob(f"{part}/*") if each.is_dir() and not each.name.startswith("."))
-        found[part] = {
-            each.name: sorted(
-                file
-                for file in each.iterdir()
-                if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith(".")
-            )
-            for each in classes
-        }
-        if not any(found[part].values()):
-            raise ArgumentError("data", folder, f"no images in {part}/CLASS/ with endings {' '.join(IMAGE_ENDINGS)}")
+        found[part] = {each.name: [] for each in classes}
+        for name in images:
+            found[part][name.split("/")[0]].append(folder / part / name)
     names = list(found["train"])
     if empty := next((name for name, files in found["train"].items() if not files), None):
         raise ArgumentError("data", folder, f"has no image in train/{empty}")

@@ -4,26 +4,30 @@ A :class:`TableEncoder` turns missing values, texts and dates into numbers. It i
 training environments without their held-out parts. A registered model has the encoder inside.
 """
 
-import codecs
 import dataclasses
 import functools
 import hashlib
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 
-from concord.environments.collection import Environments, RawRows, held_out_places, purposes_of
+from concord.environments.collection import Environments, RawRows, TargetScale, held_out_places, purposes_of
+from concord.environments.csv_file import CsvFormat, exact, read_cells, typed
+from concord.environments.data_files import COMPRESSIONS, data_files, stem
 from concord.environments.parquet import read_table
-from concord.environments.table_encoder import TableEncoder, plain
+from concord.environments.table_encoder import TableEncoder, plain, stripped
+from concord.environments.unread_values import unread_values
 from concord.errors import ArgumentError, InputError, first_line
-from concord.storage import display_path, listing, local
+from concord.storage import display_path, local
 
 Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
 Task = Literal["classification", "regression"]
@@ -31,12 +35,9 @@ _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regressio
 _MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values name the rows
 _EXAMPLE_ROWS = 5
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
-# Cells of a CSV file without a value: pandas' own but for "None", which may be a class (None, Mild, Severe).
-_MISSING = (
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
-    "NULL", "NaN", "n/a", "nan", "null",
-)  # fmt: skip
+_ENDINGS = (".csv", *(f".csv{each}" for each in COMPRESSIONS), ".parquet")
 _SPREADSHEETS = {".xlsx", ".xls", ".ods"}
+_TEXT_KINDS = {"category": "a category", "ignore": "left out"}
 _ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without one, such as an index in a file
 
 
@@ -67,7 +68,7 @@ class Table:
         """Text that differs when the rows do, or what is predicted, from what, in which environments."""
         used = pd.concat([self.frame[[self.target, *sorted(self.kinds)]], self.environment], axis=1)
         rows = hashlib.sha256(pd.util.hash_pandas_object(used, index=False).to_numpy().tobytes()).hexdigest()
-        what = repr((rows, self.target, sorted(self.kinds.items()), self.classes))
+        what = repr((rows, self.target, sorted(self.kinds.items()), self.classes or "standardized"))
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
     @property
@@ -84,11 +85,20 @@ class Table:
         """The rows of these environments."""
         return self.frame[self.environment.isin(list(names))]
 
-    def targets(self, rows: pd.DataFrame) -> torch.Tensor:
-        """Classes as int64, or numbers as float32 of shape ``(rows, 1)``."""
+    def target_scale(self, rows: pd.DataFrame) -> TargetScale | None:
+        """Mean and deviation of the numbers in these rows; None for classes."""
+        if self.classes is not None:
+            return None
+        values = rows[self.target].to_numpy(dtype=np.float64)
+        return TargetScale(float(values.mean()), float(values.std()) or 1.0)
+
+    def targets(self, rows: pd.DataFrame, scale: TargetScale | None) -> torch.Tensor:
+        """Classes as int64, or standardized numbers as float32 of shape ``(rows, 1)``."""
         values = rows[self.target]
-        if self.classes is None:
-            return torch.from_numpy(values.to_numpy(dtype=np.float32)).unsqueeze(1)
+        if scale is not None:
+            standardized = (values.to_numpy(dtype=np.float64) - scale.mean) / scale.deviation
+            return torch.from_numpy(standardized.astype(np.float32)).unsqueeze(1)
+        assert self.classes is not None
         codes = pd.Categorical(values, categories=list(self.classes)).codes
         return torch.from_numpy(codes.astype(np.int64))
 
@@ -96,12 +106,14 @@ class Table:
 class TableEnvironments(Environments):
     """The environments of a table; :meth:`fitted` makes numbers of their rows."""
 
-    def __init__(self, table: Table, encoder: TableEncoder | None = None) -> None:
+    def __init__(
+        self, table: Table, encoder: TableEncoder | None = None, target_scale: TargetScale | None = None
+    ) -> None:
         purposes = table.by_purpose
         super().__init__(
             self._encoded, purposes["train"], purposes["validation"], purposes["test"], version=table.version
         )
-        self.table, self.encoder, self.learn = table, encoder, True
+        self.table, self.encoder, self.target_scale, self.learn = table, encoder, target_scale, True
 
     def leaving_out(self, name: str) -> "TableEnvironments":
         """See :meth:`Environments.leaving_out`."""
@@ -109,13 +121,14 @@ class TableEnvironments(Environments):
         return TableEnvironments(dataclasses.replace(self.table, by_purpose=purposes))
 
     def fitted(self, fraction: float, seed: int) -> "TableEnvironments":
-        """With the encoder fitted on the training environments, without their held-out parts."""
+        """With encoder and target's scale fitted on the training environments, without their held-out parts."""
         kept = []
         for name in self.train:
             rows = self.table.rows([name])
             places, _ = held_out_places(name, len(rows), fraction, seed)
             kept.append(rows if places is None else rows.iloc[places.numpy()])
-        return TableEnvironments(self.table, fit_encoder(pd.concat(kept), self.table.kinds))
+        training = pd.concat(kept)
+        return TableEnvironments(self.table, fit_encoder(training, self.table.kinds), self.table.target_scale(training))
 
     @property
     def raw(self) -> RawRows:
@@ -123,7 +136,7 @@ class TableEnvironments(Environments):
         assert self.encoder is not None
         classes = (self.table.target,) if self.table.classes is None else tuple(map(str, self.table.classes))
         rows = self.table.rows(self.train)[list(self.encoder.columns)].head(_EXAMPLE_ROWS)
-        return RawRows(self.encoder, rows, classes)
+        return RawRows(self.encoder, rows, classes, self.target_scale)
 
     def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         if self.encoder is None:
@@ -136,7 +149,7 @@ class TableEnvironments(Environments):
             inputs = self.encoder.encode(rows)
         except ValueError as error:
             raise InputError(f"environment {name}: {error}") from error
-        return torch.from_numpy(inputs), self.table.targets(rows)
+        return torch.from_numpy(inputs), self.table.targets(rows, self.target_scale)
 
 
 def fit_encoder(rows: pd.DataFrame, kinds: Mapping[str, str]) -> TableEncoder:
@@ -160,6 +173,10 @@ def from_table(
     environment_bins: int | None = None,
     separator: str = ",",
     encoding: str = "utf-8",
+    decimal: str = ".",
+    thousands: str = "",
+    missing: Sequence[str] = (),
+    date_format: str = "",
 ) -> TableEnvironments:
     """Environments from a table: a CSV or Parquet file, a folder with one file for each environment, or a pandas
     frame.
@@ -172,21 +189,23 @@ def from_table(
         kinds: of columns for which :func:`inferred_kinds` is wrong.
         task: classification or regression; None infers it from the target.
         environment_bins: cut a numeric environment column at quantiles into this many environments.
-        separator, encoding: of CSV files.
+        separator, encoding, decimal, thousands, missing, date_format: of CSV files, see
+            :class:`~concord.environments.csv_file.CsvFormat`.
+
+    A warning names each column whose numbers or dates are not read as such.
     """
     if isinstance(data, pd.DataFrame):
         frame = data
     else:
+        form = CsvFormat(separator, encoding, decimal, thousands, tuple(missing), date_format)
         texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
         if environment_bins is None:
             texts.add(environment or "environment")
-        frame, environment = _read(Path(data), target, environment, separator, encoding, texts)
+        frame, environment = _read(Path(data), target, environment, form, texts)
     target = str(target)  # a frame's columns may have numbers as names
     kinds = {str(name): kind for name, kind in (kinds or {}).items()}
     environment = None if environment is None else str(environment)
-    named = frame.columns.astype(str)
-    if not named.is_unique:
-        twice = named[named.duplicated()][0]
+    if twice := _twice(frame.columns):
         raise ArgumentError("data", twice, "is the name of two columns; rename one")
     frame = plain(frame)
     if environment is None:
@@ -196,6 +215,7 @@ def from_table(
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
+    frame[target] = stripped(frame[target])
     labelled = frame[target].notna()
     rows = frame[labelled].reset_index(drop=True)
     if len(rows) < len(frame):
@@ -214,6 +234,11 @@ def from_table(
     rows = rows.drop(columns=environment)
     inferred = inferred_kinds(training.drop(columns=[environment, target]))
     chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
+    for name, kind in inferred.items():
+        may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
+        if may_hide and (unread := unread_values(training[name])):
+            advice = f"or --columns {name}={kind}; it is {_TEXT_KINDS[kind]}"
+            warnings.warn(f"column {name}: {unread}, {advice}", stacklevel=2)
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
@@ -239,16 +264,24 @@ def _kind(column: pd.Series) -> Kind:
         return "date"
     if pd.api.types.is_numeric_dtype(known):
         return "numeric"
-    texts = known.astype("string")
-    if texts.str.lower().isin(["true", "false"]).all():
+    texts = known.astype("string").str.strip()
+    levels = pd.Series(texts.unique())
+    if levels.str.lower().isin(["true", "false"]).all():
         return "boolean"
-    if not _has_codes(texts) and pd.to_numeric(texts, errors="coerce").notna().all():
+    if not _has_codes(levels) and pd.to_numeric(levels, errors="coerce").notna().all():
         return "numeric"
-    if texts.str.match(r"\d{4}-\d{2}-\d{2}").all():
-        dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+    if levels.str.match(r"\d{4}-\d{2}-\d{2}").all():
+        dates = pd.to_datetime(levels, format="ISO8601", utc=True, errors="coerce")
         if dates.notna().all():
             return "date"
-    return "ignore" if texts.nunique() > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
+    return "ignore" if len(levels) > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
+
+
+def _is_text(column: pd.Series) -> bool:
+    """Whether some values are text, and their type says no more."""
+    if pd.api.types.is_object_dtype(column):
+        return bool(column.map(type).eq(str).any())
+    return isinstance(column.dtype, pd.StringDtype)
 
 
 def _has_codes(texts: pd.Series) -> bool:
@@ -257,29 +290,23 @@ def _has_codes(texts: pd.Series) -> bool:
 
 
 def _read(
-    path: Path, target: str, environment: str | None, separator: str, encoding: str, texts: Collection[str]
+    path: Path, target: str, environment: str | None, form: CsvFormat, texts: Collection[str]
 ) -> tuple[pd.DataFrame, str | None]:
     """The rows of a file or folder, and the name of the environment's column."""
     column = environment or "environment"
-    read = functools.partial(
-        _file, separator=separator, encoding=encoding, texts=texts, target=target, environment=column
-    )
-    names = listing(path)
-    if names is None:
+    read = functools.partial(_file, form=form, texts=texts, target=target, environment=column)
+    nothing = "no .csv or .parquet file in this folder"
+    files = data_files(path, _ENDINGS, option="data", shown=display_path(path), place="NAME", nothing=nothing)
+    if files is None:
         return read(path), environment
-    files = sorted(name for name in names if Path(name).suffix in (".csv", ".parquet"))
-    if not files:
-        raise ArgumentError("data", display_path(path), "no .csv or .parquet file in this folder")
     frames = []
     for name in files:
         frame = read(path / name)
-        frames.append(frame if column in frame.columns else frame.assign(**{column: Path(name).stem}))
+        frames.append(frame if column in frame.columns else frame.assign(**{column: stem(name)}))
     return pd.concat(frames, ignore_index=True), column
 
 
-def _file(
-    path: Path, *, separator: str, encoding: str, texts: Collection[str], target: str, environment: str
-) -> pd.DataFrame:
+def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, environment: str) -> pd.DataFrame:
     """The rows of a file. In a CSV file numbers with leading zeros in the columns ``texts`` are texts, and None is a
     class of the target or the name of an environment.
     """
@@ -287,49 +314,41 @@ def _file(
     found = local(path)
     if not found.is_file():
         raise ArgumentError("data", shown, "there is no such file")
-    if path.suffix.lower() in _SPREADSHEETS:
+    suffix = path.suffix.lower()
+    if suffix in _SPREADSHEETS:
         raise ArgumentError("data", shown, "is a spreadsheet; give a CSV or Parquet file")
-    if len(separator.encode()) != 1 and separator != r"\s+" and path.suffix != ".parquet":
-        expected = r"must be one character (a tab is $'\t' in a shell), or \s+ for any number of spaces"
-        raise ArgumentError("separator", separator, expected)
     try:
-        if path.suffix == ".parquet":
-            return cast(pd.DataFrame, read_table(found).to_pandas())
-        frame = pd.read_csv(
-            found,
-            sep=separator,
-            encoding=encoding,
-            low_memory=False,
-            keep_default_na=False,
-            na_values=_MISSING,
-            dtype=dict.fromkeys(texts, str),
-        )
+        cells = read_table(found) if suffix == ".parquet" else read_cells(found, shown, form)
     except InputError:
         raise
-    except UnicodeDecodeError as error:
-        with found.open("rb") as file:
-            usual = "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
-        raise ArgumentError("data", shown, f"is not {encoding}; give its encoding, such as {usual}") from error
-    except Exception as error:  # pandas and Arrow have their own errors
+    except Exception as error:  # Arrow has its own errors
         raise ArgumentError("data", shown, f"cannot be read ({first_line(error)})") from error
-    if len(frame.columns) == 1 and (other := next((each for each in ";\t|" if each in str(frame.columns[0])), None)):
-        raise ArgumentError("data", shown, f"has one column; give its separator, which looks like {other!r}")
-    if frame.empty:
+    if twice := _twice(cells.column_names):
+        raise ArgumentError("data", shown, f"{twice} is the name of two columns; rename one")
+    if cells.num_rows == 0:
         raise ArgumentError("data", shown, "has no rows")
-    for name in frame.select_dtypes(["object", "string"]):
-        given = frame[name] if name == environment else frame[name].mask(frame[name] == "None")
-        numbers = pd.to_numeric(given, errors="coerce")
-        read_as_text = name in texts or given.count() < frame[name].count()
-        codes = name in texts and _has_codes(given)
-        if read_as_text and not codes and numbers.count() == given.count():
-            frame[name] = numbers
-        elif name != target:  # as pandas.read_csv gives the rows that a model predicts
-            frame[name] = given
-    return frame
+    if suffix == ".parquet":
+        frame = cast(pd.DataFrame, cells.to_pandas())
+        whole = [each.name for each in cells.schema if pa.types.is_integer(each.type) and each.name in frame.columns]
+        return frame.assign(**{name: exact(cells[name]).array for name in whole if cells[name].null_count})
+    columns = dict(zip(cells.column_names, cells.columns, strict=True))
+    del cells  # each column is freed when it is converted
+    return pd.DataFrame(
+        {
+            name: typed(columns.pop(name), form, codes=name in texts, none=name in (target, environment))
+            for name in list(columns)
+        }
+    )
+
+
+def _twice(names: Iterable[Any]) -> str | None:
+    """The first name that two columns have, but for spaces around."""
+    return next((name for name, count in Counter(str(each).strip() for each in names).items() if count > 1), None)
 
 
 def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Series:
-    if missing := int(column.isna().sum()):
+    column = stripped(column)
+    if missing := int((column.isna() | column.eq("").fillna(False)).sum()):
         raise ArgumentError("environment", name, f"{missing} rows have none (an empty cell, NA); name or remove them")
     if bins is not None:
         if not pd.api.types.is_numeric_dtype(column):
@@ -345,7 +364,7 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
         raise ArgumentError("environment", name, f"{rows}; give another column")
     if pd.api.types.is_float_dtype(column) and column.map(float.is_integer).all():
         column = column.map(int)  # floating-point only because another row has none
-    return column.astype("string").str.strip()
+    return column.astype("string")
 
 
 def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:
@@ -358,7 +377,15 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
     if task == "regression" or (task is None and numbers and not (few and whole)):
         if not numbers:
             raise ArgumentError("target", target, "has no numbers, which a regression needs")
+        if values.nunique() < 2:
+            raise ArgumentError("target", target, f"has one value in all training environments, {values.iloc[0]}")
         return None
+    if task is None and not few and _is_text(values) and _kind(values) == "numeric":
+        raise ArgumentError("target", target, "has numbers as text; make them numbers, or give --task classification")
+    if task is None and _is_text(values) and (unread := unread_values(values)):
+        if not few:
+            raise ArgumentError("target", target, f"{unread}, or --task classification")
+        warnings.warn(f"target {target}: {unread}, or --task classification; its values are classes", stacklevel=3)
     try:
         found = values.unique().tolist()
         if all(each.is_integer() for each in found if isinstance(each, float)):

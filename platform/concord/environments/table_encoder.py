@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 RARE = 10  # a level with fewer training rows shares the code of unknown ones
 _MISSING, _OTHER, FIRST_LEVEL = 0, 1, 2  # codes of a category; the known levels follow
 _ROUNDING = 10 * float(np.finfo(np.float64).eps)  # a relative deviation that equal numbers can have
+_EXACT, _INT64 = 2**53, 2.0**63  # float64 has every whole number up to the first; int64 ends before the second
 _DATE_PARTS = ("year", "month", "day", "dayofweek", "hour")
 
 
@@ -135,15 +136,34 @@ class TableEncoder:
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with texts as names of its columns, and its decimals, which databases export, as float64."""
-    frame = frame.rename(columns=str)
+    """The table with stripped texts as names of its columns, and its decimals, which databases export, as float64."""
+    frame = frame.rename(columns=lambda name: str(name).strip())
     decimals = [name for name, column in frame.items() if _is_decimal(column)]
-    return frame.assign(**{name: pd.to_numeric(frame[name].astype(object)) for name in decimals})
+    return frame.assign(**{name: _plain_decimals(frame[name].astype(object)) for name in decimals})
+
+
+def _plain_decimals(column: pd.Series) -> pd.Series:
+    """Decimals as float64; codes of whole numbers that it would round as Int64."""
+    numbers = pd.to_numeric(column)
+    known = column.dropna()
+    if (numbers.abs() > _EXACT).any() and numbers.abs().max() < _INT64 and (known % 1 == 0).all():
+        whole = [None if pd.isna(value) else int(value) for value in column]
+        return pd.Series(whole, column.index, dtype="Int64", name=column.name)
+    return numbers
 
 
 def _is_decimal(column: pd.Series) -> bool:
     objects = pd.api.types.is_object_dtype(column) and pd.api.types.infer_dtype(column, skipna=True) == "decimal"
     return objects or str(column.dtype).startswith("decimal")  # the second is Arrow's
+
+
+def stripped(column: pd.Series) -> pd.Series:
+    """The column with its texts without spaces around; numbers stay."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        column = column.astype(column.cat.categories.dtype)
+    if pd.api.types.is_object_dtype(column):
+        return column.map(lambda value: value.strip() if isinstance(value, str) else value)
+    return column.str.strip() if pd.api.types.is_string_dtype(column) else column
 
 
 def _texts(column: pd.Series) -> pd.Series:
@@ -168,7 +188,7 @@ def _numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
             dates = pd.to_datetime(column, format="ISO8601", utc=True)  # a column may have several time zones
             values = getattr(dates.dt, part)
         elif kind == "boolean" and not pd.api.types.is_numeric_dtype(column):
-            values = column.astype("string").str.lower().map(_BOOLEANS, na_action="ignore")
+            values = column.astype("string").str.strip().str.lower().map(_BOOLEANS, na_action="ignore")
             if wrong := (values.isna() & column.notna()).to_numpy().nonzero()[0].tolist():
                 raise ValueError(f"{column.iloc[wrong[0]]!r} is not a boolean")
         else:

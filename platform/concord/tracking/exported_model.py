@@ -181,7 +181,7 @@ def _save_table(raw: "RawRows", network: Path, path: Path, description: Any) -> 
     from concord.environments import table_encoder
 
     about = network.parent / "table.json"
-    about.write_text(json.dumps({"encoder": raw.encoder.as_json(), "outputs": raw.outputs}))
+    about.write_text(json.dumps({"encoder": raw.encoder.as_json(), "outputs": raw.outputs, "target": raw.target_scale}))
     # The encoder says in one line what is wrong with a column; MLflow would print the table with it.
     inputs = [ColSpec(AnyType(), name, required=False) for name in raw.encoder.columns]
     outputs = [ColSpec(DataType.double, name) for name in raw.outputs]

@@ -25,6 +25,7 @@ class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         """Read encoder and network."""
         about = json.loads(Path(context.artifacts["table"]).read_text())
         self.encoder, self.outputs = TableEncoder.read(about["encoder"]), about["outputs"]
+        self.mean, self.deviation = map(float, about["target"] or (0, 1))
         self.network = mlflow.pyfunc.load_model(context.artifacts["network"], model_config={"device": "cpu"})
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:  # noqa: ARG002
@@ -42,6 +43,8 @@ class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         if len(self.outputs) > 1:
             answer = np.exp(answer - answer.max(1, keepdims=True))
             answer /= answer.sum(1, keepdims=True)
+        else:
+            answer = self.mean + self.deviation * answer
         return pd.DataFrame(answer, columns=self.outputs, index=model_input.index)
 
 

@@ -30,6 +30,7 @@ from concord.training.evaluation import Mode, worst
 from concord.training.job import Job
 from concord.training.metric_names import environment_metric, split_metric
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig
+from concord.training.regression import no_better_than_constant
 
 # A threshold below this needs fewer than three quarters of the signs: it is meant to keep most components (0 averages).
 _MEANT_TO_MASK = 0.5
@@ -74,6 +75,7 @@ def advice(
     found = (
         large_losses(history),
         empty_masks(history, config, len(environments.train)),
+        no_better_than_constant(history, environments),
         underfitting(history, config),
         shortcuts(history, job, config, environments, modes),
     )

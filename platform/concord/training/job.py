@@ -64,7 +64,7 @@ class Job(Generic[Config]):
             suffices if the measure selects nothing. With a risk the function gets the model's output and the batch.
             None: ``accuracy``, with a loss and classes as targets.
         evaluation: the job's own evaluation of whole environments, at the same moments as the measures; or a function
-            that makes it from the configuration.
+            that makes it from the configuration, or None.
         criterion: the metric that compares versions of the model.
         mode: ``max`` or ``min`` for the criterion, unless its measure has a mode.
         required: the least values of metrics for a champion, from the configuration, where an untrained model may do
@@ -103,7 +103,7 @@ class Job(Generic[Config]):
     comparisons: Mapping[str, Comparison] | str = field(default_factory=dict)
     risk: Risk | None = field(default=None, kw_only=True)
     objective: Callable[[Config], Objective] | None = field(default=None, kw_only=True)
-    evaluation: EnvironmentEvaluation | Callable[[Config], EnvironmentEvaluation] | None = field(
+    evaluation: EnvironmentEvaluation | Callable[[Config], EnvironmentEvaluation | None] | None = field(
         default=None, kw_only=True
     )
     loop: "Loop[Config] | None" = field(default=None, kw_only=True)
@@ -154,7 +154,7 @@ class Job(Generic[Config]):
         if self.evaluation is None or isinstance(self.evaluation, EnvironmentEvaluation):
             return self.evaluation
         made = self.evaluation(config)
-        if not isinstance(made, EnvironmentEvaluation):
+        if made is not None and not isinstance(made, EnvironmentEvaluation):
             raise InputError(f"job {self.name}: evaluation gave {type(made).__name__}, expected EnvironmentEvaluation")
         return made
 

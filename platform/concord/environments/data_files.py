@@ -1,0 +1,65 @@
+"""Chooses the data files in a user's folder, and says which others are left out and why."""
+
+import warnings
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from concord.errors import ArgumentError
+from concord.storage import listing
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
+_NAMED = 3  # files in a line
+
+
+def stem(name: str) -> str:
+    """The name of a file without its ending: ``north`` for ``north.csv.gz``."""
+    path = Path(name)
+    return Path(path.stem if path.suffix.lower() in COMPRESSIONS else name).stem.strip()
+
+
+def data_files(
+    folder: Path, endings: Collection[str], *, option: str, shown: str, place: str, nothing: str, one_each: bool = True
+) -> list[str] | None:
+    """The names of the data files in a folder, in order; None if there is no such folder.
+
+    A warning counts the other files: those of another ending or in another place, and hidden ones that would be data.
+
+    Args:
+        folder: the folder, or its address.
+        endings: of data files, in lower case; a file's may be in upper case.
+        option, shown: to name in errors and warnings, with the folder.
+        place: of data files, ``NAME`` in the folder itself, or such as ``DOMAIN/CLASS/IMAGE``.
+        nothing: the error if there are no data files.
+        one_each: whether two files with one stem are refused, since each is an environment.
+
+    Raises:
+        ArgumentError: there are no data files, or two have one stem.
+    """
+    depth = place.count("/")
+    names = listing(folder, recursive=depth > 0)
+    if names is None:
+        return None
+    by_stem: dict[str, str] = {}
+    used, others = [], []
+    for name in names:
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if not name.lower().endswith(tuple(endings)) or name.count("/") != depth:
+            others += [] if hidden else [name]
+        elif hidden:
+            others.append(f"{name} (hidden)")
+        else:
+            used.append(name)
+            if one_each and (twin := by_stem.setdefault(stem(name), name)) != name:
+                raise ArgumentError(option, shown, f"has both {twin} and {name}; keep one of them")
+    counted = f"other files: {len(others)}" + (f", such as {_some(others)}" if others else "")
+    if not used:
+        raise ArgumentError(option, shown, f"{nothing} ({counted})")
+    if others:
+        expected = f"files {f'are at {place} and ' if depth else ''}end with {' '.join(sorted(endings))}"
+        warnings.warn(f"{shown}: {counted}; they are left out, since {expected}; read: {_some(used)}", stacklevel=3)
+    return used
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

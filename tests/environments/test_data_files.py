@@ -1,0 +1,125 @@
+"""Folders of data: one rule for tables, arrays and images says which files are read, and why others are not."""
+
+import gzip
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from concord.environments import Environments, from_folder, from_image_folder, image_dataset
+from concord.environments.data_files import stem
+from concord.environments.table import from_table
+from concord.errors import ArgumentError
+
+FRAME = pd.DataFrame({"age": np.arange(20.0) + 0.5, "died": [0, 1] * 10})
+PLACES = ("north", "south", "west")
+
+
+def tables(folder: Path) -> Environments:
+    return from_table(folder, target="died", test=["west"])
+
+
+def csv(path: Path) -> None:
+    FRAME.to_csv(path, index=False)
+
+
+def packed(path: Path) -> None:
+    path.write_bytes(gzip.compress(FRAME.to_csv(index=False).encode()))
+
+
+def npz(path: Path) -> None:
+    with path.open("wb") as file:  # NumPy would add its ending
+        np.savez(file, inputs=np.ones((4, 2), np.float32), targets=np.arange(4))
+
+
+def png(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), 9, np.uint8)).save(content, "png")
+    path.write_bytes(content.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "endings"),
+    [
+        (tables, csv, (".csv", ".CSV", ".Csv")),
+        (tables, packed, (".csv.gz", ".CSV.gz", ".csv.GZ")),
+        (tables, FRAME.to_parquet, (".parquet", ".PARQUET", ".Parquet")),
+        (from_folder, npz, (".npz", ".NPZ", ".Npz")),
+        (lambda folder: from_folder(folder, targets="died"), FRAME.to_parquet, (".parquet", ".PARQUET", ".Parquet")),
+    ],
+)
+def test_a_file_is_read_whatever_the_case_of_its_ending(
+    read: Callable[[Path], Environments], write: Callable[[Path], Any], endings: tuple[str, ...], tmp_path: Path
+) -> None:
+    for place, ending in zip(PLACES, endings, strict=True):
+        write(tmp_path / f"{place}{ending}")
+    found = read(tmp_path).fitted(0, 0)
+    assert sorted(found.names) == list(PLACES)
+    assert len({len(found[name]) for name in PLACES}) == 1
+
+
+def _hidden_copies(folder: Path, ending: str, write: Callable[[Path], Any]) -> None:
+    for place in PLACES:
+        write(folder / f"{place}{ending}")
+    write(folder / f".west{ending}")
+    (folder / f"._west{ending}").write_bytes(b"\0\5\x16\7")  # macOS's
+    (folder / ".DS_Store").write_bytes(b"")
+    (folder / "notes.txt").write_text("no data")
+
+
+@pytest.mark.parametrize(("read", "write", "ending"), [(tables, csv, ".csv"), (from_folder, npz, ".npz")])
+def test_hidden_and_other_files_are_left_out_with_one_line(
+    read: Callable[[Path], Environments], write: Callable[[Path], Any], ending: str, tmp_path: Path
+) -> None:
+    _hidden_copies(tmp_path, ending, write)
+    others = rf"other files: 3, such as \._west{ending} \(hidden\), \.west{ending} \(hidden\), notes.txt"
+    read_files = ", ".join(f"{place}{ending}" for place in PLACES)
+    with pytest.warns(UserWarning, match=f"^{tmp_path}: {others}; they are left out, since .*; read: {read_files}$"):
+        assert sorted(read(tmp_path).names) == list(PLACES)
+
+
+def test_hidden_images_are_left_out_with_one_line(tmp_path: Path) -> None:
+    for domain in PLACES:
+        for name in ("cat", "dog"):
+            png(tmp_path / "domains" / domain / name / "a.PNG")
+    png(tmp_path / "domains/west/dog/._a.PNG")
+    for part in ("train", "test"):
+        png(tmp_path / "parts" / part / "cat" / "a.PNG")
+    png(tmp_path / "parts/train/cat/.b.png")
+    png(tmp_path / "parts/train/b.png")
+    with pytest.warns(UserWarning, match=r"other files: 1, such as west/dog/\._a.PNG \(hidden\); they are left out"):
+        assert len(from_image_folder(tmp_path / "domains")["west"]) == 2
+    with pytest.warns(UserWarning, match=r"other files: 2, such as b.png, cat/\.b.png \(hidden\); they are left out"):
+        assert len(image_dataset(str(tmp_path / "parts"), None).train) == 1
+
+
+@pytest.mark.parametrize(
+    ("read", "files", "message"),
+    [
+        (tables, {"north.csv": csv, "north.parquet": FRAME.to_parquet}, "has both north.csv and north.parquet"),
+        (tables, {"north.CSV": csv, "north.csv": csv}, "has both north.CSV and north.csv; keep one of them"),
+        (tables, {"north.csv": csv, "north.csv.gz": packed}, "has both north.csv and north.csv.gz"),
+        (from_folder, {"north.npz": npz, "north.PARQUET": FRAME.to_parquet}, "has both north.PARQUET and north.npz"),
+        (tables, {".north.csv": csv}, r"no .csv or .parquet file .* \(other files: 1, such as .north.csv \(hidden\)\)"),
+        (from_folder, {"north.csv": csv}, r"has no .npz or .parquet file; .* \(other files: 1, such as north.csv\)"),
+        (tables, {}, r"no .csv or .parquet file in this folder \(other files: 0\)"),
+    ],
+)
+def test_two_files_of_one_environment_and_a_folder_without_data_are_refused(
+    read: Callable[[Path], Environments], files: dict[str, Callable[[Path], Any]], message: str, tmp_path: Path
+) -> None:
+    for name, write in files.items():
+        write(tmp_path / name)
+    with pytest.raises(ArgumentError, match=message):
+        read(tmp_path)
+
+
+def test_the_name_of_an_environment_is_that_of_its_file_without_endings() -> None:
+    names = {"north.csv": "north", "a.2019.npz": "a.2019", "b.CSV.GZ": "b", "c .parquet": "c", "v1.2.csv.zip": "v1.2"}
+    assert {name: stem(name) for name in names} == names
