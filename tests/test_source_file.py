@@ -5,9 +5,8 @@ import sys
 import pytest
 
 from concord.errors import InputError
-from concord.runs.session import ray_session
+from concord.runs.session import check_current_folder
 from concord.source_file import hidden_module, run_source
-from concord.training.options import TrainConfig
 
 
 def package(folder, name):
@@ -23,8 +22,8 @@ def test_a_module_that_hides_one_in_use_is_named_before_ray_starts(tmp_path, mon
     if kind == "file":
         own.write_text("")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=f"{own}: .* hides the module {name}; rename it"), ray_session(TrainConfig()):
-        pass
+    with pytest.raises(InputError, match=f"{own}: .* hides the module {name}; rename it"):
+        check_current_folder()
 
 
 def test_modules_of_a_job_hide_nothing(tmp_path):

@@ -305,9 +305,10 @@ def kind_of(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:
-        return "a list, each " + " and ".join(
-            dict.fromkeys(kind_of(each) for each in get_args(hint) if each is not ...)
-        )
+        parts = get_args(hint)
+        if parts[1:] == (...,):
+            return f"a list, each {kind_of(parts[0])}"
+        return f"a list of {', '.join(map(kind_of, parts))}"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 

@@ -382,7 +382,7 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("optimizer=adam,lion",), set(), "space: optimizer lion: must be one of adam, sgd"),
         (("flip=no,none",), set(), "space: flip no: must be one of none, random"),
         (("title=a,2",), set(), "space: title 2: must be text"),
-        (("milestones=0.5,0.75",), set(), "space: milestones 0.5: must be tuple[float, ...]"),
+        (("milestones=0.5,0.75",), set(), "space: milestones 0.5: must be a list, each a number"),
         (("seed=1,2,3",), set(), "space: seed: decides how a trial is scored, so it cannot be varied"),
         (("held_out=0.1,0.2",), set(), "space: held_out: decides how a trial is scored"),
         (
@@ -409,9 +409,15 @@ def test_what_cannot_be_varied_is_refused(vary: tuple[str, ...], given_options: 
         (Space({"s": OneOf({"a": {"threshold": 2.0}})}), "space: --threshold 2.0: the agreement threshold must lie"),
         (Space({"lr": Choice(0.1, 1), "threshold": 2.0}), "space: --threshold 2.0: the agreement threshold must lie"),
         (Space({"optimizer": OneOf({"lion": {"lr": 0.1}})}), "space: optimizer lion: must be one of adam, sgd"),
-        (Space({"milestones": Choice((0.5,), ("a",))}), "space: milestones ('a',): must be tuple[float, ...]"),
-        (Space({"widths": Choice((1, 2), (1, 2, 3))}), "space: widths (1, 2, 3): must be tuple[int, int]"),
-        (Space({"widths": Choice((1, 2.5))}), "space: widths (1, 2.5): must be tuple[int, int]"),
+        (Space({"milestones": Choice((0.5,), ("a",))}), "space: milestones ('a',): must be a list, each a number"),
+        (
+            Space({"widths": Choice((1, 2), (1, 2, 3))}),
+            "space: widths (1, 2, 3): must be a list of a whole number, a whole number",
+        ),
+        (
+            Space({"widths": Choice((1, 2.5))}),
+            "space: widths (1, 2.5): must be a list of a whole number, a whole number",
+        ),
     ],
 )
 def test_what_a_job_declares_has_to_fit_its_configuration(space: Space, message: str) -> None:

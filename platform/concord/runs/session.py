@@ -66,11 +66,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     if ray.is_initialized():
         yield None
         return
-    if (hides := hidden_module(Path.cwd())) is not None:
-        raise InputError(
-            f"{hides[0]}: Ray's workers import from the current folder first, where it hides the module {hides[1]}; "
-            "rename it, or start the command in another folder"
-        )
+    check_current_folder()
     check_cluster(config)
     address, option = cluster_address(config)
     connecting: dict[str, str] = {}
@@ -96,6 +92,15 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
             yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()
+
+
+def check_current_folder() -> None:
+    """Refuse a file or package in the current folder that would hide a module from Ray's workers (InputError)."""
+    if (hides := hidden_module(Path.cwd())) is not None:
+        raise InputError(
+            f"{hides[0]}: Ray's workers import from the current folder first, where it hides the module {hides[1]}; "
+            "rename it, or start the command in another folder"
+        )
 
 
 def cluster_address(config: RunConfig) -> tuple[str, str]:
