@@ -363,7 +363,7 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("lr",), set(), "--vary lr: give NAME=VALUES, such as lr=log:1e-4:1 or batch_size=64,128"),
         (("lr=",), set(), "--vary lr=: give NAME=VALUES"),
         (("=1,2",), set(), "--vary =1,2: give NAME=VALUES"),
-        (("lr=1:2",), set(), "space: lr 1:2: must be a number"),
+        (("lr=1:2",), set(), "--vary lr=1:2: give values as 64,128, or uniform:LOW:HIGH"),
         (("lr=1,1",), set(), "--vary lr=1,1: one of 1, 1: a value appears twice"),
         (("lr=log:0:1",), set(), "--vary lr=log:0:1: log-uniform from 0.0: must be above 0"),
         (("inertia=0.9,0.99",), set(), "space: inertia: the job has no such option; it has address, aggregator,"),
