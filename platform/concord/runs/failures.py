@@ -21,6 +21,7 @@ import torch
 
 from concord.errors import RunFailedError, TrainingFailedError, first_line
 from concord.gradients import NonFiniteGradientError
+from concord.runs import local_ray
 from concord.source_file import own_traceback, reason
 
 Outage = Callable[[Exception], bool]
@@ -110,6 +111,7 @@ def sigterm_as_interrupt() -> Iterator[Termination]:
         if termination.requested:
             return
         termination.requested = True
+        local_ray.await_end()
         # Ray Train and studies have their own handlers of Ctrl-C, which end their workers. If Ctrl-C is ignored, as
         # in a shell's background jobs, there is no handler to call.
         interrupt = signal.getsignal(signal.SIGINT)

@@ -22,6 +22,7 @@ from concord.errors import InputError, first_line, last_line
 from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
+from concord.runs import local_ray
 from concord.runs.failures import signal_handler
 from concord.source_file import hidden_module
 from concord.training.options import RunConfig
@@ -95,6 +96,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
         with ray_agents_ended() if address == LOCAL else contextlib.nullcontext():
             yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
+        local_ray.kill()
         ray.shutdown()
 
 
