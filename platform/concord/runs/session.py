@@ -44,6 +44,8 @@ _HEALTH_CHECK_SECONDS = "0.5"
 _GROUP_SECONDS = "10"
 # How long Ray tries to reach a cluster, in seconds; a variable of its environment.
 _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
+# How long ``ray.shutdown`` tries to send events of tasks to Ray's dashboard, which ends as well if Ray was started here.
+_SENDING_TASK_EVENTS = "RAY_task_events_shutdown_flush_timeout_ms"
 
 # The default of --wait-for-resources. A cloud starts a node with a GPU in about ten minutes.
 _WAIT_MINUTES = 30.0
@@ -77,6 +79,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     connecting: dict[str, str] = {}
     if address == LOCAL:  # this machine is not preempted, and the watcher itself logs a warning
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        os.environ.setdefault(_SENDING_TASK_EVENTS, "500")
     else:  # something answers at the address; one try, of up to a minute, decides whether it is Ray
         connecting = {_CONNECTING_SECONDS: os.environ.get(_CONNECTING_SECONDS, "1")}
     logging.getLogger("ray").setLevel(logging.ERROR)
