@@ -165,7 +165,9 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
 def _require_free(host: str, port: int) -> None:
     """Refuse an address where no server can listen (InputError): MLflow's would end without a word."""
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            listener.bind((host, port))
     except OSError as error:
         option = f"--host {host}" if isinstance(error, socket.gaierror) else f"--port {port}"
         raise InputError(f"{option}: no server can listen at {host}:{port} ({error.strerror}); give another") from error
