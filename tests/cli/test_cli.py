@@ -166,7 +166,9 @@ def test_a_command_ends_quietly_when_nobody_reads_on(words: str, merged: bool) -
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_standard_stream_changes_no_exit_status(job_file: Callable[..., str], output: Path, closed: str) -> None:
+def test_a_closed_standard_stream_changes_no_exit_status(
+    job_file: Callable[..., str], output: Path, closed: str
+) -> None:
     """The watchdog's pipe, which is opened next, would have the stream's number."""
     words = ["train", job_file(), "--output", str(output), "--epochs", "1", "--name", "a"]
     program = shlex.join([sys.executable, "-m", "concord", *words])

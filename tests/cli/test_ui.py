@@ -63,7 +63,8 @@ def test_a_taken_port_is_refused_before_the_address_is_shown(
 
 def test_a_host_of_another_machine_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     Store.open(tmp_path)
-    assert refused("ui", "--output", tmp_path, "--host", "no.such.invalid").startswith("--host no.such.invalid: no server")
+    line = refused("ui", "--output", tmp_path, "--host", "no.such.invalid")
+    assert line.startswith("--host no.such.invalid: no server can listen at no.such.invalid:5000")
 
 
 class Stranger(Quiet):

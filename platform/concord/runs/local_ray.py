@@ -1,41 +1,50 @@
-"""The Ray that this process started on this machine, and its end by a signal.
+"""The Ray that this process starts on this machine, and that ends with it.
 
-Slurm, systemd and ``timeout`` send SIGTERM to all processes of a job: to this one and to Ray's own. Many calls of Ray
-then wait for 60 s, whatever signal comes, and Ray aborts this process. So this process must make no such call.
+Slurm, systemd and ``timeout`` send SIGTERM to all processes of a job. If Ray's own processes ended by it, calls of Ray
+in this process would wait for a minute, or Ray would end this process without a message. So they do not receive
+SIGTERM, and this process ends them. Ray does the same for Ctrl-C.
 """
 
-import sys
-import time
+import contextlib
+import signal
+from collections.abc import Iterator
 from typing import Any
 
-# How long Ray's first process may take to end after SIGTERM. Its log monitor has no handler and ends at once.
-_NOTICE_SECONDS, _LOOK_EVERY_SECONDS = 2.0, 0.05
+_SIGTERM = {signal.SIGTERM}
 
 
-def has_ended() -> bool:
-    """Whether a process of this process's own Ray has ended. A cluster at an address has none of them."""
-    node = _node()
-    return node is not None and not node.remaining_processes_alive()
+@contextlib.contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """Processes and threads that start in the body do not receive SIGTERM; this thread receives it after the body."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGTERM)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def await_end() -> None:
-    """After SIGTERM, wait until it is known whether Ray's processes have received it as well."""
-    deadline = time.monotonic() + _NOTICE_SECONDS
-    while _started() and not has_ended() and time.monotonic() < deadline:
-        time.sleep(_LOOK_EVERY_SECONDS)
+def receive_sigterm() -> None:
+    """Let this worker of Ray receive SIGTERM, and the processes that it starts."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGTERM)
 
 
-def kill() -> None:
-    """Kill what is left of a Ray that has ended, so that ``ray.shutdown`` waits for no process."""
-    if has_ended() and (node := _node()) is not None:
-        node.kill_all_processes(check_alive=False)
+def shutdown() -> None:
+    """Disconnect this process, and kill Ray's processes; ``ray.shutdown`` would wait for each after a SIGTERM."""
+    import psutil
+    import ray
 
-
-def _started() -> bool:
-    return (node := _node()) is not None and node.any_processes_alive()
-
-
-def _node() -> Any:
-    """The node of this process; Ray has no public name for it."""
-    worker: Any = sys.modules.get("ray._private.worker")
-    return getattr(worker, "_global_node", None)
+    worker: Any = ray._private.worker
+    node, worker._global_node = worker._global_node, None
+    ray.shutdown()
+    if node is None:  # it did not start
+        return
+    workers: list[psutil.Process] = []
+    for kind, process in node.live_processes():
+        if kind == "raylet":
+            with contextlib.suppress(psutil.Error):
+                workers = psutil.Process(process.pid).children(recursive=True)
+    node.destroy_external_storage()
+    node.kill_all_processes(check_alive=False)
+    for each in workers:  # they notice the end of the raylet late, and its agents after a minute
+        with contextlib.suppress(psutil.Error):
+            each.kill()

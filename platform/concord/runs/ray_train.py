@@ -16,7 +16,6 @@ from concord import logs
 from concord.errors import InputError, TrainingFailedError, last_line, picklable
 from concord.process_environment import environment_variables
 from concord.record import Evaluation
-from concord.runs import local_ray
 from concord.runs.channel import FAILED, Channel, Message
 from concord.runs.execute import RunTask, Sink, evaluations_here
 from concord.runs.failures import end_at_sigterm, failure, is_outage
@@ -62,11 +61,10 @@ def evaluations_on_ray(
         if training.error is not None:
             raise TrainingFailedError(_reason(training.error, task)) from training.error
     finally:
-        if not local_ray.has_ended():
-            if training.is_alive():
-                channel.stop.remote()
-                training.join(_STOPPING_SECONDS)
-            ray.kill(channel)
+        if training.is_alive():
+            channel.stop.remote()
+            training.join(_STOPPING_SECONDS)
+        ray.kill(channel)
         scratch.delete()
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -44,8 +44,6 @@ _HEALTH_CHECK_SECONDS = "0.5"
 _GROUP_SECONDS = "10"
 # How long Ray tries to reach a cluster, in seconds; a variable of its environment.
 _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
-# How long ``ray.shutdown`` tries to send events of tasks to Ray's dashboard, which ends as well if Ray was started here.
-_SENDING_TASK_EVENTS = "RAY_task_events_shutdown_flush_timeout_ms"
 
 # The default of --wait-for-resources. A cloud starts a node with a GPU in about ten minutes.
 _WAIT_MINUTES = 30.0
@@ -57,7 +55,6 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine, while the body runs.
 
     An existing session is used and kept. Yields the dashboard's address if Ray was started here.
-    This process keeps its handler of SIGTERM: Ray's would end it without a message.
     """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -79,10 +76,29 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     connecting: dict[str, str] = {}
     if address == LOCAL:  # this machine is not preempted, and the watcher itself logs a warning
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-        os.environ.setdefault(_SENDING_TASK_EVENTS, "500")
     else:  # something answers at the address; one try, of up to a minute, decides whether it is Ray
         connecting = {_CONNECTING_SECONDS: os.environ.get(_CONNECTING_SECONDS, "1")}
     logging.getLogger("ray").setLevel(logging.ERROR)
+    local = address == LOCAL
+    try:
+        with local_ray.sigterm_blocked() if local else contextlib.nullcontext():
+            context = _connect(address, option, connecting)
+        with ray_agents_ended() if local else contextlib.nullcontext():
+            yield f"http://{context.dashboard_url}" if context.dashboard_url else None
+    finally:
+        if local:
+            local_ray.shutdown()
+        else:
+            ray.shutdown()
+
+
+def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
+    """Start Ray or connect to a cluster (InputError if none answers).
+
+    This process keeps its handler of SIGTERM: Ray's would end it without a message.
+    """
+    import ray
+
     structured: dict[str, Any] = (
         {"logging_config": ray.LoggingConfig(encoding="JSON", log_level="ERROR")} if logs.as_json() else {}
     )
@@ -95,12 +111,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
         logs.use_json()  # Ray's handlers would write each line twice
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
         logging.getLogger("ray").setLevel(logging.ERROR)
-    try:
-        with ray_agents_ended() if address == LOCAL else contextlib.nullcontext():
-            yield f"http://{context.dashboard_url}" if context.dashboard_url else None
-    finally:
-        local_ray.kill()
-        ray.shutdown()
+    return context
 
 
 def cluster_address(config: RunConfig) -> tuple[str, str]:

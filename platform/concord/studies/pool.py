@@ -25,7 +25,6 @@ from ray.tune.search import Searcher
 from concord.errors import RunFailedError
 from concord.options import option_values
 from concord.record import EVENTS, Run, folder_of
-from concord.runs import local_ray
 from concord.runs.execute import (
     RunTask,
     checkpoint_step,
@@ -106,7 +105,6 @@ class _Interruption(Stopper):
         self._deadline = time.monotonic() + 60 * minutes if minutes > 0 else None
         self.stopped_by_user = False
         self.problem: Exception | None = None
-        self._recording = False
 
     @property
     def out_of_time(self) -> bool:
@@ -124,7 +122,6 @@ class _Interruption(Stopper):
 
     def stop_all(self) -> bool:
         """Ray Tune asks whether all trials end."""
-        self.raise_without_ray()
         return self.requested
 
     def __reduce__(self) -> Any:
@@ -132,36 +129,15 @@ class _Interruption(Stopper):
 
     @contextmanager
     def handle_sigint(self) -> Iterator[None]:
-        """Note the first Ctrl-C in the body, and raise the second; also the first if Ray has ended."""
+        """Note the first Ctrl-C in the body, and raise the second."""
         before = signal.getsignal(signal.SIGINT)
 
         def note(*_: Any) -> None:
             self.stopped_by_user = True
             signal.signal(signal.SIGINT, before)
-            self.raise_without_ray()
 
         with signal_handler(signal.SIGINT, note):
             yield
-
-    @contextmanager
-    def capture_error(self) -> Iterator[None]:
-        """Keep an exception of the body, which Ray Tune would treat as a failure of the trial.
-
-        Records are written in the body, so Ctrl-C raises only after it.
-        """
-        nested, self._recording = self._recording, True
-        try:
-            yield
-        except Exception as error:
-            self.problem = self.problem or error
-        finally:
-            self._recording = nested
-        self.raise_without_ray()
-
-    def raise_without_ray(self) -> None:
-        """Leave Ray Tune (KeyboardInterrupt) if it would wait for a Ray that was ended with this process."""
-        if self.stopped_by_user and not self._recording and local_ray.has_ended():
-            raise KeyboardInterrupt
 
 
 class Pool:
@@ -323,13 +299,12 @@ class _Runs(Searcher):
     def suggest(self, trial_id: str) -> Any:
         member: Member | None = None
         if not self.interruption.requested:
-            with self.interruption.capture_error():
+            with self._capture_error():
                 member = self._next()
-                if member is not None:
-                    self._running[trial_id] = member
         if member is None:
             # A running run may have to start again.
             return None if self._running and not self.interruption.requested else Searcher.FINISHED
+        self._running[trial_id] = member
         return self._task(member)
 
     def _task(self, member: Member) -> dict[str, Any]:
@@ -376,7 +351,7 @@ class _Runs(Searcher):
             return
         self._last[trial_id] = result
         run = member.run
-        with self.interruption.capture_error():
+        with self._capture_error():
             for name, fields in json.loads(result["events"]):
                 run.append(name, **fields)
                 if name == "checkpoint":
@@ -394,20 +369,20 @@ class _Runs(Searcher):
         last = self._last.pop(trial_id, None)
         if self.interruption.requested and (error or last is None or not last["ended"]):
             return  # given up
-        with self.interruption.capture_error():
-            del self._running[trial_id]
-            name = member.run.name
-            if error and self._retries.get(name, 0) < self._max_failures:
-                self._retries[name] = self._retries.get(name, 0) + 1
-                self._again.append(member)
-                return
-            if error or last is None:
-                why = {"failure": _WORKER_LOST}
-            elif last["failure"] is not None:
-                why = {"failure": last["failure"]}
-            else:
-                stopped = last["stopped"] if last["ended"] else SCHEDULER
-                why = {} if stopped is None else {"stopped": stopped}
+        del self._running[trial_id]
+        name = member.run.name
+        if error and self._retries.get(name, 0) < self._max_failures:
+            self._retries[name] = self._retries.get(name, 0) + 1
+            self._again.append(member)
+            return
+        if error or last is None:
+            why = {"failure": _WORKER_LOST}
+        elif last["failure"] is not None:
+            why = {"failure": last["failure"]}
+        else:
+            stopped = last["stopped"] if last["ended"] else SCHEDULER
+            why = {} if stopped is None else {"stopped": stopped}
+        with self._capture_error():
             run = member.run
             if why.get("stopped") != SCHEDULER and "failure" not in why:
                 index_run(run)  # first, so that a kill loses no end
@@ -435,6 +410,14 @@ class _Runs(Searcher):
             member.end("KILLED")
         self._running.clear()
         self._again.clear()
+
+    @contextmanager
+    def _capture_error(self) -> Iterator[None]:
+        """Keep an exception of the body: Ray Tune would treat it as a failure of the trial."""
+        try:
+            yield
+        except Exception as error:
+            self.interruption.problem = self.interruption.problem or error
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: a group is restored from its record."""
