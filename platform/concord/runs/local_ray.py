@@ -23,6 +23,14 @@ def sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def is_running() -> bool:
+    """Whether this process started the Ray that it is connected to."""
+    import ray
+
+    worker: Any = ray._private.worker
+    return worker._global_node is not None and worker._global_node.any_processes_alive()
+
+
 def receive_sigterm() -> None:
     """Let this worker of Ray receive SIGTERM, and the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGTERM)

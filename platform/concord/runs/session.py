@@ -107,6 +107,12 @@ def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
             context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"{option} {address}: no Ray cluster answers there ({first_line(error)})") from error
+    except OSError as error:
+        variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+        raise InputError(
+            f"{variable}={os.environ.get(variable, '')}: Ray cannot have its files and sockets there "
+            f"({error.strerror or first_line(error)}); set RAY_TMPDIR to a folder with a short path, such as /tmp"
+        ) from error
     if structured:
         logs.use_json()  # Ray's handlers would write each line twice
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
