@@ -26,7 +26,7 @@ JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
 def test_what_starts_with_ray_does_not_receive_sigterm_and_workers_do() -> None:
     with sigterm_blocked():
         deaf = subprocess.Popen(["sleep", "600"])
-        hearing = subprocess.Popen(["sleep", "600"], preexec_fn=receive_sigterm)  # noqa: PLW1509
+        hearing = subprocess.Popen(["sleep", "600"], preexec_fn=receive_sigterm)
     for process in (deaf, hearing):
         process.terminate()
     assert hearing.wait(60) == -signal.SIGTERM

@@ -28,8 +28,8 @@ from concord.training.process import own_cores, tune_process
 
 # How often Ray Train checks for room for more workers (--min-workers). Growth loses the work since the last checkpoint.
 _RESIZE_SECONDS = 30.0
-# How long stopped workers may take to end. Those of a Ray that ends with this process need no more than to stop writing,
-# and after SIGTERM to a whole job they are replaced before they stop.
+# How long stopped workers may take to end. If all processes of a job receive SIGTERM, Ray Train replaces its workers
+# before they stop; those of a Ray that ends with this process are not waited for.
 _STOPPING_SECONDS, _LOCAL_STOPPING_SECONDS = 30.0, 5.0
 _TAKE_SECONDS = 0.5
 _SCRATCH = "ray-train"
