@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked import Command
+from forked import Command, start_server
 from process_table import linux, lives
 from tracked import tracked_runs
 from waiting import wait_for
@@ -68,6 +68,24 @@ def stopped(words: list[str], when: Callable[[], object]) -> tuple[str, list[int
 
 def statuses(output: Path) -> set[str]:
     return {run.status for run in tracked_runs(Store.open(output, None), "shared-rule", finished_only=False)}
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_folder_with_too_long_a_path_for_sockets_is_named(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    start_server()  # has a socket itself
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setenv(variable, str(folder))
+    with Command("train", JOB_FILE, "--workers", "2", "--output", output) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 2, errors
+    assert errors.splitlines()[-1].startswith(
+        f"concord: {variable}={folder}: Ray cannot have its files and sockets there"
+    )
+    assert "Traceback" not in errors
+    assert not (output / "runs").exists()
 
 
 @linux
