@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -162,6 +163,29 @@ def test_a_command_ends_quietly_when_nobody_reads_on(words: str, merged: bool) -
     done = subprocess.run(program, stdout=writing, stderr=errors, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr or "") == (1, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_changes_no_exit_status(
+    job_file: Callable[..., str], output: Path, closed: str
+) -> None:
+    """The watchdog's pipe, which is opened next, would have the stream's number."""
+    words = ["train", job_file(), "--output", str(output), "--epochs", "1", "--name", "a"]
+    program = shlex.join([sys.executable, "-m", "concord", *words])
+    done = subprocess.run(f"{program} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    assert (output / "runs" / "a" / RECORD).exists()
+
+
+@pytest.mark.parametrize("words", [("jobs",), ("train", "synthetic", "--lr", "viél")])
+def test_a_terminal_without_a_letter_shows_its_number(words: tuple[str, ...]) -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    program = [sys.executable, "-m", "concord", *words]
+    done = subprocess.run(program, env=ascii_only, capture_output=True, check=False)
+    assert done.returncode == (0 if words == ("jobs",) else 2), done.stderr
+    assert b"Traceback" not in done.stderr
+    assert (done.stdout + done.stderr).isascii()
 
 
 # --- names of runs

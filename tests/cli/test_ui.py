@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Pa
         started.send_signal(signal.SIGTERM)
         started.communicate(PATIENCE)
         wait_for(lambda: not any(map(lives, running)))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_taken_port_is_refused_before_the_address_is_shown(
+    refused: Callable[..., str], tmp_path: Path, host: str
+) -> None:
+    Store.open(tmp_path)
+    with serving(Stranger, port := free_port()):
+        line = refused("ui", "--output", tmp_path, "--host", host, "--port", port)
+    assert line.startswith(f"--port {port}: no server can listen at {host}:{port} (Address already in use")
+
+
+def test_a_host_of_another_machine_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    Store.open(tmp_path)
+    line = refused("ui", "--output", tmp_path, "--host", "no.such.invalid")
+    assert line.startswith("--host no.such.invalid: no server can listen at no.such.invalid:5000")
 
 
 class Stranger(Quiet):

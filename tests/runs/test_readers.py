@@ -14,6 +14,7 @@ from command_line import Concord
 from forked import Command
 from photographs_folder import write_photographs
 from recorded import comparable
+from waiting import wait_for
 
 from concord.environments import Environments
 from concord.record import read_events
@@ -63,6 +64,21 @@ def test_after_kill_9_a_run_sees_what_it_would_have_seen(
     config = job.config.with_options(images=images, epochs=8).resolve()
     expected = comparable(train(job, config, ProcessContext(), Silent()).metrics)
     assert comparable(resumed.json["metrics"]) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_to_a_run_and_its_readers_ends_with_one_line(
+    output: Path, images: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    words = ["train", FILE, "--images", images, "--output", output, "--name", "read", "--epochs", "10000"]
+    checkpoints = output / "runs" / "read" / "checkpoints"
+    with Command(*words, "--readers", "2", "--checkpoints", "10000", folder=tmp_path) as process:
+        wait_for(lambda: process.poll() is not None or any(checkpoints.glob("checkpoint_*[0-9]")))
+        os.killpg(process.pid, number)
+        _, errors = process.communicate()
+    assert process.returncode == 1
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == "concord: stopped; continue with --name read --resume"
 
 
 def test_the_model_of_read_images_is_registered(concord_: Concord, output: Path, images: Path) -> None:

@@ -268,6 +268,24 @@ def test_sigterm_is_ctrl_c_once(output: Path, ignored: bool) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_a_weak_references_callback_ends_a_run(output: Path, number: signal.Signals) -> None:
+    """As in SQLAlchemy's, while a model is registered: Python drops an exception there."""
+    dropped: list[bool] = []
+
+    def register() -> None:
+        model = nn.Linear(1, 1)
+        weakref.finalize(model, os.kill, os.getpid(), number)
+        del model
+        dropped.append(True)
+        wait_for(lambda: False)
+
+    with pytest.raises(StoppedError):
+        train(output, register)
+    assert dropped
+    assert tracked(output)["a"].status == "KILLED"
+
+
 def test_a_failure_that_follows_from_sigterm_is_a_stop(output: Path) -> None:
     """As when the workers get the signal too, and die before this process is told."""
     seen: list[int] = []

@@ -18,7 +18,7 @@ from typing import Any
 
 import concord
 from concord import logs as structured_logs
-from concord.cli.output import info, output_closed
+from concord.cli.output import info, output_closed, prepare_streams
 from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli
 from concord.exit_watchdog import reported_death
 from concord.redaction import redact
@@ -117,6 +117,7 @@ def _plain(value: Any) -> Any:
 
 def entry() -> None:
     """The ``concord`` program."""
+    prepare_streams()
     runs_jobs = sys.argv[1:2] and sys.argv[1] in ("train", "tune", "compare", "demo", "data", "analyze")
     for category in (FutureWarning, DeprecationWarning):
         warnings.simplefilter("ignore", category)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +136,8 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
     store = open_store(options.output, options.tracking_uri)
+    if not store.uri.startswith("http"):
+        _require_free(options.host, options.port)
     from concord.runs.submission.profile import described, running_dashboard
 
     dashboard = running_dashboard()
@@ -157,3 +160,14 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
         if status != 0:
             raise RunFailedError(f"the MLflow UI stopped with status {status}; is port {options.port} taken?")
     return {"mlflow": address, "ray": dashboard}
+
+
+def _require_free(host: str, port: int) -> None:
+    """Refuse an address where no server can listen (InputError): MLflow's would end without a word."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            listener.bind((host, port))
+    except OSError as error:
+        option = f"--host {host}" if isinstance(error, socket.gaierror) else f"--port {port}"
+        raise InputError(f"{option}: no server can listen at {host}:{port} ({error.strerror}); give another") from error

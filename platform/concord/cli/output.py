@@ -1,6 +1,8 @@
 """Output of commands: lines of progress, and tables."""
 
+import io
 import logging
+import os
 import select
 import sys
 from collections.abc import Sequence
@@ -15,6 +17,21 @@ def info(line: str, level: int = logging.INFO) -> None:
         logs.write(line, level)
     else:
         print(line, file=sys.stderr, flush=True)
+
+
+def prepare_streams() -> None:
+    """Open the standard streams that the caller closed, and let them print any text.
+
+    The file that is opened next would take the number of a closed stream. A stream whose encoding lacks a letter shows
+    its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # has the lowest free number, which is the closed stream's
+            setattr(sys, name, open(nowhere, mode, closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def output_closed() -> bool:

@@ -21,10 +21,13 @@ import torch
 
 from concord.errors import RunFailedError, TrainingFailedError, first_line
 from concord.gradients import NonFiniteGradientError
+from concord.runs import local_ray
 from concord.source_file import own_traceback, reason
 
 Outage = Callable[[Exception], bool]
 """Whether an error is an outage."""
+
+_REPEAT_SECONDS = 0.05
 
 _OUTAGES: dict[str, Outage] = {}
 
@@ -102,14 +105,20 @@ class Termination:
 def sigterm_as_interrupt() -> Iterator[Termination]:
     """In the body the first SIGTERM acts as Ctrl-C; later ones are ignored.
 
-    A sender of SIGTERM sends SIGKILL next, so later ones have no meaning.
+    A sender of SIGTERM sends SIGKILL next, so later ones have no meaning. A KeyboardInterrupt that arrives where Python
+    drops exceptions (the callback of a weak reference, ``__del__``) is raised again.
     """
-    termination = Termination()
+    termination, main, previous_hook = Termination(), threading.main_thread(), sys.unraisablehook
+    if threading.current_thread() is not main:
+        yield termination
+        return
+    repetition: threading.Timer | None = None
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        if termination.requested:
+        nonlocal repetition
+        if termination.requested and repetition is None:
             return
-        termination.requested = True
+        termination.requested, repetition = True, None
         # Ray Train and studies have their own handlers of Ctrl-C, which end their workers. If Ctrl-C is ignored, as
         # in a shell's background jobs, there is no handler to call.
         interrupt = signal.getsignal(signal.SIGINT)
@@ -117,8 +126,24 @@ def sigterm_as_interrupt() -> Iterator[Termination]:
             raise KeyboardInterrupt
         interrupt(signal.SIGINT, frame)
 
+    def repeat(ignored: Any) -> None:
+        nonlocal repetition
+        if not isinstance(ignored.exc_value, KeyboardInterrupt):
+            previous_hook(ignored)
+            return
+        # A signal that is sent here would arrive in the same callback.
+        repetition = threading.Timer(_REPEAT_SECONDS, signal.pthread_kill, (main.ident, signal.SIGTERM))
+        repetition.start()
+
     with signal_handler(signal.SIGTERM, end):
-        yield termination
+        sys.unraisablehook = repeat
+        try:
+            yield termination
+        finally:
+            sys.unraisablehook = previous_hook
+            if repetition is not None:
+                repetition.cancel()
+                repetition.join()
 
 
 def end_at_sigterm() -> None:
@@ -134,3 +159,4 @@ def end_at_sigterm() -> None:
         sys.__unraisablehook__(ignored)
 
     sys.unraisablehook = end
+    local_ray.receive_sigterm()

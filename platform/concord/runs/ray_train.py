@@ -16,6 +16,7 @@ from concord import logs
 from concord.errors import InputError, TrainingFailedError, last_line, picklable
 from concord.process_environment import environment_variables
 from concord.record import Evaluation
+from concord.runs import local_ray
 from concord.runs.channel import FAILED, Channel, Message
 from concord.runs.execute import RunTask, Sink, evaluations_here
 from concord.runs.failures import end_at_sigterm, failure, is_outage
@@ -27,8 +28,9 @@ from concord.training.process import own_cores, tune_process
 
 # How often Ray Train checks for room for more workers (--min-workers). Growth loses the work since the last checkpoint.
 _RESIZE_SECONDS = 30.0
-# How long stopped workers may take to end.
-_STOPPING_SECONDS = 30.0
+# How long stopped workers may take to end. If all processes of a job receive SIGTERM, Ray Train replaces its workers
+# before they stop; those of a Ray that ends with this process are not waited for.
+_STOPPING_SECONDS, _LOCAL_STOPPING_SECONDS = 30.0, 5.0
 _TAKE_SECONDS = 0.5
 _SCRATCH = "ray-train"
 
@@ -63,7 +65,7 @@ def evaluations_on_ray(
     finally:
         if training.is_alive():
             channel.stop.remote()
-            training.join(_STOPPING_SECONDS)
+            training.join(_LOCAL_STOPPING_SECONDS if local_ray.is_running() else _STOPPING_SECONDS)
         ray.kill(channel)
         scratch.delete()
 

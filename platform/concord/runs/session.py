@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from concord.errors import InputError, first_line, last_line
 from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
+from concord.runs import local_ray
 from concord.runs.failures import signal_handler
 from concord.source_file import hidden_module
 from concord.training.options import RunConfig
@@ -54,7 +55,6 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine, while the body runs.
 
     An existing session is used and kept. Yields the dashboard's address if Ray was started here.
-    This process keeps its handler of SIGTERM: Ray's would end it without a message.
     """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -75,6 +75,26 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     else:  # something answers at the address; one try, of up to a minute, decides whether it is Ray
         connecting = {_CONNECTING_SECONDS: os.environ.get(_CONNECTING_SECONDS, "1")}
     logging.getLogger("ray").setLevel(logging.ERROR)
+    local = address == LOCAL
+    try:
+        with local_ray.sigterm_blocked() if local else contextlib.nullcontext():
+            context = _connect(address, option, connecting)
+        with ray_agents_ended() if local else contextlib.nullcontext():
+            yield f"http://{context.dashboard_url}" if context.dashboard_url else None
+    finally:
+        if local:
+            local_ray.shutdown()
+        else:
+            ray.shutdown()
+
+
+def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
+    """Start Ray or connect to a cluster (InputError if none answers).
+
+    This process keeps its handler of SIGTERM: Ray's would end it without a message.
+    """
+    import ray
+
     structured: dict[str, Any] = (
         {"logging_config": ray.LoggingConfig(encoding="JSON", log_level="ERROR")} if logs.as_json() else {}
     )
@@ -83,15 +103,17 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
             context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"{option} {address}: no Ray cluster answers there ({first_line(error)})") from error
+    except OSError as error:
+        variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+        raise InputError(
+            f"{variable}={os.environ.get(variable, '')}: Ray cannot have its files and sockets there "
+            f"({error.strerror or first_line(error)}); set RAY_TMPDIR to a folder with a short path, such as /tmp"
+        ) from error
     if structured:
         logs.use_json()  # Ray's handlers would write each line twice
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
         logging.getLogger("ray").setLevel(logging.ERROR)
-    try:
-        with ray_agents_ended() if address == LOCAL else contextlib.nullcontext():
-            yield f"http://{context.dashboard_url}" if context.dashboard_url else None
-    finally:
-        ray.shutdown()
+    return context
 
 
 def check_current_folder() -> None:

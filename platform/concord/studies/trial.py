@@ -35,6 +35,7 @@ from concord.errors import InputError, RunFailedError, TrainingFailedError, form
 from concord.options import OptionGroup, Role, option_values, options_of
 from concord.record import Evaluation
 from concord.redaction import redact
+from concord.runs import local_ray
 from concord.runs.execute import RunTask, execute
 from concord.runs.session import wait_for_resources, waiting_minutes
 from concord.source_file import reason
@@ -307,6 +308,7 @@ class TrialProcess(Trainable):
         self._pool = pool
         # At once: Ray's handler raises SystemExit, which would be taken for a job's own, and recorded as its failure.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+        local_ray.receive_sigterm()
         apply_credentials(pool.task.storage_credentials)
         self._prepared: WorkerData | None = None
         tune_process(pool.threads)

@@ -1,0 +1,58 @@
+"""The Ray that this process starts on this machine, and that ends with it.
+
+Slurm, systemd and ``timeout`` send SIGTERM to all processes of a job. If Ray's own processes ended by it, calls of Ray
+in this process would wait for a minute, or Ray would end this process without a message. So they do not receive
+SIGTERM, and this process ends them. Ray does the same for Ctrl-C.
+"""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+_SIGTERM = {signal.SIGTERM}
+
+
+@contextlib.contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """Processes and threads that start in the body do not receive SIGTERM; this thread receives it after the body."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGTERM)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def is_running() -> bool:
+    """Whether this process started the Ray that it is connected to."""
+    import ray
+
+    worker: Any = ray._private.worker
+    return worker._global_node is not None and worker._global_node.any_processes_alive()
+
+
+def receive_sigterm() -> None:
+    """Let this worker of Ray receive SIGTERM, and the processes that it starts."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGTERM)
+
+
+def shutdown() -> None:
+    """Disconnect this process, and kill Ray's processes; ``ray.shutdown`` would wait for each after a SIGTERM."""
+    import psutil
+    import ray
+
+    worker: Any = ray._private.worker
+    node, worker._global_node = worker._global_node, None
+    ray.shutdown()
+    if node is None:  # it did not start
+        return
+    workers: list[psutil.Process] = []
+    for kind, process in node.live_processes():
+        if kind == "raylet":
+            with contextlib.suppress(psutil.Error):
+                workers = psutil.Process(process.pid).children(recursive=True)
+    node.destroy_external_storage()
+    node.kill_all_processes(check_alive=False)
+    for each in workers:  # they notice the end of the raylet late, and its agents after a minute
+        with contextlib.suppress(psutil.Error):
+            each.kill()

@@ -1,0 +1,111 @@
+"""The Ray of a command does not receive the SIGTERM of a whole job, and ends with the command."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from forked import Command, start_server
+from process_table import linux, lives
+from tracked import tracked_runs
+from waiting import wait_for
+
+from concord.cli import main
+from concord.record import folder_of
+from concord.runs.execute import CHECKPOINTS
+from concord.runs.local_ray import receive_sigterm, sigterm_blocked
+from concord.tracking import Store
+
+JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
+
+
+def test_what_starts_with_ray_does_not_receive_sigterm_and_workers_do() -> None:
+    with sigterm_blocked():
+        deaf = subprocess.Popen(["sleep", "600"])
+        hearing = subprocess.Popen(["sleep", "600"], preexec_fn=receive_sigterm)
+    for process in (deaf, hearing):
+        process.terminate()
+    assert hearing.wait(60) == -signal.SIGTERM
+    assert deaf.poll() is None
+    deaf.kill()
+    deaf.wait()
+
+
+def test_a_signal_while_ray_starts_arrives_afterwards() -> None:
+    steps: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: steps.append("received"))
+    try:
+        with sigterm_blocked():
+            os.kill(os.getpid(), signal.SIGTERM)
+            steps.append("started")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert steps == ["started", "received"]
+
+
+def send_to_all(process: Command) -> list[int]:
+    """SIGTERM to every process of a command, as by ``scancel``; return their ids."""
+    started = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for each in started:
+        each.send_signal(signal.SIGTERM)
+    return [each.pid for each in started]
+
+
+def stopped(words: list[str], when: Callable[[], object]) -> tuple[str, list[int]]:
+    """The last line of a command whose processes all receive SIGTERM, and their ids."""
+    with Command(*words) as process:
+        wait_for(lambda: process.poll() is not None or when(), 240)
+        pids = send_to_all(process)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert "Traceback" not in errors
+    return errors.splitlines()[-1], pids
+
+
+def statuses(output: Path) -> set[str]:
+    return {run.status for run in tracked_runs(Store.open(output, None), "shared-rule", finished_only=False)}
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_folder_with_too_long_a_path_for_sockets_is_named(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    start_server()  # has a socket itself
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setenv(variable, str(folder))
+    with Command("train", JOB_FILE, "--workers", "2", "--output", output) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 2, errors
+    assert errors.splitlines()[-1].startswith(
+        f"concord: {variable}={folder}: Ray cannot have its files and sockets there"
+    )
+    assert "Traceback" not in errors
+    assert not (output / "runs").exists()
+
+
+@linux
+def test_a_study_ends_in_order_when_all_its_processes_are_told_to(output: Path) -> None:
+    words = ["tune", JOB_FILE, "--output", str(output), "--name", "s", "--trials", "4", "--pause", "0.1"]
+    words += ["--shortlist", "0", "--reruns", "0", "--no-register"]
+    first = folder_of(output, "s-trial-0").path / "events.jsonl"
+    line, pids = stopped(words, lambda: first.exists() and "evaluated" in first.read_text())
+    assert re.fullmatch(r"concord: stopped after \d of 4 trials; continue with concord tune .*", line), line
+    assert "RUNNING" not in statuses(output)
+    wait_for(lambda: not any(map(lives, pids)))
+
+
+@linux
+@pytest.mark.slow
+def test_a_run_of_two_workers_ends_in_order_when_all_its_processes_are_told_to(output: Path) -> None:
+    words = ["train", JOB_FILE, "--output", str(output), "--name", "a", "--workers", "2", "--epochs", "8"]
+    words += ["--evaluations", "8", "--pause", "0.1"]
+    line, pids = stopped(words, lambda: folder_of(output, "a").names(CHECKPOINTS))
+    assert line == "concord: stopped; continue with --name a --resume"
+    assert statuses(output) == {"KILLED"}
+    wait_for(lambda: not any(map(lives, pids)))
+    assert main(["train", JOB_FILE, "--output", str(output), "--name", "a", "--resume", "--workers", "1"]) == 0
