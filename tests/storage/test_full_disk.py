@@ -17,7 +17,7 @@ from tracked import points_of, tracked_runs
 
 from concord.errors import InputError, RunFailedError
 from concord.runs.run import run
-from concord.storage import FullDiskError, JsonLines, append_line, full_disk_in_one_line, read_lines, require_space
+from concord.storage import DiskError, JsonLines, append_line, disk_errors_in_one_line, read_lines, require_space
 from concord.tracking import Store
 from concord.training import load_job
 from concord.training.checkpoint import write_checkpoint
@@ -65,7 +65,7 @@ def write_with_torch(folder: Path) -> None:
 )
 def test_whatever_finds_a_disk_full_says_so_in_one_line(disk: Path, write: Callable[[Path], object]) -> None:
     fill(disk)
-    with pytest.raises(FullDiskError) as error, full_disk_in_one_line(disk):
+    with pytest.raises(DiskError) as error, disk_errors_in_one_line(disk):
         write(disk)
     assert str(error.value).startswith(str(disk))
     assert "no space left on the disk" in str(error.value)
@@ -73,9 +73,9 @@ def test_whatever_finds_a_disk_full_says_so_in_one_line(disk: Path, write: Calla
 
 
 def test_what_is_no_full_disk_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), full_disk_in_one_line(tmp_path):
+    with pytest.raises(FileNotFoundError), disk_errors_in_one_line(tmp_path):
         (tmp_path / "nothing").read_bytes()
-    with pytest.raises(InputError), full_disk_in_one_line(tmp_path):
+    with pytest.raises(InputError), disk_errors_in_one_line(tmp_path):
         raise InputError("--x") from OSError(28, "No space left on device")
 
 
@@ -93,7 +93,7 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk: Path) -> None:
 def test_nothing_is_begun_on_a_disk_without_the_reserve(disk: Path) -> None:
     require_space(disk)
     (disk / "filler").write_bytes(bytes(11 << 19))
-    with pytest.raises(FullDiskError, match=r"disk; 0\.5 MiB are free, at least 1 MiB must be free$"):
+    with pytest.raises(DiskError, match=r"disk; 0\.5 MiB are free, at least 1 MiB must be free$"):
         require_space(disk)
 
 

@@ -20,7 +20,7 @@ from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.record import Run, require_run
 from concord.runs.lifecycle import ActiveRun
 from concord.space import Space
-from concord.storage import Folder, json_line
+from concord.storage import Folder, disk_errors_in_one_line, json_line
 from concord.studies.criterion import SPREAD, Criterion, TrialEvaluator, metric_on
 from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.study_options import SELECTIONS
@@ -71,8 +71,10 @@ def write_results(result: Result, info: Callable[[str], None], group: ActiveRun 
     figures, files = result.figures(info), result.files()
     drawn = {name: str(save(figure, result.folder.path / FIGURES / f"{name}.png")) for name, figure in figures.items()}
     for path, content in files.items():
-        (result.folder.path / path).parent.mkdir(parents=True, exist_ok=True)
-        (result.folder.path / path).write_bytes(content)
+        file = result.folder.path / path
+        with disk_errors_in_one_line(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
     if group is not None:
         for path in (*(f"{FIGURES}/{name}.png" for name in figures), *files):
             group.run.keep_artifact(path)
