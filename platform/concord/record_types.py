@@ -1,10 +1,10 @@
 """What records and events contain, see :mod:`concord.record`: types for their reader."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, Strict
-from typing_extensions import NotRequired, TypedDict
+from pydantic import BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
 
 from concord.storage.typed_json import Count, Fields
 
@@ -38,9 +38,9 @@ class RunRecord(AnyRecord):
 
     job: str
     config: Fields
-    store: NotRequired[str]
-    key: NotRequired[_Key]
-    tracking: NotRequired[_Tracking]
+    store: str
+    key: _Key
+    tracking: _Tracking
     run_id: NotRequired[str | None]
     group: NotRequired[str]
     stop_when: NotRequired[str]
@@ -53,12 +53,16 @@ class _Deciding(TypedDict):
     stop_when: str
 
 
+class _StudyOptions(TypedDict):
+    top: Count
+
+
 class _Criterion(TypedDict):
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-    selection: str
+    selection: Literal["held-out", "validation", "leave-one-out", "oracle", "own"]
     metric: str
     mode: Literal["min", "max"]
-    required: Metrics
+    required: NotRequired[Metrics]
 
 
 class _OwnPoint(TypedDict):
@@ -78,7 +82,7 @@ class StudyRecord(RunRecord):
     space: Fields
     oracle: str | None
     validation: bool
-    options: Fields
+    options: _StudyOptions
     given: list[str]
     started: float
     model: NotRequired[str | None]
@@ -86,10 +90,20 @@ class StudyRecord(RunRecord):
     registration: NotRequired[str | None]
 
 
+class _Folds(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+    environments: list[str]
+    measure: str
+    mode: Literal["min", "max"]
+
+
+_Asked = TypedDict("_Asked", {"left out": NotRequired[_Folds]})  # and the given options, by name
+
+
 class ComparisonRecord(RunRecord):
     """The record of a comparison."""
 
-    asked: NotRequired[dict[str, Fields]]
+    asked: NotRequired[dict[str, _Asked]]
 
 
 RECORD_TYPES: Mapping[str, type] = {"run": RunRecord, "study": StudyRecord, "comparison": ComparisonRecord}
@@ -104,12 +118,16 @@ class _Began(_Event):
     resumed: NotRequired[bool]
 
 
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
 class _Part(TypedDict):
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     name: str
     purpose: str
     examples: Count
-    leaves: list[Annotated[tuple[str, list[Count], str], Strict(False)]]
+    leaves: list[Annotated[tuple[str, list[Count], str], BeforeValidator(_as_tuple)]]
     digest: str
 
 
@@ -134,15 +152,21 @@ class _Artifact(_Event):
     path: str
 
 
-class _Asked(_Event):
+class _AskedCell(_Event):
+    kind: Literal["cell"]
     run: _Name
     key: str
-    kind: Literal["trial", "left-out", "seed", "winner", "cell"]
-    trial: NotRequired[Count]
+
+
+class _AskedTrial(_Event):
+    kind: Literal["trial", "left-out", "seed", "winner"]
+    run: _Name
+    key: str
+    trial: Count
+    point: Fields
+    resolved: NotRequired[Fields]
     seed: NotRequired[Count | None]
     left_out: NotRequired[str | None]
-    point: NotRequired[Fields]
-    resolved: NotRequired[Fields]
 
 
 class _Report(TypedDict):
@@ -165,13 +189,13 @@ class _Ended(_Event):
     untracked: NotRequired[_Report]
 
 
-EVENT_TYPES: Mapping[str, type] = {
+EVENT_TYPES: Mapping[str, Any] = {
     "began": _Began,
     "data": _Data,
     "metrics": _Step,
     "evaluated": _Evaluated,
     "checkpoint": _Checkpoint,
     "artifact": _Artifact,
-    "asked": _Asked,
+    "asked": Annotated[_AskedCell | _AskedTrial, Field(discriminator="kind")],
     "ended": _Ended,
 }

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from concord.record import Evaluation, Run, folder_of, read_run
+from concord.errors import InputError
+from concord.record import EVENTS, RECORD, Evaluation, Run, folder_of, read_run
 from concord.runs.key import Key
 from concord.runs.live_metrics import Metric, Sample
 from concord.runs.progress import Progress, duration
@@ -171,7 +172,7 @@ class GroupRuns:
             point, resolved = (
                 {name: frozen(value) for name, value in first.get(part, {}).items()} for part in ("point", "resolved")
             )
-            parts = {left_out: self.run(place["run"]) for left_out, place in asked.items()}
+            parts = {left_out: self._asked(place) for left_out, place in asked.items()}
             found.append(Trial(kind, number, point, seed, resolved, parts, self._evaluator))
         return found
 
@@ -185,16 +186,42 @@ class GroupRuns:
 
     def by_key(self, key: Key) -> Run | None:
         """The latest run with this key; with only the part without data, if the key does not say which."""
-        name = self._names.get(key.value)
-        return None if name is None else self.run(name)
+        place = self._by_key.get(key.value)
+        return None if place is None else self._asked(place)
 
     @cached_property
-    def _names(self) -> Mapping[str, str]:
-        """The name of the latest run by its key, and by the part of the key without data."""
-        found: dict[str, str] = {}
+    def _by_key(self) -> Mapping[str, Mapping[str, Any]]:
+        """The latest request by its key, and by the part of the key without data."""
+        found: dict[str, Mapping[str, Any]] = {}
         for place in self._group.asked:
-            found |= dict.fromkeys((place["key"], place["key"].partition("-")[0]), place["run"])
+            found |= dict.fromkeys((place["key"], place["key"].partition("-")[0]), place)
         return found
+
+    def _asked(self, place: Mapping[str, Any]) -> Run:
+        """The run of a request, which its record must not contradict (InputError)."""
+        run, group = self.run(place["run"]), self._group
+        own = run.record.get("group") == group.name
+        differs = None
+        if run.record and not own and run.key != place["key"]:
+            differs = f"of key {place['key']}", f"key {run.key or None}"
+        elif own and run.key == place["key"] and self._first[place["run"], run.key] == place:
+            wanted = {name: group.options[name] for name in ("seed", "leave_out") if name in group.options}
+            wanted |= {**place.get("point", {}), **place.get("resolved", {})}
+            wanted |= {} if place.get("seed") is None else {"seed": place["seed"]}
+            wanted |= {} if place.get("left_out") is None else {"leave_out": place["left_out"]}
+            for name, value in wanted.items():
+                if name in run.options and run.options[name] != frozen(value):
+                    differs = f"with {name} {value}", f"{name} {run.options[name]}"
+        if differs is not None:
+            events, record = group.folder.path / EVENTS, run.folder.path / RECORD
+            asked = f"{events}: asks for the run {run.name} {differs[0]}, and {record} has {differs[1]}"
+            raise InputError(f"{asked}; restore the files, or give another --name")
+        return run
+
+    @cached_property
+    def _first(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+        """The first request by run and key, for which the run was made; later ones may differ in unused options."""
+        return {(place["run"], place["key"]): place for place in reversed(self._group.asked)}
 
 
 STUDY_METRICS = (
