@@ -163,7 +163,9 @@ class GroupRuns:
     def begun(self, kind: Kind) -> list[Trial]:
         """The trials of this kind, in the order in which they were asked for."""
         places: dict[tuple[int, int | None], dict[str | None, Mapping[str, Any]]] = {}
+        made_for: dict[str, Mapping[str, Any]] = {}  # by run; later requests may differ in options without an effect
         for place in self._group.asked:
+            made_for.setdefault(place["run"], place)
             if place["kind"] == kind:
                 places.setdefault((place["trial"], place.get("seed")), {})[place.get("left_out")] = place
         found = []
@@ -173,6 +175,14 @@ class GroupRuns:
                 {name: frozen(value) for name, value in first.get(part, {}).items()} for part in ("point", "resolved")
             )
             parts = {left_out: self._asked(place) for left_out, place in asked.items()}
+            for left_out, place in asked.items():
+                run = parts[left_out]
+                if (
+                    place is made_for[run.name]
+                    and run.record.get("group") == self._group.name
+                    and run.key == place["key"]
+                ):
+                    self._require_options(place, run)
             found.append(Trial(kind, number, point, seed, resolved, parts, self._evaluator))
         return found
 
@@ -198,30 +208,27 @@ class GroupRuns:
         return found
 
     def _asked(self, place: Mapping[str, Any]) -> Run:
-        """The run of a request, which its record must not contradict (InputError)."""
-        run, group = self.run(place["run"]), self._group
-        own = run.record.get("group") == group.name
-        differs = None
-        if run.record and not own and run.key != place["key"]:
-            differs = f"of key {place['key']}", f"key {run.key or None}"
-        elif own and run.key == place["key"] and self._first[place["run"], run.key] == place:
-            wanted = {name: group.options[name] for name in ("seed", "leave_out") if name in group.options}
-            wanted |= {**place.get("point", {}), **place.get("resolved", {})}
-            wanted |= {} if place.get("seed") is None else {"seed": place["seed"]}
-            wanted |= {} if place.get("left_out") is None else {"leave_out": place["left_out"]}
-            for name, value in wanted.items():
-                if name in run.options and run.options[name] != frozen(value):
-                    differs = f"with {name} {value}", f"{name} {run.options[name]}"
-        if differs is not None:
-            events, record = group.folder.path / EVENTS, run.folder.path / RECORD
-            asked = f"{events}: asks for the run {run.name} {differs[0]}, and {record} has {differs[1]}"
-            raise InputError(f"{asked}; restore the files, or give another --name")
+        """The run of a request, which has its key unless the group itself is to train it anew (InputError)."""
+        run = self.run(place["run"])
+        if run.record and run.record.get("group") != self._group.name and run.key != place["key"]:
+            raise self._contradiction(run, f"of key {place['key']}", f"key {run.key or None}")
         return run
 
-    @cached_property
-    def _first(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
-        """The first request by run and key, for which the run was made; later ones may differ in unused options."""
-        return {(place["run"], place["key"]): place for place in reversed(self._group.asked)}
+    def _require_options(self, place: Mapping[str, Any], run: Run) -> None:
+        """Refuse a request whose options are not those of its run, which was made for it (InputError)."""
+        group = self._group
+        wanted = {name: group.options[name] for name in ("seed", "leave_out") if name in group.options}
+        wanted |= {**place["point"], **place.get("resolved", {})}
+        for option, name in (("seed", "seed"), ("leave_out", "left_out")):
+            wanted |= {} if place.get(name) is None else {option: place[name]}
+        for name, value in wanted.items():
+            if name in run.options and run.options[name] != frozen(value):
+                raise self._contradiction(run, f"with {name} {value}", f"{name} {run.options[name]}")
+
+    def _contradiction(self, run: Run, asked: str, recorded: str) -> InputError:
+        events, record = self._group.folder.path / EVENTS, run.folder.path / RECORD
+        problem = f"{events}: asks for the run {run.name} {asked}, and {record} has {recorded}"
+        return InputError(f"{problem}; restore the files, or give another --name")
 
 
 STUDY_METRICS = (
