@@ -38,7 +38,7 @@ from concord.storage import (
     StorageError,
     display_path,
 )
-from concord.storage.typed_json import parse_json, read_json, require_type
+from concord.storage.typed_json import parse_json, read_json, require_type, type_check
 
 _logger = logging.getLogger("concord.record")
 
@@ -283,6 +283,7 @@ class OpenRun(Run):
 
 def read_events(file: Path, start: int = 0) -> Iterator[Event]:
     """Yield the events from byte ``start`` on; a last line without its end is left out."""
+    checks = {name: type_check(kind) for name, kind in EVENT_TYPES.items()}
     with file.open("rb") as lines:
         end = lines.seek(start)
         for number, line in enumerate(lines, 1):
@@ -292,10 +293,10 @@ def read_events(file: Path, start: int = 0) -> Iterator[Event]:
             try:
                 fields = parse_json(line)
                 name = fields.get("event") if isinstance(fields, dict) else None
-                kind = EVENT_TYPES.get(name) if isinstance(name, str) else None
-                if kind is None:
+                check = checks.get(name) if isinstance(name, str) else None
+                if check is None:
                     raise ValueError(f"event: must be one of {', '.join(EVENT_TYPES)}")
-                require_type(fields, kind)
+                check(fields)
             except ValueError as error:
                 place = f"line {number}" if start == 0 else f"the line that ends at byte {end}"
                 raise InputError(
