@@ -1,7 +1,7 @@
 """Every write of a run, a study and a comparison fails, or is the last before a kill; nothing is lost.
 
 Each write has one of the faults, in turn: ``pytest -m slow tests/storage/test_faults.py``; with CONCORD_TEST_ALL_FAULTS
-each has all of them, which takes hours. CONCORD_TEST_EVERY=9 tries each ninth write. What came of each is printed with ``-s``.
+each has all of them, which takes hours. CONCORD_TEST_EVERY=9 tries each ninth write. ``-s`` prints what came of each.
 """
 
 import os

@@ -204,8 +204,10 @@ def _disk_errno(error: BaseException) -> int | None:
 
 def require_space(place: Path) -> None:
     """Refuse to write into a folder on a full disk (DiskError)."""
-    with contextlib.suppress(OSError):
+    try:
         free = shutil.disk_usage(place).free
-        if free < _RESERVE:
-            least = f"at least {_RESERVE / 2**20:.0f} MiB must be free"
-            raise DiskError(f"{place}: no space left on the disk; {free / 2**20:.1f} MiB are free, {least}")
+    except OSError:
+        return
+    if free < _RESERVE:
+        least = f"at least {_RESERVE / 2**20:.0f} MiB must be free"
+        raise DiskError(f"{place}: no space left on the disk; {free / 2**20:.1f} MiB are free, {least}", errno.ENOSPC)
