@@ -1,7 +1,6 @@
 """The kept results of a table, read from the folder of results in the repository."""
 
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,9 +16,7 @@ job_of = functools.cache(load_job)
 
 def read_lines(job: str, name: str, results: Path) -> list[ResultLine]:
     """The kept lines of a table, in the order of its file; none if the file does not exist."""
-    path = results / results_file(job_of(job).name, name)
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return [ResultLine.read(json.loads(line)) for line in text.splitlines()]
+    return ResultLine.read_all(results / results_file(job_of(job).name, name))
 
 
 def read_table(job: str, name: str, results: Path) -> Table:

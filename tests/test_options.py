@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import described
 
 from concord.cli import main
 from concord.cli.config_file import FileOptions
@@ -247,7 +248,7 @@ def test_the_words_count_over_a_file_whose_option_they_replace(tmp_path: Path, c
 
 def test_an_option_that_cannot_be_varied_is_named_with_its_source(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "mine.yaml").write_text("lr: 0.5\n")
-    record = {"job": "synthetic", "config": {"lr": 0.5}, "options": {}, "given": ["lr"]}
+    record = described("study", job="synthetic", config={"lr": 0.5}, given=["lr"])
     folder = Folder(tmp_path / "studies" / "s")
     folder.make()
     write_record(folder, "study", record)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import described
 
 from concord.cli import main
 from concord.errors import InputError, TrainingFailedError
@@ -260,7 +261,7 @@ def test_an_option_without_a_default_is_asked_for_by_name_again(
     folder = output / "runs" / "old"
     folder.mkdir(parents=True)
     config = {"name": "old", "hub_token": "***"}
-    write_record(Folder(folder), "run", {"job": load_job(job_file).name, "run_id": "0" * 32, "config": config})
+    write_record(Folder(folder), "run", described(job=load_job(job_file).name, run_id="0" * 32, config=config))
     assert main(["train", job_file, "--name", "old", "--resume", "--output", str(output)]) == 2
     assert "--hub-token: is required" in capsys.readouterr().err
 

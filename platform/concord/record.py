@@ -29,16 +29,16 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from concord.errors import InputError, RunFailedError
+from concord.record_types import EVENT_TYPES, RECORD_TYPES, AnyRecord
 from concord.space import frozen
 from concord.storage import (
+    DiskError,
     Folder,
-    FullDiskError,
     JsonLines,
     StorageError,
     display_path,
-    full_disk,
-    full_disk_in_one_line,
 )
+from concord.storage.typed_json import parse_json, read_json, require_type, type_check
 
 _logger = logging.getLogger("concord.record")
 
@@ -245,12 +245,11 @@ class OpenRun(Run):
             self._require_kept()
             try:
                 self._lines.append({"event": event, "at": at, **fields})
-            except OSError as error:
-                problem = full_disk(error, self.file) or f"{self.file}: cannot be written ({error.strerror})"
+            except DiskError as error:
                 if event != "metrics":
-                    raise FullDiskError(problem) from error
+                    raise
                 if not self._losing:
-                    _logger.warning("metrics are being lost: %s", problem)
+                    _logger.warning("metrics are being lost: %s", error)
                 self._losing = True
                 return
             if event != "metrics":
@@ -260,8 +259,7 @@ class OpenRun(Run):
         """Flush to disk; at an address, upload."""
         with self._lock:
             self._require_kept()
-            with full_disk_in_one_line(self.file):
-                self._lines.sync()
+            self._lines.sync()
             self.folder.keep(EVENTS)
 
     def describe(self, **more: Any) -> None:
@@ -285,6 +283,7 @@ class OpenRun(Run):
 
 def read_events(file: Path, start: int = 0) -> Iterator[Event]:
     """Yield the events from byte ``start`` on; a last line without its end is left out."""
+    checks = {name: type_check(kind) for name, kind in EVENT_TYPES.items()}
     with file.open("rb") as lines:
         end = lines.seek(start)
         for number, line in enumerate(lines, 1):
@@ -292,13 +291,18 @@ def read_events(file: Path, start: int = 0) -> Iterator[Event]:
                 return
             end += len(line)
             try:
-                fields = json.loads(line)  # Python's JSON reads and writes NaN and Infinity
-                yield Event(fields.pop("event"), int(fields.pop("at")), fields, end)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                fields = parse_json(line)
+                name = fields.get("event") if isinstance(fields, dict) else None
+                check = checks.get(name) if isinstance(name, str) else None
+                if check is None:
+                    raise ValueError(f"event: must be one of {', '.join(EVENT_TYPES)}")
+                check(fields)
+            except ValueError as error:
                 place = f"line {number}" if start == 0 else f"the line that ends at byte {end}"
                 raise InputError(
-                    f"{file}: {place} is not an event; restore the file, or give another --name"
+                    f"{file}: {place} is not an event ({error}); restore the file, or give another --name"
                 ) from error
+            yield Event(fields.pop("event"), fields.pop("at"), fields, end)
 
 
 def _replay(run: Run) -> None:
@@ -350,9 +354,9 @@ def read_record(folder: Folder, kind: Kind = "run") -> dict[str, Any] | None:
         return None
     path = folder.path / RECORD
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not (isinstance(record, dict) and record.keys() >= {"version", "kind", "job", "config"}):
-            raise ValueError("not a record")
+        record: dict[str, Any] = read_json(path.read_text(encoding="utf-8"), AnyRecord)
+        if record["version"] == VERSION and record["kind"] == kind:
+            require_type(record, RECORD_TYPES[kind])
     except (OSError, ValueError) as error:
         raise InputError(f"--name {name}: {path} cannot be read ({error})") from error
     if record["version"] != VERSION:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import Concord
+from recorded import described
 from web_server import Quiet, serving
 
 import concord
@@ -206,7 +207,7 @@ def recorded(output: Path) -> Path:
     folder.mkdir(parents=True)
     config = option_values(load_job(SHARED_RULE).job.config.resolve())
     kept = {name: value for name, value in config.items() if isinstance(value, (str, int, float, bool, tuple))}
-    record = {"job": "shared-rule", "run_id": "0" * 32, "store": "", "config": kept | {"name": "old"}}
+    record = described(job="shared-rule", run_id="0" * 32, config=kept | {"name": "old"})
     write_record(Folder(folder), "run", record)
     return output
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from command_line import Concord
+from recorded import described
 
 from concord.record import folder_of, write_record
 from concord.tracking import Store
@@ -149,7 +150,7 @@ def test_what_no_process_holds_is_interrupted(concord_: Concord, tmp_path: Path,
     for name, run_id in (("b", dead), ("c", busy)):
         folder = folder_of(tmp_path, name, kind)
         folder.make()
-        write_record(folder, kind, {"job": "mine", "config": {}, "run_id": run_id})
+        write_record(folder, kind, described(kind, run_id=run_id))
 
     def listed(*more: str) -> dict[str, str]:
         said = concord_("runs", "--output", tmp_path, *words, *more, "--json")

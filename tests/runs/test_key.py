@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import assume, given
+from recorded import described
 from test_options import changes
 from test_table_environments import patients
 
@@ -166,7 +167,7 @@ BASE = JOB.job.config
 
 def record_of(key: Key, config: Any = BASE) -> dict[str, Any]:
     """The record of a run with this key, after a round trip through JSON."""
-    record = {"job": key.job, "config": recorded_config(config.resolve()), "key": key.as_json()}
+    record = described(job=key.job, config=recorded_config(config.resolve()), key=key.as_json())
     found: dict[str, Any] = json.loads(json.dumps(record))
     return found
 

@@ -22,7 +22,7 @@ import pytest
 import ray
 from forked import Command, start_server
 from ports import free_port
-from recorded import report_of
+from recorded import described, report_of
 from test_run import JOB_FILE, OPTIONS, command, recorded_checkpoints, start
 from torch import nn
 from tracked import tracked_runs
@@ -158,8 +158,8 @@ def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
     assert (output / "runs" / "a" / "notes").read_text() == "mine"
 
 
-def _record(**more: str) -> str:
-    return json.dumps({"version": 2, "kind": "run", "job": "j", "config": {}, **more})
+def _record(**more: Any) -> str:
+    return json.dumps({"version": 2, "kind": "run", **described(**more)})
 
 
 @pytest.mark.parametrize(

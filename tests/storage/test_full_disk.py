@@ -1,8 +1,14 @@
-"""Runs on a full disk: a small file system, which only root can make."""
+"""Errors of a disk in one line, and runs on a full disk: a small file system, which only root can make.
+
+``test_faults.py`` tries every write of whole commands.
+"""
 
 import contextlib
+import errno
 import os
+import pickle
 import re
+import resource
 import subprocess
 import threading
 import time
@@ -12,12 +18,25 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import save_file
 from tracked import points_of, tracked_runs
 
+from concord.analysis.figures import save
+from concord.analysis.trajectory_figures import moving_picture
+from concord.cli import main
 from concord.errors import InputError, RunFailedError
+from concord.record import folder_of, require_run
 from concord.runs.run import run
-from concord.storage import FullDiskError, JsonLines, append_line, full_disk_in_one_line, read_lines, require_space
+from concord.storage import (
+    DiskError,
+    Folder,
+    JsonLines,
+    append_line,
+    disk_errors_in_one_line,
+    read_lines,
+    require_space,
+)
 from concord.tracking import Store
 from concord.training import load_job
 from concord.training.checkpoint import write_checkpoint
@@ -65,17 +84,89 @@ def write_with_torch(folder: Path) -> None:
 )
 def test_whatever_finds_a_disk_full_says_so_in_one_line(disk: Path, write: Callable[[Path], object]) -> None:
     fill(disk)
-    with pytest.raises(FullDiskError) as error, full_disk_in_one_line(disk):
+    with pytest.raises(DiskError) as error, disk_errors_in_one_line(disk):
         write(disk)
     assert str(error.value).startswith(str(disk))
     assert "no space left on the disk" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_full_disk_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), full_disk_in_one_line(tmp_path):
-        (tmp_path / "nothing").read_bytes()
-    with pytest.raises(InputError), full_disk_in_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("write", "file"),
+    [
+        (lambda folder: Folder(folder).write("file", "text"), "file.new"),
+        (lambda folder: append_line(folder / "lines", 1), "lines"),
+        (lambda folder: save(Figure(), folder / "figure.png"), "figure.png"),
+        (lambda folder: moving_picture(torch.zeros(2, 1, 3, 3), folder / "moving.gif"), "moving.gif"),
+        (write_with_torch, "model.safetensors"),
+        (write_with_torch, "optimizer.pt"),
+        (write_with_torch, "progress.json"),
+        (write_with_torch, "checksums.json"),
+    ],
+)
+def test_a_folder_in_place_of_a_file_is_one_line_with_the_file(
+    tmp_path: Path, write: Callable[[Path], object], file: str
+) -> None:
+    (tmp_path / file).mkdir()
+    with pytest.raises(DiskError) as error, disk_errors_in_one_line(tmp_path):
+        write(tmp_path)
+    assert str(error.value) == f"{tmp_path / file}: cannot be read or written (Is a directory)"
+    assert error.value.errno == errno.EISDIR
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_too_many_open_files_are_one_line_with_the_file(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(DiskError, match=r"/file\.new: cannot be read or written \(Too many open files\)$"):
+            Folder(tmp_path).write("file", "text")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("function", ["write", "fsync", "ftruncate", "open"])
+def test_an_error_without_a_name_gets_the_file_and_leaves_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, function: str
+) -> None:
+    append_line(tmp_path / "lines", "first")
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    def write() -> None:
+        with contextlib.closing(JsonLines(tmp_path / "lines")) as lines:
+            lines.append("second")
+            lines.sync()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, refuse)
+        with pytest.raises(DiskError, match=rf"^{tmp_path / 'lines'}: ") as error:
+            write()
+    assert error.value.errno == number
+    assert [*read_lines(tmp_path / "lines")][:1] == ["first"]
+
+
+def test_a_line_that_is_taken_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:3]))
+    append_line(tmp_path / "lines", "a long line")
+    assert [*read_lines(tmp_path / "lines")] == ["a long line"]
+
+
+def test_errors_that_are_not_of_a_disk_stay_what_they_are(tmp_path: Path) -> None:
+    for other in (
+        ConnectionRefusedError(111, "refused"),
+        TimeoutError(110, "late"),
+        OSError("no number"),
+        KeyError("x"),
+    ):
+        with pytest.raises(type(other)), disk_errors_in_one_line(tmp_path):
+            raise other
+    with pytest.raises(OSError, match="Input/output error"), disk_errors_in_one_line():  # names no file
+        raise OSError(errno.EIO, "Input/output error")
+    with pytest.raises(InputError), disk_errors_in_one_line(tmp_path):
         raise InputError("--x") from OSError(28, "No space left on device")
 
 
@@ -93,8 +184,36 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk: Path) -> None:
 def test_nothing_is_begun_on_a_disk_without_the_reserve(disk: Path) -> None:
     require_space(disk)
     (disk / "filler").write_bytes(bytes(11 << 19))
-    with pytest.raises(FullDiskError, match=r"disk; 0\.5 MiB are free, at least 1 MiB must be free$"):
+    with pytest.raises(DiskError, match=r"disk; 0\.5 MiB are free, at least 1 MiB must be free$"):
         require_space(disk)
+
+
+@pytest.mark.parametrize("file", ["runs/a/metrics.json.new", "runs/a/figures", "keys"])
+def test_a_run_whose_end_cannot_be_written_says_so_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    words = ["train", JOB_FILE, "--name", "a", "--epochs", "2", "--no-register", "--output", str(tmp_path)]
+    output = tmp_path / Path(file).parent
+    output.mkdir(parents=True, exist_ok=True)
+    write = Folder.write
+
+    def write_late(folder: Folder, name: str, *content: Any, **options: Any) -> None:
+        if name == "record.json" and not (tmp_path / file).exists():  # a new run's folder must be empty
+            (tmp_path / file).mkdir() if file.endswith(".new") else (tmp_path / file).touch()
+        write(folder, name, *content, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Folder, "write", write_late)
+        assert main(words) == 1
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    assert re.search(rf"^concord: {tmp_path / file}\S*: cannot be read or written \(\w.*\)$", said.err, re.MULTILINE)
+    trained = require_run(folder_of(tmp_path, "a"))
+    (tmp_path / file).rmdir() if file.endswith(".new") else (tmp_path / file).unlink()
+    assert main([*words, "--resume"]) == 0
+    finished = require_run(folder_of(tmp_path, "a"))
+    assert finished.status == "FINISHED"
+    assert finished.evaluations == trained.evaluations
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

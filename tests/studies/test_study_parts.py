@@ -21,7 +21,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import comparable, record_run
+from recorded import comparable, described, record_run
 from waiting import wait_for
 
 from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
@@ -91,7 +91,7 @@ def group_folder(output: Path) -> Folder:
 def opened(output: Path) -> Iterator[OpenRun]:
     """A group's record, open."""
     folder = group_folder(output)
-    record = read_record(folder, "study") or write_record(folder, "study", {"job": "mine", "config": {}})
+    record = read_record(folder, "study") or write_record(folder, "study", described("study"))
     with contextlib.closing(OpenRun(folder, record)) as group:
         yield group
 
@@ -142,12 +142,12 @@ WRITER = f"""
 import itertools, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from recorded import record_run
+from recorded import described, record_run
 from concord.record import OpenRun, folder_of, write_record
 folder = folder_of(Path(sys.argv[1]), "s", "study")
 folder.make()
 with folder.locked("study"):
-    group = OpenRun(folder, write_record(folder, "study", {{"job": "mine", "config": {{}}}}))
+    group = OpenRun(folder, write_record(folder, "study", described("study")))
     for number in itertools.count():
         record_run(group, {{"loss": 1.0}}, kind="trial", trial=number, point={{"lr": 0.1}})
         group.sync()
@@ -198,7 +198,7 @@ def part_of_a_run(folder: Folder, seconds: float, evaluations: int | None) -> li
     file = load_job(TINY)
     options: dict[str, Any] = {"epochs": 8, "evaluations": 8, "checkpoints": 8}
     config = file.job.config.with_options(**options).resolve()
-    record = read_record(folder) or write_record(folder, "run", {"job": "tiny-study", "config": {}})
+    record = read_record(folder) or write_record(folder, "run", described(job="tiny-study"))
     with contextlib.closing(OpenRun(folder, record)) as run:
         run.append("began", resumed=bool(run.checkpoints))
 

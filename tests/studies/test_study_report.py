@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from recorded import record_run
+from recorded import described, record_run
 
 from concord.cli import main
 from concord.errors import InputError
@@ -70,20 +70,8 @@ def seed_metrics(seed: int) -> dict[str, float]:
 
 def recorded(output: Path, name: str, **changes: Any) -> Path:
     """The same study before its first trial."""
-    deciding = {"search": "tpe", "startup": 20, "seed": 0, "method": changes.get("method", "plain")}
-    record: dict[str, Any] = {
-        "job": "mine",
-        "started": 0.0,
-        "method": "plain",
-        "space": SPACE.as_json(),
-        "criterion": {"selection": "held-out", "metric": "held_out_accuracy", "mode": "max"},
-        "measure": "accuracy",
-        "modes": {},
-        "oracle": None,
-        "validation": False,
-        "config": {},
-        "options": {"top": 2},
-    }
+    deciding = {"search": "tpe", "stop_when": "", "startup": 20, "seed": 0, "method": changes.get("method", "plain")}
+    record = described("study", space=SPACE.as_json())
     folder = output / "studies" / name
     folder.mkdir(parents=True)
     deciding |= changes.pop("deciding", {})

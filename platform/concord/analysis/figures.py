@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from concord.aggregation import RULES
 from concord.objectives import OBJECTIVES
+from concord.storage import disk_errors_in_one_line
 
 # Okabe and Ito's palette, whose colours differ for every kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
@@ -52,10 +53,11 @@ def finish(axes: Axes, **legend: Any) -> None:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure as a PNG of 150 dots an inch, making the folder; returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if figure.get_layout_engine() is None:
-        figure.savefig(path, dpi=150, bbox_inches="tight")
-    else:  # savefig would write the same bytes, after drawing everything once more for the layout
-        figure.set_dpi(150)
-        FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
+    with disk_errors_in_one_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if figure.get_layout_engine() is None:
+            figure.savefig(path, dpi=150, bbox_inches="tight")
+        else:  # savefig would write the same bytes, after drawing everything once more for the layout
+            figure.set_dpi(150)
+            FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
     return path

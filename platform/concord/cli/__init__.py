@@ -22,6 +22,7 @@ from concord.cli.output import info, output_closed, prepare_streams
 from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli
 from concord.exit_watchdog import reported_death
 from concord.redaction import redact
+from concord.storage import disk_errors_in_one_line
 
 Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
 # The module of each command, with a function of its name that takes the other words and whether --json was given, and a
@@ -90,7 +91,8 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         if words[0] not in COMMANDS:
             raise InputError(f"command {words[0]}: there is no such command; there are {', '.join(COMMANDS)}")
         command: Command = getattr(importlib.import_module(COMMANDS[words[0]]), words[0])
-        return 0, command(words[1:], as_json)
+        with disk_errors_in_one_line():
+            return 0, command(words[1:], as_json)
     except (InputError, RunFailedError) as error:
         status, problem = (2 if isinstance(error, InputError) else 1), format_for_cli(error)
         partial = error.result if isinstance(error, UnfinishedError) else {}

@@ -75,7 +75,7 @@ def read_command(
         recorded = dict(record["config"])
         if _early_values(words, "aggregator")[0].aggregator is not None:
             recorded.pop("aggregator", None)
-        options = restored_config(options, recorded)
+        options = restored_config(options, recorded, f"--name {run}: record.json")
     if file is not None:
         options = file.over(options)
     program = f"{program} {tables[0]}" if tables and tables[0] in (METHODS, LEAVE_ONE_OUT) else program

@@ -19,10 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
 
 from concord.environments.parquet import open_parquet
 from concord.errors import InputError, first_line
 from concord.storage import display_path, file_checksum, listing, local
+from concord.storage.typed_json import Count, Fields, parse_json, require_type
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -113,16 +116,41 @@ def invalid_data_error(folder: Path, why: str) -> InputError:
     return InputError(f"--data-dir {display_path(folder)}: {why}")
 
 
+class _RowGroup(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+    rows: Count
+    facts: Fields
+    digest: str
+
+
+class _Shard(TypedDict):
+    file: str
+    sha256: str
+    split: Split
+    groups: list[_RowGroup]
+
+
+class _Manifest(TypedDict):
+    data: str
+    options: Fields
+    files: Count
+    shards: list[_Shard]
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest in a folder."""
     try:
-        manifest = json.loads(local(folder / MANIFEST).read_text())
+        manifest = parse_json(local(folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise invalid_data_error(folder, f"{MANIFEST} cannot be read ({first_line(error)})") from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
         why = f"its {MANIFEST} has format {found}; this Concord reads {FORMAT}; make the data in another folder"
         raise invalid_data_error(folder, why)
+    try:
+        require_type(manifest, _Manifest)
+    except ValueError as error:
+        raise invalid_data_error(folder, f"its {MANIFEST} is not complete ({error})") from error
     return dict(manifest)
 
 
@@ -146,20 +174,17 @@ class ShardedData:
         if MANIFEST not in names:
             raise self.error(f"no data of {data}; {self.command} makes them")
         self.manifest = read_manifest(folder)
-        try:
-            if self.manifest["data"] != data:
-                found = self.manifest["data"]
-                raise self.error(f"data of {found}, not of {data}; {self.command} makes those")
-            if len(self.manifest["shards"]) < self.manifest["files"]:
-                raise self.error(f"no data of {data}, only the beginning of some; {self.command} makes them")
-            self.options: Mapping[str, Any] = self.manifest["options"]
-            self._checksums: dict[str, str] = {shard["file"]: shard["sha256"] for shard in self.manifest["shards"]}
-            self._groups: dict[Split, list[RowGroup]] = {split: [] for split in SPLITS}
-            for shard in self.manifest["shards"]:
-                found = [RowGroup(shard["file"], at, **group) for at, group in enumerate(shard["groups"])]
-                self._groups[shard["split"]] += found
-        except (KeyError, TypeError) as error:
-            raise self.error(f"its {MANIFEST} is not complete ({first_line(error)})") from error
+        if self.manifest["data"] != data:
+            found = self.manifest["data"]
+            raise self.error(f"data of {found}, not of {data}; {self.command} makes those")
+        if len(self.manifest["shards"]) < self.manifest["files"]:
+            raise self.error(f"no data of {data}, only the beginning of some; {self.command} makes them")
+        self.options: Mapping[str, Any] = self.manifest["options"]
+        self._checksums: dict[str, str] = {shard["file"]: shard["sha256"] for shard in self.manifest["shards"]}
+        self._groups: dict[Split, list[RowGroup]] = {split: [] for split in SPLITS}
+        for shard in self.manifest["shards"]:
+            found = [RowGroup(shard["file"], at, **group) for at, group in enumerate(shard["groups"])]
+            self._groups[shard["split"]] += found
         if missing := sorted(self._checksums.keys() - names):
             raise self.error(f"{missing[0]} is missing; {self.command} makes it")
         digests = {split: [group.digest for group in groups] for split, groups in self._groups.items()}

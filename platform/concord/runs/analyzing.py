@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import torch
+from pydantic import ConfigDict
 from torch.utils import _pytree as pytree
+from typing_extensions import TypedDict
 
 from concord.analysis.consistency.environment_losses import EnvironmentLosses, deal_out
 from concord.analysis.consistency.figures import layers_figure, slice_figures
@@ -42,12 +44,51 @@ from concord.runs.session import (
 from concord.runs.spec import resolved_paths, run_origin
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder, check_local_folder
+from concord.storage.typed_json import Fields, read_json
 from concord.tracking import Store
 from concord.training.job import JobFile, job_from_source
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.process import tune_process
 
 FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and among its artifacts in MLflow
+
+
+class _Measurement(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+    name: str
+    value: float
+    epsilon: NotRequired[float | None]
+    layer: NotRequired[str | None]
+    environments: NotRequired[list[str]]
+    spread: NotRequired[float | None]
+    null: NotRequired[float | None]
+    null_spread: NotRequired[float | None]
+
+
+class _Pair(TypedDict):
+    converged: bool
+
+
+class _Report(TypedDict):
+    job: str
+    run: str
+    run_id: str
+    method: str
+    seed: int
+    epsilon: list[float]
+    radius: float
+    environments: int
+    absolute_radius: float
+    possible_pairs: int
+    pairs: list[_Pair]
+    gradient_norms: dict[str, float]
+    measurements: list[_Measurement]
+    seconds: float
+    metrics: dict[str, float]
+    figures: dict[str, str]
+    origin: dict[str, str]
+    asked: Fields
+    untracked: NotRequired[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +160,10 @@ def earlier_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, 
     folder = options.folder(trained)
     folder.fetch(FOLDER)
     try:
-        found: dict[str, Any] = json.loads((folder.path / FOLDER / REPORT).read_text())
-    except (OSError, ValueError):
+        found: dict[str, Any] = read_json((folder.path / FOLDER / REPORT).read_text(), _Report)
+    except (OSError, ValueError):  # there is none, or it is damaged: it is made again
         return None
-    key = Key(trained.run_id, options.asked)
-    other = any(key.differences({"job": found.get("run_id"), "config": found.get("asked", {})}))
-    if other or "measurements" not in found:
+    if any(Key(trained.run_id, options.asked).differences({"job": found["run_id"], "config": found["asked"]})):
         return None
     return _store_report(found, options, folder) if "untracked" in found else found
 

@@ -22,7 +22,7 @@ from concord.environments.summary import PURPOSES
 from concord.errors import CheckpointError, InputError, RunFailedError, first_line
 from concord.record import Evaluation, Run
 from concord.runs.failures import failure, is_outage
-from concord.storage import Folder, FullDiskError, full_disk_in_one_line, storage_credentials
+from concord.storage import DiskError, Folder, disk_errors_in_one_line, storage_credentials
 from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_checksums
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.job import Job, JobFile, job_from_source
@@ -194,15 +194,16 @@ class Recorder:
         """Keep a file in the run's folder, by its path there, and show it in MLflow; ``write`` makes it."""
         if self.process.rank == 0:
             file = self._folder.path / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write(file)
+            with disk_errors_in_one_line(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write(file)
             self._folder.keep(path)
             self._sink("artifact", path=path)
 
     def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         """Keep a checkpoint; called in every process; the first one calls ``write``.
 
-        A full disk is an error in every process, since the others would wait for the first one. A group's run goes on
+        A disk's error is raised in every process, since the others would wait for the first one. A group's run goes on
         without a checkpoint.
         """
         if self._seconds is not None:
@@ -219,18 +220,18 @@ class Recorder:
         if self.process.rank == 0:
             try:
                 self._write_checkpoint(write, step)
-            except FullDiskError as error:
+            except DiskError as error:
                 problem = str(error)
         problem = self.process.broadcast_from_rank0(problem)
         if problem is not None:
-            raise FullDiskError(problem)
+            raise DiskError(problem)
 
     def _write_checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         folder, name = self._folder, f"{_PREFIX}{step:012d}"
         path = folder.path / CHECKPOINTS / name
         new = path.with_name(f"{name}.new")
         shutil.rmtree(new, ignore_errors=True)
-        with full_disk_in_one_line(folder.path):
+        with disk_errors_in_one_line(new):
             try:
                 new.mkdir(parents=True)
                 write(new)

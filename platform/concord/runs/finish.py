@@ -49,8 +49,7 @@ def finish(
     """
     run_id = str(run.run_id)
     metrics = {key: value for key, value in run.metrics.items() if "/" not in key}
-    (run.folder.path / _METRICS).write_text(json.dumps(run.metrics, indent=1))
-    run.folder.keep(_METRICS)
+    run.folder.write(_METRICS, json.dumps(run.metrics, indent=1))
     model = last_model(job.job, config, run)
     for path in _draw(job, config, run, model, info):
         run.keep_artifact(f"{FIGURES}/{path.name}")

@@ -170,11 +170,9 @@ def finished_run(output: Path, key: Key) -> Run | None:
     """The finished run of this key in an output folder, if there is one."""
     index = Folder(output) / KEYS
     file = index.fetch(key.value)
-    if not file.exists():
-        return None
     try:
         run = read_run(folder_of(output, file.read_text().strip()))
-    except InputError:  # of another version, or damaged
+    except (OSError, ValueError):  # there is none; or its file or the run is damaged, or of another version
         return None
     if run is None or run.status != "FINISHED" or run.key != key.value or any(key.differences(run.record)):
         return None

@@ -29,9 +29,10 @@ from concord.runs.key import index_run, require_same, require_secrets
 from concord.runs.spec import RunSpec, new_names
 from concord.storage import (
     LOCK,
+    DiskError,
     Folder,
-    FullDiskError,
     StorageError,
+    disk_errors_in_one_line,
     display_path,
 )
 from concord.tracking import Mirror, Store
@@ -42,8 +43,8 @@ from concord.training.options import RunConfig
 Info = Callable[[str], None]
 # Files that a run's folder may have before its record.
 _BEFORE_RECORD = frozenset({LOCK, f"{RECORD}.new"})
-# How long the end retries to send events to the store; the second if a disk, perhaps the store's, is full.
-_SENDING_SECONDS, _FULL_DISK_SENDING_SECONDS = 30.0, 2.0
+# How long the end retries to send events to the store; the second if a disk, perhaps the store's, has failed.
+_SENDING_SECONDS, _DISK_SENDING_SECONDS = 30.0, 2.0
 
 
 @dataclass
@@ -200,11 +201,12 @@ def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterat
     active.mirror.add(run)
     seconds = _SENDING_SECONDS
     try:
-        run.append("began", resumed=active.resumed)
-        yield active
-        active.end("FINISHED", **active.report)
-        if active.kind == "run":
-            index_run(run)
+        with disk_errors_in_one_line(run.folder.path):
+            run.append("began", resumed=active.resumed)
+            yield active
+            active.end("FINISHED", **active.report)
+            if active.kind == "run":
+                index_run(run)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | StoppedError) or active.termination.requested:
             _close(active, "KILLED")
@@ -219,7 +221,7 @@ def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterat
                 active.store.delete_run(str(run.run_id))
             run.folder.delete()
             raise
-        seconds = _FULL_DISK_SENDING_SECONDS if isinstance(error, FullDiskError) else seconds
+        seconds = _DISK_SENDING_SECONDS if isinstance(error, DiskError) else seconds
         _close(active, "FAILED")
         if isinstance(error, Exception) and (gone := _removed(run.folder)):
             seconds = 0.0  # the events are also gone
@@ -241,9 +243,9 @@ def _create(active: ActiveRun, record: Mapping[str, Any]) -> OpenRun:
         track(active.store, run)
     except BaseException as error:
         folder.delete()
-        if isinstance(error, OSError) and not isinstance(error, StorageError):
+        if isinstance(error, DiskError):
             where = display_path(folder.place.parent.parent)
-            raise InputError(f"--output {where}: cannot be written to ({error.strerror})") from error
+            raise InputError(f"--output {where}: cannot be written to; {error}") from error
         raise
     return run
 

@@ -21,7 +21,7 @@ from concord.runs.channel import FAILED, Channel, Message
 from concord.runs.execute import RunTask, Sink, evaluations_here
 from concord.runs.failures import end_at_sigterm, failure, is_outage
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
-from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
+from concord.storage import DiskError, Folder, apply_credentials, disk_error
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.options import ResolvedConfig
 from concord.training.process import own_cores, tune_process
@@ -203,7 +203,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
         # A worker may raise alone, as for an example that cannot be read, while others wait for it: end them.
         if isinstance(error, InputError):
             _fail(channel, picklable(error))
-        elif isinstance(error, FullDiskError):
+        elif isinstance(error, DiskError):
             _fail(channel, error)
         elif isinstance(error, SystemExit) or not (isinstance(error, _StoppedError) or is_outage(error)):
             _fail(channel, failure(error, task.path))
@@ -237,6 +237,6 @@ def _quiet_ray_train() -> None:
 
 def _reason(error: BaseException, task: RunTask) -> str:
     """The reason for a failed training, in one line."""
-    if why := task.folder.problem() or full_disk(error, task.folder.path):
-        return why
+    if why := task.folder.problem() or disk_error(error, task.folder.path):
+        return str(why)
     return last_line(error)

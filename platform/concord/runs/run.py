@@ -28,7 +28,7 @@ from concord.runs.progress import RunProgress
 from concord.runs.session import check_cluster, ray_session, require_resources
 from concord.runs.spec import RunSpec, resolved_paths, run_tags
 from concord.runs.submission.profile import described
-from concord.storage import full_disk_in_one_line, require_space
+from concord.storage import require_space
 from concord.tracking import Mirror
 from concord.training.advice import mask_lines
 from concord.training.job import JobFile, command_line
@@ -70,10 +70,7 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
             progress.waiting("starting Ray")
             dashboard = session.enter_context(ray_session(config))
             require_resources(config, info)
-        with (
-            full_disk_in_one_line(active.folder.path),
-            open_run(active, spec.record(active.store), info),
-        ):
+        with open_run(active, spec.record(active.store), info):
             for line in run_summary(job, config, active, checked, given):
                 info(line)
             if idle := sorted(map(flag_of, config.unused() & {*given})):

@@ -26,7 +26,7 @@ from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup, Place, Unkept, flag_of, science_values
 from concord.runs.key import Key, plain
 from concord.runs.session import ray_session, task_failure, task_results
-from concord.storage import Folder, file_checksum
+from concord.storage import DiskError, Folder, file_checksum
 from concord.training.options import RunConfig
 from concord.training.process import tune_process
 
@@ -128,8 +128,8 @@ def _begin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any
         raise invalid_data_error(folder, f"is not empty, and not made for {manifest['data']}; give another folder")
     try:
         _write_manifest(folder, manifest, [])
-    except OSError as error:
-        raise invalid_data_error(folder, f"not a folder to write to ({error.strerror})") from error
+    except DiskError as error:
+        raise invalid_data_error(folder, f"not a folder to write to ({error})") from error
     return {}
 
 

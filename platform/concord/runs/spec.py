@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 import concord
+from concord.errors import InputError
 from concord.machine import machine
 from concord.options import flag_of, from_plain, option_values, options_of
-from concord.record import Kind
+from concord.record import RECORD, Kind
 from concord.redaction import is_hidden, redact
 from concord.runs.key import Key, recorded_config, run_key
 from concord.storage import display_path, is_remote, require_reachable, resolve
+from concord.storage.typed_json import require_type
 from concord.tracking import Store
 from concord.training.job import JobFile
 from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
@@ -102,13 +104,22 @@ class RunSpec(GroupSpec):
         return dataclasses.replace(spec, **further)
 
 
-def restored_config(defaults: Any, recorded: Mapping[str, Any]) -> Any:
+def restored_config(defaults: Any, recorded: Mapping[str, Any], source: str = RECORD) -> Any:
     """These options with the values of a record; values of unknown options are left out.
 
-    Secrets, which are not recorded, keep their values.
+    Secrets, which are not recorded, keep their values. A value that is not of its option's type is an InputError that
+    names the ``source``.
     """
     known = {name: value for name, value in recorded.items() if not is_hidden(value)}
-    return defaults.with_options(**from_plain(options_of(type(defaults)), known))
+    options = options_of(type(defaults))
+    values = from_plain(options, known)
+    for name, value in values.items():
+        try:
+            require_type(value, options[name].hint)
+        except ValueError as error:
+            problem = str(error).partition(": ")[2]
+            raise InputError(f"{source}: {name} {problem}, but is {value!r:.80}; restore the file") from error
+    return defaults.with_options(**values)
 
 
 def resolved_paths(config: RunConfig) -> dict[str, Any]:

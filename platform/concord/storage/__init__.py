@@ -9,11 +9,11 @@ time. For a path on the disk every function here returns that path and does noth
 from concord.storage.address import check_address, check_local_folder, display_path, is_remote, resolve
 from concord.storage.cache import file_checksum, listing, local, one_at_a_time
 from concord.storage.filesystem import (
-    FullDiskError,
+    DiskError,
     StorageError,
     apply_credentials,
-    full_disk,
-    full_disk_in_one_line,
+    disk_error,
+    disk_errors_in_one_line,
     require_reachable,
     require_space,
     storage_credentials,
@@ -23,18 +23,18 @@ from concord.storage.json_lines import JsonLines, append_line, json_line, read_l
 
 __all__ = [
     "LOCK",
+    "DiskError",
     "Folder",
-    "FullDiskError",
     "JsonLines",
     "StorageError",
     "append_line",
     "apply_credentials",
     "check_address",
     "check_local_folder",
+    "disk_error",
+    "disk_errors_in_one_line",
     "display_path",
     "file_checksum",
-    "full_disk",
-    "full_disk_in_one_line",
     "is_remote",
     "json_line",
     "listing",

@@ -27,15 +27,26 @@ _GCS_SECONDS = 20.0
 _BUCKETS = ("s3", "gs", "gcs")
 # Space that must stay free, so that runs can still record that the disk is full.
 _RESERVE = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WORDS = (os.strerror(errno.ENOSPC).lower(), os.strerror(errno.EDQUOT).lower(), "database or disk is full")
+# What a disk, or the machine, answers to a program without a mistake.
+_REFUSALS = (
+    *_FULL, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EISDIR, errno.ENOTDIR,
+    errno.ESTALE, errno.EFBIG, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
+_ERRNO_IN_TEXT = re.compile(r"\(os error (\d+)\)")  # of safetensors, whose errors are no OSErrors
 
 
 class StorageError(RunFailedError, ConnectionError):
     """A storage does not answer, or refuses; its content is unchanged."""
 
 
-class FullDiskError(RunFailedError):
-    """No space is left on a disk; a retry would not help."""
+class DiskError(RunFailedError, OSError):
+    """A file cannot be read or written, as on a full disk: one line that names the file."""
+
+    def __init__(self, line: str, number: int | None = None) -> None:
+        super().__init__(line)
+        self.errno = number
 
 
 def storage_credentials() -> dict[str, str]:
@@ -152,38 +163,51 @@ def _at() -> str:
 
 
 @contextlib.contextmanager
-def full_disk_in_one_line(place: Path) -> Iterator[None]:
-    """Turn a full disk's error in the body into a :class:`FullDiskError` that names the error's file, or the place."""
+def disk_errors_in_one_line(place: Path | None = None) -> Iterator[None]:
+    """Turn a disk's error in the body into a :class:`DiskError` that names the error's file, or the place."""
     try:
         yield
     except (InputError, RunFailedError):
         raise  # already one line
     except Exception as error:  # each library has its own errors
-        if (line := full_disk(error, place)) is None:
+        if (found := disk_error(error, place)) is None:
             raise
-        raise FullDiskError(line) from error
+        raise found from error
 
 
-def full_disk(error: BaseException, place: Path) -> str | None:
-    """The line about a full disk, if that caused the error."""
+def disk_error(error: BaseException, place: Path | None) -> DiskError | None:
+    """The error of a disk that caused this one, as one line; None if none did, or if it names no file."""
     found: BaseException | None = error
     while found is not None:
-        full = isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or any(word in str(found).lower() for word in _WORDS):
-            name = getattr(found, "filename", None)
-            return _no_space(Path(name) if isinstance(name, str) else place)
+        name = getattr(found, "filename", None)
+        file = os.fsdecode(name) if isinstance(name, str | bytes) else place
+        number = _disk_errno(found)
+        if file is not None and (number in _REFUSALS or (found is error and number is not None and name is not None)):
+            refused = f"cannot be read or written ({os.strerror(number or 0)})"
+            why = "no space left on the disk" if number in _FULL else refused
+            return DiskError(f"{file}: {why}", number)
         found = found.__cause__ or found.__context__
     return None
 
 
+def _disk_errno(error: BaseException) -> int | None:
+    """The number of a disk's error; None of any other, such as a lost connection."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return None
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    if any(word in str(error).lower() for word in _WORDS):
+        return errno.ENOSPC
+    numbered = _ERRNO_IN_TEXT.search(str(error))
+    return None if numbered is None else int(numbered[1])
+
+
 def require_space(place: Path) -> None:
-    """Refuse to write into a folder on a full disk (FullDiskError)."""
-    with contextlib.suppress(OSError):
+    """Refuse to write into a folder on a full disk (DiskError)."""
+    try:
         free = shutil.disk_usage(place).free
-        if free < _RESERVE:
-            least = f"at least {_RESERVE / 2**20:.0f} MiB must be free"
-            raise FullDiskError(f"{_no_space(place)}; {free / 2**20:.1f} MiB are free, {least}")
-
-
-def _no_space(place: Path) -> str:
-    return f"{place}: no space left on the disk"
+    except OSError:
+        return
+    if free < _RESERVE:
+        least = f"at least {_RESERVE / 2**20:.0f} MiB must be free"
+        raise DiskError(f"{place}: no space left on the disk; {free / 2**20:.1f} MiB are free, {least}", errno.ENOSPC)

@@ -20,7 +20,7 @@ from typing import Any
 from concord.errors import InputError
 from concord.storage.address import display_path, is_remote
 from concord.storage.cache import cached, entries, fetch, is_below
-from concord.storage.filesystem import StorageError, filesystem, in_one_line
+from concord.storage.filesystem import StorageError, disk_errors_in_one_line, filesystem, in_one_line
 
 LOCK = ".lock"
 _logger = logging.getLogger("concord.storage")
@@ -93,13 +93,14 @@ class Folder:
         ``durable``.
         """
         new = self.path / f"{name}.new"
-        new.parent.mkdir(parents=True, exist_ok=True)
-        with new.open("wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode())
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        new.replace(self.path / name)
+        with disk_errors_in_one_line(new):
+            new.parent.mkdir(parents=True, exist_ok=True)
+            with new.open("wb") as file:
+                file.write(content if isinstance(content, bytes) else content.encode())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            new.replace(self.path / name)
         self.keep(name)
 
     @contextlib.contextmanager

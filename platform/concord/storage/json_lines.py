@@ -5,12 +5,13 @@ file is opened next, so that it never damages the next line. For one writer at a
 """
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from concord.storage.filesystem import DiskError, disk_errors_in_one_line
 
 _BLOCK = 64 << 10
 
@@ -26,26 +27,30 @@ class JsonLines:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self.end = _end_of_last_line(self.descriptor)
-        os.ftruncate(self.descriptor, self.end)
+        with disk_errors_in_one_line(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self.end = _end_of_last_line(self.descriptor)
+            os.ftruncate(self.descriptor, self.end)
 
     def append(self, value: object) -> None:
-        """Write a line. If that fails (a full disk), the file is unchanged, and the OSError names it."""
+        """Write a line. If that fails, as on a full disk, the file is unchanged (DiskError)."""
         line = json_line(value)
         try:
-            if os.write(self.descriptor, line) < len(line):  # a full disk takes a part
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
+            with disk_errors_in_one_line(self.file):
+                written = os.write(self.descriptor, line)
+                while written < len(line):  # a disk that is nearly full takes a part, and refuses the rest
+                    written += os.write(self.descriptor, line[written:])
+        except DiskError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.descriptor, self.end)
-            raise OSError(error.errno, error.strerror, str(self.file)) from error
+            raise
         self.end += len(line)
 
     def sync(self) -> None:
         """Flush to the disk, so that the data survive a power failure."""
-        os.fsync(self.descriptor)
+        with disk_errors_in_one_line(self.file):
+            os.fsync(self.descriptor)
 
     def close(self) -> None:
         """Close the file."""
@@ -63,14 +68,13 @@ def append_line(file: Path, value: object) -> None:
         lines.append(value)
 
 
-def read_lines(file: Path) -> Iterator[Any]:
-    """Yield the values. An incomplete last line is left out; lines that are not JSON are skipped."""
+def read_lines(file: Path, kind: Any = Any) -> Iterator[Any]:
+    """Yield the values. An incomplete last line is left out; lines that are not JSON of this type are skipped."""
+    from concord.storage.typed_json import read_json  # imports pydantic, which takes a tenth of a second
+
     for line in file.read_bytes().split(b"\n")[:-1]:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        yield value
+        with contextlib.suppress(ValueError):
+            yield read_json(line, kind)
 
 
 def _end_of_last_line(descriptor: int) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from concord.record import Evaluation, Run, folder_of, read_run
+from concord.errors import InputError
+from concord.record import EVENTS, RECORD, Evaluation, Run, folder_of, read_run
 from concord.runs.key import Key
 from concord.runs.live_metrics import Metric, Sample
 from concord.runs.progress import Progress, duration
@@ -162,7 +163,9 @@ class GroupRuns:
     def begun(self, kind: Kind) -> list[Trial]:
         """The trials of this kind, in the order in which they were asked for."""
         places: dict[tuple[int, int | None], dict[str | None, Mapping[str, Any]]] = {}
+        made_for: dict[str, Mapping[str, Any]] = {}  # by run; later requests may differ in options without an effect
         for place in self._group.asked:
+            made_for.setdefault(place["run"], place)
             if place["kind"] == kind:
                 places.setdefault((place["trial"], place.get("seed")), {})[place.get("left_out")] = place
         found = []
@@ -171,7 +174,15 @@ class GroupRuns:
             point, resolved = (
                 {name: frozen(value) for name, value in first.get(part, {}).items()} for part in ("point", "resolved")
             )
-            parts = {left_out: self.run(place["run"]) for left_out, place in asked.items()}
+            parts = {left_out: self._asked(place) for left_out, place in asked.items()}
+            for left_out, place in asked.items():
+                run = parts[left_out]
+                if (
+                    place is made_for[run.name]
+                    and run.record.get("group") == self._group.name
+                    and run.key == place["key"]
+                ):
+                    self._require_options(place, run)
             found.append(Trial(kind, number, point, seed, resolved, parts, self._evaluator))
         return found
 
@@ -185,16 +196,39 @@ class GroupRuns:
 
     def by_key(self, key: Key) -> Run | None:
         """The latest run with this key; with only the part without data, if the key does not say which."""
-        name = self._names.get(key.value)
-        return None if name is None else self.run(name)
+        place = self._by_key.get(key.value)
+        return None if place is None else self._asked(place)
 
     @cached_property
-    def _names(self) -> Mapping[str, str]:
-        """The name of the latest run by its key, and by the part of the key without data."""
-        found: dict[str, str] = {}
+    def _by_key(self) -> Mapping[str, Mapping[str, Any]]:
+        """The latest request by its key, and by the part of the key without data."""
+        found: dict[str, Mapping[str, Any]] = {}
         for place in self._group.asked:
-            found |= dict.fromkeys((place["key"], place["key"].partition("-")[0]), place["run"])
+            found |= dict.fromkeys((place["key"], place["key"].partition("-")[0]), place)
         return found
+
+    def _asked(self, place: Mapping[str, Any]) -> Run:
+        """The run of a request, which has its key unless the group itself is to train it anew (InputError)."""
+        run = self.run(place["run"])
+        if run.record and run.record.get("group") != self._group.name and run.key != place["key"]:
+            raise self._contradiction(run, f"of key {place['key']}", f"key {run.key or None}")
+        return run
+
+    def _require_options(self, place: Mapping[str, Any], run: Run) -> None:
+        """Refuse a request whose options are not those of its run, which was made for it (InputError)."""
+        group = self._group
+        wanted = {name: group.options[name] for name in ("seed", "leave_out") if name in group.options}
+        wanted |= {**place["point"], **place.get("resolved", {})}
+        for option, name in (("seed", "seed"), ("leave_out", "left_out")):
+            wanted |= {} if place.get(name) is None else {option: place[name]}
+        for name, value in wanted.items():
+            if name in run.options and run.options[name] != frozen(value):
+                raise self._contradiction(run, f"with {name} {value}", f"{name} {run.options[name]}")
+
+    def _contradiction(self, run: Run, asked: str, recorded: str) -> InputError:
+        events, record = self._group.folder.path / EVENTS, run.folder.path / RECORD
+        problem = f"{events}: asks for the run {run.name} {asked}, and {record} has {recorded}"
+        return InputError(f"{problem}; restore the files, or give another --name")
 
 
 STUDY_METRICS = (

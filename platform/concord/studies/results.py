@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from matplotlib.figure import Figure
+from typing_extensions import TypedDict
 
 from concord.analysis.consistency.measurement import as_cells, read_measurements
 from concord.analysis.figures import method_name, save
 from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import TrialPoint, study_figures
-from concord.record import Run, require_run
+from concord.errors import InputError
+from concord.record import RECORD, Run, require_run
 from concord.runs.lifecycle import ActiveRun
 from concord.space import Space
-from concord.storage import Folder, json_line
+from concord.storage import Folder, disk_errors_in_one_line, json_line
+from concord.storage.typed_json import Count, read_json
 from concord.studies.criterion import SPREAD, Criterion, TrialEvaluator, metric_on
 from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.study_options import SELECTIONS
@@ -71,8 +74,10 @@ def write_results(result: Result, info: Callable[[str], None], group: ActiveRun 
     figures, files = result.figures(info), result.files()
     drawn = {name: str(save(figure, result.folder.path / FIGURES / f"{name}.png")) for name, figure in figures.items()}
     for path, content in files.items():
-        (result.folder.path / path).parent.mkdir(parents=True, exist_ok=True)
-        (result.folder.path / path).write_bytes(content)
+        file = result.folder.path / path
+        with disk_errors_in_one_line(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
     if group is not None:
         for path in (*(f"{FIGURES}/{name}.png" for name in figures), *files):
             group.run.keep_artifact(path)
@@ -311,6 +316,10 @@ def read_study(folder: Folder) -> StudyResult:
     """The study in this folder."""
     group = require_run(folder, "study")
     criterion = Criterion(**group.record["criterion"])
+    try:
+        Space.from_json(group.record["space"])
+    except InputError as error:
+        raise InputError(f"{folder.path / RECORD}: {error}") from error
     return study_result(group, GroupRuns(group, TrialEvaluator(criterion, group.record["modes"])))
 
 
@@ -328,6 +337,13 @@ def study_result(group: Run, runs: GroupRuns) -> StudyResult:
         left_out={each.number: each.metrics for each in runs.finished("left-out")},
         repeated=[each for each in sorted(seeds, key=lambda each: each.seed or 0) if each.number == best],
     )
+
+
+class _Line(TypedDict):
+    configuration: str
+    seed: Count
+    values: dict[str, float]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -354,11 +370,17 @@ class ResultLine:
         return {**line, "seconds": round(self.seconds, 1), **self.origin}
 
     @staticmethod
-    def read(line: Mapping[str, Any]) -> "ResultLine":
-        """The line of this JSON."""
-        own = ("configuration", "seed", "values", "seconds")
-        origin = {name: value for name, value in line.items() if name not in own}
-        return ResultLine(**{name: line[name] for name in own}, origin=origin)
+    def read_all(file: Path) -> "list[ResultLine]":
+        """The lines of a file of results, in its order (InputError for a line that is none); none without the file."""
+        own, found = _Line.__annotations__.keys(), []
+        for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.is_file() else (), 1):
+            try:
+                line = read_json(text, _Line)
+                origin = {name: value for name, value in line.items() if name not in own}
+                found.append(ResultLine(**{name: line[name] for name in own}, origin=origin))
+            except ValueError as error:
+                raise InputError(f"{file}: line {number} is not a result ({error})") from error
+        return found
 
 
 def columns_of(comparison: Comparison) -> list[Column]:

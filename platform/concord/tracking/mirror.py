@@ -24,6 +24,7 @@ from concord.metric_name import metric_name
 from concord.record import EVENTS, Event, OpenRun, Run, read_events, write_record
 from concord.redaction import redact
 from concord.storage import StorageError, append_line, read_lines
+from concord.storage.typed_json import Count
 from concord.tracking.client import import_mlflow, is_final, one_line, pages, post
 from concord.tracking.store import PARENT, Store, clean_parameters
 
@@ -76,7 +77,7 @@ def forget(run: Run) -> None:
 def is_sent(run: Run) -> bool:
     """Whether the store has all events of a record, by the files of this machine."""
     events, cursor = run.folder.path / EVENTS, run.folder.path / CURSOR
-    return run.run_id is not None and cursor.exists() and [*read_lines(cursor)][-1:] == [events.stat().st_size]
+    return run.run_id is not None and cursor.exists() and [*read_lines(cursor, Count)][-1:] == [events.stat().st_size]
 
 
 @dataclass
@@ -104,7 +105,7 @@ class _Mirrored:
         # A process may have been killed between creating the MLflow run and recording its id.
         self.adopts = group is not None and run.run_id is None and self.file.stat().st_size > 0
         run.folder.fetch(CURSOR)
-        for entry in read_lines(self.cursor) if self.cursor.exists() else ():
+        for entry in read_lines(self.cursor, Count) if self.cursor.exists() else ():
             self.sent = entry
         if not _begins_line(self.file, self.sent):  # the file has lost its end, or its address has an earlier one
             self.sent = 0

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from concord.errors import CheckpointError, InputError, first_line
-from concord.storage import file_checksum, full_disk_in_one_line
+from concord.storage import disk_errors_in_one_line, file_checksum
 from concord.training.optimization import Optimization
 
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"
@@ -77,7 +77,7 @@ def write_checkpoint(
 
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    with full_disk_in_one_line(file):  # safetensors' own error names no file
+    with disk_errors_in_one_line(file):  # safetensors' own error names no file
         save_file(tensors, file)
 
 

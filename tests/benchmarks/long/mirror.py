@@ -20,7 +20,9 @@ def rows() -> Iterator[Row]:
         store = Store.open(Path(name))
         folder = folder_of(Path(name), "mirror")
         tracking = {"experiment": "benchmark", "parameters": {}, "tags": {}}
-        record = write_record(folder, "run", {"job": "benchmark", "config": {}, "tracking": tracking})
+        record = write_record(
+            folder, "run", {"job": "benchmark", "config": {}, "store": "", "key": {}, "tracking": tracking}
+        )
         run = OpenRun(folder, record)
         track(store, run)
         began = time.perf_counter()
