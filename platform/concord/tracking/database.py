@@ -11,6 +11,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 from concord.errors import InputError
 from concord.redaction import redact
@@ -20,6 +21,15 @@ CONNECT_SECONDS = 3.0
 
 # Tables that have rows in a database without runs.
 _FILLED_WITHOUT_RUNS = {"alembic_version", "workspaces"}
+
+
+def sqlite_uri(file: Path) -> str:
+    """The URI of an SQLite file, as SQLAlchemy reads it: ``%`` is an escape there, and ``?`` begins parameters.
+
+    Slashes are then escaped as well, since MLflow creates the folder of the file from the URI without decoding it.
+    """
+    path = str(file)
+    return f"sqlite:///{quote(path, safe='') if set(path) & set('%?') else path}"
 
 
 def sqlite_file(uri: str) -> Path:

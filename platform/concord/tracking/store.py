@@ -34,7 +34,7 @@ from concord.tracking.client import (
     post,
     unless,
 )
-from concord.tracking.database import CONNECT_SECONDS, check_database, create_tables, sqlite_file
+from concord.tracking.database import CONNECT_SECONDS, check_database, create_tables, sqlite_file, sqlite_uri
 
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
@@ -104,7 +104,7 @@ class Store:
         else:
             option, right = f"--output {output}", "give a folder that can be written"
         try:
-            return _open(given or f"sqlite:///{output / 'mlflow.db'}", output)
+            return _open(given or sqlite_uri(output / "mlflow.db"), output)
         except InputError:
             raise
         except Exception as error:  # any error of network, proxy or driver makes the store unusable
@@ -261,7 +261,7 @@ def _open(uri: str, output: Path) -> Store:
         return Store(uri.rstrip("/"), None)
     if scheme == "sqlite":
         file = sqlite_file(uri)
-        store, artifacts = f"{uri.split(':')[0]}:///{file}", file.parent / "artifacts"
+        store, artifacts = sqlite_uri(file), file.parent / "artifacts"
     elif scheme in _DATABASES:
         check_database(uri)
         store, artifacts = uri, output / "artifacts"
