@@ -35,7 +35,7 @@ from concord.storage import (
     display_path,
 )
 from concord.tracking import Mirror, Store
-from concord.tracking.mirror import CURSOR, forget, track
+from concord.tracking.mirror import CURSOR, recover, track
 from concord.tracking.store import Status
 from concord.training.options import RunConfig
 
@@ -136,7 +136,7 @@ def _reserved(
             run = check(folder)
             if run is None:
                 folder.empty()  # at an address: left from a run of this name that was removed from the storage
-            elif run.record["store"] != redact(store.uri):
+            elif run.record["store"] != redact(store.uri) and _is_elsewhere(store, run):
                 begun = f"the {kind} {folder.place.name} was started with {run.record['store']}"
                 raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
             reserved = ActiveRun(kind, folder, store, run, termination=termination)
@@ -148,6 +148,11 @@ def _reserved(
                 with contextlib.suppress(OSError):  # a folder that is not empty
                     for above in list(folder.path.parents)[: 1 + new_output]:
                         above.rmdir()
+
+
+def _is_elsewhere(store: Store, run: Run) -> bool:
+    """Whether the MLflow run of a record is in another store, not in this one at another address."""
+    return run.run_id is not None and store.recover_run(run.run_id) == "lost"
 
 
 def is_interrupted(output: Path, name: str, run_id: str) -> bool:
@@ -251,13 +256,14 @@ def _create(active: ActiveRun, record: Mapping[str, Any]) -> OpenRun:
 def _resume(active: ActiveRun, earlier: Run, info: Info) -> OpenRun:
     """An earlier run or group, open; if the store has lost its MLflow run, a new one takes all events."""
     run = OpenRun(active.folder, earlier.record)
-    if run.run_id is None:  # a run of a group, which ended before MLflow had it
-        track(active.store, run)
-    elif not active.store.resume_run(run.run_id):
-        uri = redact(active.store.uri)
-        info(f"tracking at {uri} has lost run {run.run_id}; a new run takes the whole record")
-        forget(run)
-        track(active.store, run)
+    if line := recover(active.store, run):
+        info(line)
+    if run.run_id is None:  # or a run of a group, which ended before MLflow had it
+        track(active.store, run, unsure=True)
+    else:
+        active.store.resume_run(run.run_id)
+    if run.record["store"] != redact(active.store.uri):  # the output folder was moved
+        run.describe(store=redact(active.store.uri))
     if active.spec is not None and any(each.part == "source" for each in active.spec.key.differences(run.record)):
         info("warning: the job's file has changed since the run began; what it learned with the earlier text is kept")
         run.describe(key={})  # the result is of neither text alone

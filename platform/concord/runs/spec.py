@@ -23,6 +23,7 @@ from concord.redaction import is_hidden, redact
 from concord.runs.key import Key, recorded_config, run_key
 from concord.storage import display_path, is_remote, require_reachable, resolve
 from concord.tracking import Store
+from concord.tracking.mirror import tracking_key
 from concord.training.job import JobFile
 from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
 
@@ -59,6 +60,7 @@ class GroupSpec:
             "experiment": self.experiment or self.job.name,
             "parameters": {name: str(value) for name, value in self.parameters.items()},
             "tags": dict(self.tags),
+            "key": tracking_key(),
             **({"artifacts": self.artifacts} if self.artifacts else {}),
         }
         return {

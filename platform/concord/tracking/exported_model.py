@@ -84,20 +84,33 @@ def log_model(
         except Exception as error:  # export runs the user's code: anything may come out of it
             raise ExportError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
         # MLflow's log_model would do the rest through a process-wide address and active run.
-        logged = client.create_logged_model(
-            run.info.experiment_id,
-            name="model",
-            source_run_id=run_id,
-            params=dict(run.data.params),
-            tags={f"concord.{side}": _described(getattr(signature, side)) for side in ("inputs", "outputs")},
-        )
+        about = {
+            "name": "model",
+            "source_run_id": run_id,
+            "params": dict(run.data.params),
+            "tags": {f"concord.{side}": _described(getattr(signature, side)) for side in ("inputs", "outputs")},
+        }
+        experiment = run.info.experiment_id
+
+        def find() -> Any:
+            """A model of this run without files: of an earlier request."""
+            wanted = f"source_run_id = '{run_id}' AND status = 'PENDING'"
+            return next(iter(client.search_logged_models([experiment], wanted, max_results=1)), None)
+
+        logged = store.create(lambda: client.create_logged_model(experiment, **about), find, unsure=True)
         try:
             description.artifact_path = logged.artifact_location
             description.model_id = description.model_uuid = logged.model_id
             description.save(str(path / "MLmodel"))
             client.log_model_artifacts(logged.model_id, str(path))
             client.finalize_logged_model(logged.model_id, "READY")
-            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, 0)])
+            output = LoggedModelOutput(logged.model_id, 0)
+
+            def find_output() -> bool | None:
+                known = client.get_run(run_id).outputs
+                return (known is not None and any(each.model_id == output.model_id for each in known)) or None
+
+            store.create(lambda: client.log_outputs(run_id, [output]), find_output)
         except Exception:
             client.delete_logged_model(logged.model_id)
             raise
