@@ -8,6 +8,7 @@ import copy
 import inspect
 import json
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from concord.errors import RunFailedError
 from concord.process_environment import environment_variables
 from concord.tracking.client import failures, import_mlflow, one_line
 from concord.tracking.registry import ModelVersion
-from concord.tracking.store import Store
+from concord.tracking.store import KEY, Store
 
 if TYPE_CHECKING:
     import torch
@@ -84,20 +85,14 @@ def log_model(
         except Exception as error:  # export runs the user's code: anything may come out of it
             raise ExportError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
         # MLflow's log_model would do the rest through a process-wide address and active run.
-        about = {
-            "name": "model",
-            "source_run_id": run_id,
-            "params": dict(run.data.params),
-            "tags": {f"concord.{side}": _described(getattr(signature, side)) for side in ("inputs", "outputs")},
-        }
-        experiment = run.info.experiment_id
+        experiment, key = run.info.experiment_id, uuid.uuid4().hex
+        described = {f"concord.{side}": _described(getattr(signature, side)) for side in ("inputs", "outputs")}
+        about = {"source_run_id": run_id, "params": dict(run.data.params), "tags": {KEY: key, **described}}
 
-        def find() -> Any:
-            """A model of this run without files: of an earlier request."""
-            wanted = f"source_run_id = '{run_id}' AND status = 'PENDING'"
-            return next(iter(client.search_logged_models([experiment], wanted, max_results=1)), None)
+        def find_model() -> Any:
+            return next(iter(client.search_logged_models([experiment], f"tags.`{KEY}` = '{key}'")), None)
 
-        logged = store.create(lambda: client.create_logged_model(experiment, **about), find, unsure=True)
+        logged = store.create(lambda: client.create_logged_model(experiment, "model", **about), find_model)
         try:
             description.artifact_path = logged.artifact_location
             description.model_id = description.model_uuid = logged.model_id
@@ -107,8 +102,9 @@ def log_model(
             output = LoggedModelOutput(logged.model_id, 0)
 
             def find_output() -> bool | None:
-                known = client.get_run(run_id).outputs
-                return (known is not None and any(each.model_id == output.model_id for each in known)) or None
+                outputs = client.get_run(run_id).outputs
+                known = outputs.model_outputs if outputs is not None else []
+                return any(each.model_id == output.model_id for each in known) or None
 
             store.create(lambda: client.log_outputs(run_id, [output]), find_output)
         except Exception:

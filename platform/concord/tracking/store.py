@@ -49,7 +49,7 @@ _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 # The default order of runs, in MLflow's syntax.
 NEWEST = "attributes.start_time DESC"
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow shows a run below its group
-_KEY = "concord.key"  # the tag by which a run is found whose creation was not answered
+KEY = "concord.key"  # the tag by which a run or a model is found whose creation was not answered
 # MLflow's client repeats a request that fails, also one that was carried out.
 _ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 _creating = threading.Lock()  # of these variables, which all threads have
@@ -168,10 +168,10 @@ class Store:
             key = key or uuid.uuid4().hex
 
             def start() -> str:
-                place, about = self._experiment(experiment), (began, {**_clean(tags), _KEY: key}, name)
+                place, about = self._experiment(experiment), (began, {**_clean(tags), KEY: key}, name)
 
                 def find() -> str | None:
-                    found = self.client.search_runs([place], f"tags.`{_KEY}` = '{key}'", max_results=1)
+                    found = self.client.search_runs([place], f"tags.`{KEY}` = '{key}'", max_results=1)
                     return str(found[0].info.run_id) if found else None
 
                 return self.create(lambda: str(self.client.create_run(place, *about).info.run_id), find, unsure)
@@ -271,7 +271,7 @@ class Store:
             status=entry.info.status,
             parameters=dict(entry.data.params),
             metrics={key: _value(value) for key, value in entry.data.metrics.items()},
-            tags={key: value for key, value in entry.data.tags.items() if not key.startswith(("mlflow.", _KEY))},
+            tags={key: value for key, value in entry.data.tags.items() if not key.startswith(("mlflow.", KEY))},
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
             experiment=experiment,
         )
