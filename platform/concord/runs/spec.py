@@ -17,7 +17,7 @@ import torch
 
 import concord
 from concord.machine import machine
-from concord.options import flag_of, from_plain, option_values, options_of
+from concord.options import as_text, flag_of, from_plain, option_values, options_of
 from concord.record import Kind
 from concord.redaction import is_hidden, redact
 from concord.runs.key import Key, recorded_config, run_key
@@ -58,7 +58,7 @@ class GroupSpec:
         sources = self.config.sources()
         tracking = {
             "experiment": self.experiment or self.job.name,
-            "parameters": {name: str(value) for name, value in self.parameters.items()},
+            "parameters": {name: as_text(value) for name, value in self.parameters.items()},
             "tags": dict(self.tags),
             "key": tracking_key(),
             **({"artifacts": self.artifacts} if self.artifacts else {}),

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from concord.errors import InputError
 from concord.metric_name import metric_name
+from concord.options import as_text
 from concord.process_environment import environment_variables
 from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, one_at_a_time, resolve
@@ -37,7 +38,14 @@ from concord.tracking.client import (
     post,
     unless,
 )
-from concord.tracking.database import CONNECT_SECONDS, check_database, create_tables, follow_move, sqlite_file, sqlite_uri
+from concord.tracking.database import (
+    CONNECT_SECONDS,
+    check_database,
+    create_tables,
+    follow_move,
+    sqlite_file,
+    sqlite_uri,
+)
 
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
@@ -353,7 +361,7 @@ def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
 
 
 def _clean(values: Mapping[str, object]) -> dict[str, str]:
-    return {key: redact(str(value)) for key, value in without_secrets(values).items()}
+    return {key: redact(as_text(value)) for key, value in without_secrets(values).items()}
 
 
 def _value(stored: float) -> float:
