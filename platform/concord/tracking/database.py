@@ -124,10 +124,9 @@ def follow_move(file: Path, artifacts: Path) -> None:
                 continue
             with connection:  # one transaction
                 for table, column in _PLACES:
-                    connection.execute(
-                        f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column} || '/', 1, ?) = ?",
-                        (present, len(other) + 1, *of_other),
-                    )
+                    replaced = f"UPDATE {table} SET {column} = ? || substr({column}, ?)"
+                    where = f"WHERE substr({column} || '/', 1, ?) = ?"
+                    connection.execute(f"{replaced} {where}", (present, len(other) + 1, *of_other))
 
 
 def _revision(connection: Any) -> str | None:
