@@ -1,4 +1,4 @@
-"""Creation of a store's SQLite file: repeated after a kill; a file with runs is never touched. A moved folder has its files."""
+"""Creation of a store's SQLite file: repeated after a kill; a file with runs is not touched, but when it was moved."""
 
 import contextlib
 import shlex
