@@ -22,7 +22,7 @@ from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
-from concord.options import OptionGroup, Role, names_of, option_values, options_of
+from concord.options import OptionGroup, Role, as_text, names_of, option_values, options_of
 from concord.record import write_record
 from concord.runs.key import recorded_config
 from concord.runs.spec import restored_config
@@ -346,3 +346,31 @@ def test_whole_numbers_beyond_64_bits_are_refused_before_a_run_begins(refused: C
 def test_a_file_that_is_not_named_is_asked_for(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "synthetic", "--config", *words]) == 2
     assert "--config: needs a value; give a YAML, TOML or JSON file" in capsys.readouterr().err
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = parse(TrainConfig, ["--output=~/runs", "--data-dir=~/a b"], "test")
+    assert (config.run.output, config.data.data_dir) == (tmp_path / "runs", tmp_path / "a b")
+    file = tmp_path / "options.yaml"
+    file.write_text("output: ~/runs\n")
+    assert FileOptions.read(file).over(TrainConfig()).run.output == tmp_path / "runs"
+    assert parse(TrainConfig, ["--output", "~no-such-user/runs"], "test").run.output == Path("~no-such-user/runs")
+
+
+@pytest.mark.parametrize("words", [["--output", ""], ["--output="], ["--data-dir", ""], ["--output", " "]])
+def test_an_empty_path_is_refused(words: list[str], tmp_path: Path) -> None:
+    option = words[0].removesuffix("=")
+    with pytest.raises(InputError, match=f"^{option} .*: must be a path$"):
+        parse(TrainConfig, words, "test")
+    file = tmp_path / "options.yaml"
+    file.write_text(f"{option.removeprefix('--')}: ''\n")
+    with pytest.raises(InputError, match="must be a path"):
+        FileOptions.read(file).over(TrainConfig())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(("west", "north"), "west north"), ([8, 8], "8 8"), ((), ""), (0.1, "0.1")]
+)
+def test_a_value_is_written_as_on_the_command_line(value: Any, text: str) -> None:
+    assert as_text(value) == text

@@ -37,7 +37,8 @@ from concord.record import (
 )
 from concord.storage import Folder, JsonLines, append_line, read_lines
 from concord.tracking import Mirror, Store, TrackedRun
-from concord.tracking.mirror import CURSOR
+from concord.tracking.mirror import CURSOR, track, tracking_key
+from concord.tracking.store import PARENT
 
 
 def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
@@ -48,7 +49,8 @@ def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
 def opened(folder: Path, *metrics: tuple[int, dict[str, float]], run_id: str | None = None) -> OpenRun:
     """A run's record, as it is or new, with these metrics."""
     folder.mkdir(parents=True, exist_ok=True)
-    tracking = {"experiment": "tests", "parameters": {"lr": 0.1, "api_key": "x"}, "tags": {"kind": "trial"}}
+    parameters = {"lr": 0.1, "api_key": "x"}
+    tracking = {"experiment": "tests", "parameters": parameters, "tags": {"kind": "trial"}, "key": tracking_key()}
     about = described(run_id=run_id, tracking=tracking)
     run = OpenRun(Folder(folder), read_record(Folder(folder)) or write_record(Folder(folder), "run", about))
     for step, values in metrics:
@@ -341,21 +343,62 @@ def test_more_metrics_than_one_call_takes_arrive(store: Store, run_id: str, tmp_
     assert len(store.run(run_id).metrics) == 2501
 
 
-def test_a_run_that_is_gone_is_not_asked_for_for_ever(
+def test_a_store_that_refuses_events_is_not_asked_for_ever(
     store: Store, run_id: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "concord.tracking")
-    run = opened(tmp_path, (1, {"a": 1.0}), run_id="0" * 32)
+    run = opened(tmp_path, run_id=run_id)
+    run.append("metrics", at=-1, step=1, metrics={"a": 1.0})
     mirror = mirrored(store, run)
     wait_for(lambda: bool(caplog.messages))
     run.append("metrics", step=2, metrics={"a": 2.0})
     assert mirror.close(10.0) == 2
     (message,) = caplog.messages
     assert "refuses events" in message
-    assert "not found" in message
-    run.describe(run_id=run_id)
-    assert mirrored(store, run).close(10.0) == 0  # another run accepts the events
-    assert logged(store, run_id, "a") == [(1, 1.0), (2, 2.0)]
+    assert "timestamp" in message
+
+
+@pytest.mark.parametrize("what", ["deleted", "deleted with its experiment", "lost"])
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_run_that_is_deleted_or_lost_in_the_store_has_all_events_in_the_end(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, when: str
+) -> None:
+    caplog.set_level(logging.WARNING, "concord.tracking")
+    experiment = f"{what} {when}"
+
+    def remove() -> None:
+        if what == "lost":
+            _purge(store, run_id)
+        elif what == "deleted":
+            store.delete_run(run_id)
+        else:
+            store.client.delete_experiment(store.client.get_run(run_id).info.experiment_id)
+
+    run = opened(tmp_path, (1, {"a": 1.0}))
+    run.describe(tracking={**run.record["tracking"], "experiment": experiment})
+    run_id = track(store, run)
+    mirror = mirrored(store, run)
+    wait_for(lambda: (tmp_path / CURSOR).exists() and all_sent(tmp_path))
+    if when == "before":
+        assert mirror.close(10.0) == 0
+        remove()
+        mirror = mirrored(store, run)
+    else:
+        remove()
+    run.append("metrics", step=2, metrics={"a": 2.0})
+    run.append("ended", status="FINISHED")
+    assert mirror.close(20.0) == 0
+    assert (run.run_id == run_id) == (what != "lost")
+    assert logged(store, str(run.run_id), "a") == [(1, 1.0), (2, 2.0)]
+    assert store.run(str(run.run_id)).status == "FINISHED"
+    then = "lost run {}; a new run takes the whole record" if what == "lost" else "deleted run {}; it is restored"
+    assert caplog.messages == [f"tracking at {store.uri} has {then.format(run_id)}"]
+
+
+def _purge(store: Store, run_id: str) -> None:
+    """As ``mlflow gc`` does."""
+    store.delete_run(run_id)
+    store.client._tracking_client.store._hard_delete_run(run_id)
 
 
 class Group:
@@ -417,19 +460,23 @@ def test_runs_of_a_group_are_children_with_parameters_tags_and_ends(store: Store
     assert second[3].run_id == first[2].run_id
 
 
-@pytest.mark.parametrize("earlier", ["RUNNING", "FAILED"])
-def test_a_run_whose_id_was_not_recorded_is_found_by_its_name(
-    store: Store, run_id: str, tmp_path: Path, earlier: Any
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_run_whose_id_was_not_recorded_is_found_by_its_key(
+    store: Store, run_id: str, tmp_path: Path, anew: bool
 ) -> None:
-    """As after a kill between MLflow's answer and the record; one that ended is another attempt's."""
-    lost = store.start_run("tests", "s-trial-0", {}, {"mlflow.parentRunId": run_id, "concord.run": "s-trial-0"})
-    if earlier != "RUNNING":
-        store.finish_run(lost, earlier)
-    opened(tmp_path / "s-trial-0").append("began", resumed=False)
+    """As after a kill between MLflow's answer and the record; that of a run that is trained anew is another's."""
+    folder = tmp_path / "s-trial-0"
+    killed = opened(folder)
+    killed.append("began", resumed=False)
+    store.start_run("tests", "s-trial-0", {}, {PARENT: run_id}, key=killed.record["tracking"]["key"])
+    if anew:
+        shutil.rmtree(folder)
+        opened(folder).append("began", resumed=False)
     group = Group(store, run_id, tmp_path)
     group.begin(0).append("ended", status="FINISHED")
-    assert len(group.children()) == (1 if earlier == "RUNNING" else 2)
-    assert group.children()[-1].parameters["lr"] == "0.1"  # which the killed process may not have sent
+    children = group.children()
+    assert [run.status for run in children] == (["FINISHED", "RUNNING"] if anew else ["FINISHED"])
+    assert children[0].parameters["lr"] == "0.1"  # which the killed process may not have sent
 
 
 def test_a_run_that_the_store_refuses_does_not_hold_up_its_group(
@@ -437,11 +484,13 @@ def test_a_run_that_the_store_refuses_does_not_hold_up_its_group(
 ) -> None:
     caplog.set_level(logging.WARNING, "concord.tracking")
     group = Group(store, run_id, tmp_path)
-    for number in range(2):
-        opened(tmp_path / f"s-trial-{number}", run_id="0" * 32).close()
+    for number in range(2):  # a parameter cannot be changed
+        name = f"s-trial-{number}"
+        opened(tmp_path / name, run_id=store.start_run("tests", name, {"lr": 9}, {PARENT: run_id})).close()
     for number in range(3):
         group.begin(number).append("ended", status="FINISHED")
-    assert [(run.name, run.status) for run in group.children()] == [("s-trial-2", "FINISHED")]
+    ended = [(f"s-trial-{number}", status) for number, status in enumerate(("RUNNING", "RUNNING", "FINISHED"))]
+    assert [(run.name, run.status) for run in group.children()] == ended
     assert [message for message in caplog.messages if "refuses some runs" in message] == caplog.messages
     assert len(caplog.messages) == 1
 

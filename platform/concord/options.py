@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import os
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -117,8 +118,7 @@ class OptionGroup:
         """Raise InputError with the option, its value and ``expected``, unless ``right``."""
         if not right:
             value = without_secrets({option: option_values(self)[option]})[option]
-            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
-            raise InputError(f"{flag_of(option)} {shown}: {expected}")
+            raise InputError(f"{flag_of(option)} {as_text(value)}: {expected}")
 
     def require_at_least(self, least: int, *options: str) -> None:
         """Raise InputError for the first of these options below ``least``, 0 or 1, or beyond 64 bits; None passes."""
@@ -229,14 +229,21 @@ def _from_plain(hint: Any, value: Any) -> Any:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if isinstance(value, list):
         return tuple(value)
-    if isinstance(value, str) and Path in kinds:
-        return Path(value)
+    if isinstance(value, str) and Path in kinds and value.strip():
+        return path_of(value)
     if isinstance(value, str) and float in kinds and str not in kinds:  # YAML reads 1e-3 as text
         try:
             return float(value)
         except ValueError:
             return value
     return value
+
+
+def path_of(text: str) -> Path:
+    """The path that a user writes: ``~`` is the home folder, also where a shell leaves it (ValueError if empty)."""
+    if not text.strip():
+        raise ValueError("is empty")
+    return Path(os.path.expanduser(text))  # which leaves an unknown ~name, as a shell does
 
 
 def with_alternatives(names: Iterable[str]) -> set[str]:
@@ -280,8 +287,8 @@ def fits(value: Any, hint: Any) -> bool:
         return value in parts
     if origin in (Union, UnionType):
         return any(fits(value, each) for each in parts)
-    if hint in (type(None), bool, str):
-        return isinstance(value, type(None) if hint is type(None) else hint)
+    if hint in (type(None), bool, str, Path):
+        return isinstance(value, hint)
     if hint in (int, float):
         whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _TOO_LARGE
         return whole or (hint is float and isinstance(value, float))
@@ -309,7 +316,13 @@ def kind_of(hint: Any) -> str:
         if parts[1:] == (...,):
             return f"a list, each {kind_of(parts[0])}"
         return f"a list of {', '.join(map(kind_of, parts))}"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    return words.get(hint, str(hint))
+
+
+def as_text(value: Any) -> str:
+    """A value in one text, several values as on the command line: ``west north``."""
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:

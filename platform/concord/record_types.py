@@ -23,6 +23,7 @@ class _Tracking(TypedDict):
     experiment: str
     parameters: Fields
     tags: Fields
+    key: NotRequired[str]
     artifacts: NotRequired[Fields]
 
 

@@ -283,7 +283,13 @@ def test_a_file_that_is_no_job_file_is_refused_with_the_line(
         ),
         ("model = nn.Linear(3, 2)", "model is of type Linear; expected a function"),
         ("rest = {'config': 'fast'}", "config is 'fast'; expected an instance of a class from TrainConfig"),
-        ("rest = {'name': 'team/task'}", "its name is 'team/task'; expected text without '/' and ':'"),
+        *(
+            (
+                f"rest = {{'name': {name!r}}}",
+                re.escape(f"its name is {name!r}; expected text without '/', ':', '@' and"),
+            )
+            for name in ("team/task", "a:b", "a@b", "a?b", "-a", "..", ".", "a\nb", " ")
+        ),
         (
             "rest = {'measures': [len]}",
             r"measures map names to Measure\(function, mode=…\), found \[<built-in function len>.*",

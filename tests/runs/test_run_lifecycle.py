@@ -171,6 +171,9 @@ def _record(**more: Any) -> str:
         ({RECORD: _record(group="s"), "notes": "mine"}, None),
         ({EVENTS: "", "checkpoints": "", LOCK: ""}, None),  # the record was lost in a power failure
         ({RECORD: ""}, None),
+        ({RECORD: "\0" * 200}, None),
+        ({RECORD: _record(group="s")[:-9]}, None),
+        ({RECORD: _record(group="s", key=3)}, None),
         ({}, None),
     ],
 )
@@ -184,6 +187,16 @@ def test_a_group_takes_a_folder_only_of_its_own_runs(output: Path, files: dict[s
     else:
         with pytest.raises(InputError, match=rf"^--name s: .*/runs/s-trial-0 {problem}; give another name$"):
             require_own(folder, "s")
+
+
+@pytest.mark.parametrize("text", [_record()[:-9], _record(key=3), _record(group="another", config=[]), "{"])
+def test_a_group_leaves_a_damaged_run_that_is_not_its_own(output: Path, text: str) -> None:
+    folder = folder_of(output, "s-trial-0")
+    folder.path.mkdir(parents=True)
+    (folder.path / RECORD).write_text(text)
+    with pytest.raises(InputError, match="record.json"):
+        require_own(folder, "s")
+    assert (folder.path / RECORD).read_text() == text
 
 
 # --- what becomes of a run
@@ -241,6 +254,39 @@ def test_a_resumed_run_whose_store_was_lost_is_tracked_from_its_first_step_again
     assert [point.value for point in client.get_metric_history(run_id, "loss")] == [1.0, 2.0, 3.0]
     assert {each.path for each in client.list_artifacts(run_id)} == {"config.json", "data.json"}
     assert json.loads((output / "runs" / "a" / RECORD).read_text())["run_id"] == run.run.run_id
+
+
+@pytest.mark.parametrize("experiment", [False, True])
+def test_a_resumed_run_that_was_deleted_in_mlflow_is_restored(output: Path, experiment: bool) -> None:
+    with opened(spec(output)) as run:
+        run.run.append("metrics", step=1, metrics={"loss": 1.0})
+    run_id, client = str(run.run.run_id), run.store.client
+    if experiment:
+        client.delete_experiment(client.get_run(run_id).info.experiment_id)
+    else:
+        client.delete_run(run_id)
+    lines: list[str] = []
+    with opened(spec(output, resume=True), lines.append) as run:
+        run.run.append("metrics", step=2, metrics={"loss": 2.0})
+    assert lines == [f"tracking at {run.store.uri} has deleted run {run_id}; it is restored"]
+    assert tracked(output)["a"].run_id == run_id
+    assert [point.value for point in client.get_metric_history(run_id, "loss")] == [1.0, 2.0]
+
+
+def test_a_run_of_a_moved_folder_is_resumed_there(output: Path) -> None:
+    asked = replace(spec(output), artifacts={"data.json": [1]})
+    with opened(asked) as run:
+        run.run.append("metrics", step=1, metrics={"loss": 1.0})
+    moved = output.with_name("moved")
+    output.rename(moved)
+    with opened(spec(moved, resume=True)) as again:
+        again.run.append("metrics", step=2, metrics={"loss": 2.0})
+    assert again.run.run_id == run.run.run_id
+    assert again.run.record["store"] == f"sqlite:///{moved}/mlflow.db"
+    assert again.store.read_json(str(again.run.run_id), "data.json") == [1]
+    assert not output.exists()
+    with pytest.raises(InputError, match=r"--tracking-uri .*other.db: the run a was started with .*moved/mlflow.db"):
+        train(moved, resume=True, tracking_uri=f"sqlite:///{moved}/other.db")
 
 
 def test_a_run_whose_store_and_folder_vanish_still_says_what_happened(output: Path) -> None:

@@ -975,6 +975,18 @@ def test_a_study_whose_store_was_lost_tracks_all_its_trials_again(ray_cluster: N
     whole(output, 3)
 
 
+def test_trials_deleted_in_mlflow_are_restored_when_the_study_goes_on(ray_cluster: None, output: Path) -> None:
+    study(output, trials=2)
+    store = Store.open(output)
+    trials = [each.run_id for each in store.search("tags.`concord.run` != ''") if "trial" in each.name]
+    for run_id in trials:
+        store.delete_run(run_id)
+    study(output, trials=3)
+    present = {each.run_id for each in store.search("tags.`concord.run` != ''")}
+    assert present >= {*trials}
+    whole(output, 3)
+
+
 # --- what a study refuses
 
 

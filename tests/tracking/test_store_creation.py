@@ -1,12 +1,14 @@
-"""Creation of a store's SQLite file: repeated after a kill; a file with runs is never touched."""
+"""Creation of a store's SQLite file: repeated after a kill; a file with runs is not touched, but when it was moved."""
 
 import contextlib
 import shlex
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 import sqlalchemy
+import torch
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -14,7 +16,7 @@ from forked import run_program
 from tracked import tracked_runs
 
 from concord.errors import InputError
-from concord.tracking import Store
+from concord.tracking import Store, load_program, log_model, register, show
 
 # Creates stores in forked processes: one as a whole; two killed after a part of that time; one killed by the system as
 # its file grows over a limit, while the tables are written; and two by MLflow alone, killed when the file has a size.
@@ -116,3 +118,66 @@ def test_an_sqlite_file_of_another_program_is_refused_unchanged(tmp_path: Path) 
     with pytest.raises(InputError, match="it holds tables of another program; give http"):
         Store.open(tmp_path, f"sqlite:///{file}")
     assert file.read_bytes() == before
+
+
+def kept_model(folder: Path) -> str:
+    """The id of a run whose file and champion are in the store of a folder."""
+    store = Store.open(folder)
+    run_id = store.start_run("moved", "a run", {}, {})
+    store.log_text(run_id, "[1]", "lists/a.json")
+    uri = log_model(store, run_id, torch.nn.Linear(2, 1), torch.zeros(2, 2))
+    register(store, uri, run_id, "moved", {"a": 1.0}, "a", "max")
+    return run_id
+
+
+def require_kept(folder: Path, run_id: str) -> None:
+    """File and champion are there, and a new run keeps its files there."""
+    store = Store.open(folder)
+    assert store.read_json(run_id, "lists/a.json") == [1]
+    load_program(store, show(store, "moved"))
+    again = store.start_run("moved", "another", {}, {})
+    store.log_text(again, "[2]", "a.json")
+    assert (folder / "artifacts" / again / "artifacts" / "a.json").read_text() == "[2]"
+
+
+NAMES = ["a?b", "a#b", "a%20b", "a%3Fb", "a b", "ü", "a&b=c", "a:b", "a@b", "a;b", "~a", "a'b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_store_lies_in_its_folder_whatever_the_name(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name / "runs"
+    store = Store.open(folder)
+    run_id = store.start_run("tests", "a run", {}, {})
+    store.log_text(run_id, "[1]", "lists/a.json")
+    assert (folder / "mlflow.db").exists()
+    assert (folder / "artifacts" / run_id / "artifacts" / "lists" / "a.json").exists()
+    assert store.read_json(run_id, "lists/a.json") == [1]
+    assert Store.open(tmp_path / "other", store.uri).uri == store.uri
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(("before", "after"), [("a", "b"), ("a?b", "c d/e"), ("ü", "a%20b")])
+def test_a_moved_folder_has_its_files_and_models(tmp_path: Path, before: str, after: str) -> None:
+    run_id = kept_model(tmp_path / before)
+    (tmp_path / after).parent.mkdir(exist_ok=True)
+    (tmp_path / before).rename(tmp_path / after)
+    require_kept(tmp_path / after, run_id)
+    assert not (tmp_path / before).exists()
+
+
+def test_a_copied_folder_has_its_own_files_and_a_linked_one_the_same(tmp_path: Path) -> None:
+    run_id = kept_model(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    (tmp_path / "link").symlink_to("a")
+    place = Store.open(tmp_path / "link").client.get_run(run_id).info.artifact_uri
+    assert place.startswith((tmp_path / "a").as_uri())
+    require_kept(tmp_path / "copy", run_id)
+    require_kept(tmp_path / "a", run_id)
+
+
+def test_a_database_that_was_moved_without_its_files_keeps_their_place(tmp_path: Path) -> None:
+    run_id = kept_model(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "mlflow.db").rename(tmp_path / "b" / "mlflow.db")
+    for _ in range(2):
+        assert Store.open(tmp_path / "b").read_json(run_id, "lists/a.json") == [1]

@@ -148,7 +148,7 @@ def test_a_run_keeps_what_it_is_given(store: Store, tmp_path: Path) -> None:
     (run,) = tracked_runs(store, "kept")
     assert repr(run) == repr(store.run(run_id))  # a NaN equals only itself in writing
     assert (run.name, run.status, run.tags) == ("named", "FINISHED", {"job": "synthetic"})
-    assert (run.parameters["lr"], run.parameters["widths"]) == ("0.1", "[8, 8]")
+    assert (run.parameters["lr"], run.parameters["widths"]) == ("0.1", "8 8")
     assert abs(run.started.timestamp() - time.time()) < 60
     metrics = store.run(run_id).metrics
     assert math.isnan(metrics.pop("accuracy_5"))
@@ -452,3 +452,11 @@ def test_what_is_not_in_the_registry_is_answered_with_what_is(store: Store, run_
         promote(store, "present", 7)
     with pytest.raises(RunFailedError, match=r"could not register 'a/b': .*cannot contain '/' or ':'"):
         register(store, model_uri, run_id, "a/b", {"accuracy": 0.5}, "accuracy", "max")
+
+
+@pytest.mark.parametrize("stored", ["west north", "('west', 'north')", "['west', 'north']"])
+@pytest.mark.parametrize("asked", ["west north", "west,north", "(west, north)", '["west", "north"]'])
+def test_several_values_of_an_option_are_found_however_they_are_written(stored: str, asked: str) -> None:
+    assert Condition.of("--where", f"test={asked}", "").holds(stored)
+    assert not Condition.of("--where", f"test!={asked}", "").holds(stored)
+    assert not Condition.of("--where", "test=west", "").holds(stored)

@@ -11,7 +11,7 @@ from concord.cli.help import job_help
 from concord.cli.parsing import given_options, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.options import as_words, option_values
+from concord.options import as_words, option_values, path_of
 from concord.storage import check_address, resolve
 
 Record = Mapping[str, Any]
@@ -63,9 +63,9 @@ def read_command(
 
     tables, words = tables_and_options(words) if name == "compare" else ([], list(words))
     early = _early_values(words, "config", "output", "name")[0]
-    if early.config == "":
+    if early.config is not None and not early.config.strip():
         raise InputError("--config: needs a value; give a YAML, TOML or JSON file")
-    file = None if early.config is None else FileOptions.read(Path(early.config))
+    file = None if early.config is None else FileOptions.read(path_of(early.config))
     in_file = {} if file is None else {name: value for name, value in file.values.items() if isinstance(value, str)}
     output, run = early.output or in_file.get("output"), early.name or in_file.get("name")
     record = earlier(_output(output), run, words) if earlier and run else None
@@ -76,6 +76,7 @@ def read_command(
         if _early_values(words, "aggregator")[0].aggregator is not None:
             recorded.pop("aggregator", None)
         options = restored_config(options, recorded, f"--name {run}: record.json")
+        options = options.with_options(output=_output(output))  # it may have been moved
     if file is not None:
         options = file.over(options)
     program = f"{program} {tables[0]}" if tables and tables[0] in (METHODS, LEAVE_ONE_OUT) else program
@@ -155,6 +156,6 @@ def _early_values(words: Sequence[str], *options: str) -> tuple[argparse.Namespa
 
 def _output(given: str | None) -> Path:
     """The output folder, before the options are parsed."""
-    output = Path(given or DEFAULT_OUTPUT)
+    output = path_of(given) if given is not None and given.strip() else DEFAULT_OUTPUT
     check_address("output", output)
     return resolve(output) if ":/" in str(output) else output

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 from concord.cli.help import HELP, job_list, shown_choices
@@ -15,6 +17,7 @@ from concord.options import (
     flag_of,
     option_values,
     options_of,
+    path_of,
     require_one_way,
     takes_several,
 )
@@ -57,7 +60,30 @@ def _parse(options: type[Any], words: Sequence[str], program: str, settings: Map
 
     _require_once(options, words)
     with tyro_errors.on_parse_error(refuse):
-        return tyro.cli(options, prog=program, args=words, config=(tyro.conf.OmitArgPrefixes,), **settings)
+        return tyro.cli(
+            options, prog=program, args=words, config=(tyro.conf.OmitArgPrefixes,), registry=_paths(), **settings
+        )
+
+
+def _paths() -> Any:
+    """How tyro reads a path."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def read(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
+        if kind.type is not Path:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="PATH",
+            instance_from_str=lambda words: path_of(words[0]),
+            is_instance=lambda value: isinstance(value, Path),
+            str_from_instance=lambda path: [str(path)],
+        )
+
+    return registry
 
 
 def _require_once(options: type[Any], words: Sequence[str]) -> None:
@@ -85,6 +111,7 @@ def asks_for_help(words: Sequence[str]) -> bool:
 _KINDS = {
     "INT": "a whole number",
     "FLOAT": "a number",
+    "PATH": "a path",
     "[INT [INT ...]]": "whole numbers",
     "[FLOAT [FLOAT ...]]": "numbers",
 }
@@ -137,7 +164,7 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             # For optional options the message also explains why the value is not None.
             given = re.search(r"could be instantiated from (\[.*?\])", message)
             value = " ".join(re.findall(r"'([^']*)'", given.group(1) if given else message))
-            return f"{option} {value}: must be {kind}" if metavar in _KINDS else f"{option}: {message}"
+            return f"{option} {value or quote(value)}: must be {kind}" if metavar in _KINDS else f"{option}: {message}"
         case _:
             return f"{' '.join(event.prog.split())}: the options are incomplete or contradict one another; see --help"
 

@@ -1,6 +1,7 @@
 """The life of a run or a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from concord.storage import (
     display_path,
 )
 from concord.tracking import Mirror, Store
-from concord.tracking.mirror import CURSOR, forget, track
+from concord.tracking.mirror import CURSOR, recover, track
 from concord.tracking.store import Status
 from concord.training.options import RunConfig
 
@@ -137,7 +138,7 @@ def _reserved(
             run = check(folder)
             if run is None:
                 folder.empty()  # at an address: left from a run of this name that was removed from the storage
-            elif run.record["store"] != redact(store.uri):
+            elif run.record["store"] != redact(store.uri) and _is_elsewhere(store, run):
                 begun = f"the {kind} {folder.place.name} was started with {run.record['store']}"
                 raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
             reserved = ActiveRun(kind, folder, store, run, termination=termination)
@@ -149,6 +150,11 @@ def _reserved(
                 with contextlib.suppress(OSError):  # a folder that is not empty
                     for above in list(folder.path.parents)[: 1 + new_output]:
                         above.rmdir()
+
+
+def _is_elsewhere(store: Store, run: Run) -> bool:
+    """Whether the MLflow run of a record is in another store, not in this one at another address."""
+    return run.run_id is not None and store.recover_run(run.run_id) == "lost"
 
 
 def is_interrupted(output: Path, name: str, run_id: str) -> bool:
@@ -177,12 +183,20 @@ def require_own(folder: Folder, group: str) -> None:
     """Refuse a folder for a run of a group that has something else: a run of its own, or no run (InputError)."""
     try:
         record = read_record(folder)
-    except InputError:  # damaged, or of an earlier version: the run begins again
+    except InputError:  # damaged: a run of the group begins again, anything else stays as it is
+        if not _names_group(folder, group):
+            raise
         return
     if record is None:  # in a power failure a group's run may lose its record alone
         _require_no_other_files(folder, group, _BEFORE_RECORD | {EVENTS, CURSOR, CHECKPOINTS})
     elif record.get("group") != group:
         raise InputError(f"--name {group}: {folder.display_path} is a run of its own; give another name")
+
+
+def _names_group(folder: Folder, group: str) -> bool:
+    """Whether a record that cannot be read names this group, or is empty, as a power failure leaves it."""
+    text = (folder.path / RECORD).read_text(encoding="utf-8", errors="replace")
+    return not text.strip("\0 \n") or f'"group": {json.dumps(group)}' in text
 
 
 def _require_no_other_files(folder: Folder, name: str, allowed: Collection[str]) -> None:
@@ -253,13 +267,14 @@ def _create(active: ActiveRun, record: Mapping[str, Any]) -> OpenRun:
 def _resume(active: ActiveRun, earlier: Run, info: Info) -> OpenRun:
     """An earlier run or group, open; if the store has lost its MLflow run, a new one takes all events."""
     run = OpenRun(active.folder, earlier.record)
-    if run.run_id is None:  # a run of a group, which ended before MLflow had it
-        track(active.store, run)
-    elif not active.store.resume_run(run.run_id):
-        uri = redact(active.store.uri)
-        info(f"tracking at {uri} has lost run {run.run_id}; a new run takes the whole record")
-        forget(run)
-        track(active.store, run)
+    if line := recover(active.store, run):
+        info(line)
+    if run.run_id is None:  # or a run of a group, which ended before MLflow had it
+        track(active.store, run, unsure=True)
+    else:
+        active.store.resume_run(run.run_id)
+    if run.record["store"] != redact(active.store.uri):  # the output folder was moved
+        run.describe(store=redact(active.store.uri))
     if active.spec is not None and any(each.part == "source" for each in active.spec.key.differences(run.record)):
         info("warning: the job's file has changed since the run began; what it learned with the earlier text is kept")
         run.describe(key={})  # the result is of neither text alone

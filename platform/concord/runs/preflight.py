@@ -70,6 +70,7 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
             if loop.check is not None:
                 loop.check(config)
             inputs = loop.example(config) if loop.example is not None else None
+            job.model_name(config)
         _check_criterion(job, loop.metrics)
         metrics = dict(loop.metrics)
         return PreflightResult(config, Environments.none(), inputs, metrics, metrics, job.job.compared_by(metrics))

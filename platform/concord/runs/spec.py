@@ -18,13 +18,14 @@ import torch
 import concord
 from concord.errors import InputError
 from concord.machine import machine
-from concord.options import flag_of, from_plain, option_values, options_of
+from concord.options import as_text, flag_of, from_plain, option_values, options_of
 from concord.record import RECORD, Kind
 from concord.redaction import is_hidden, redact
 from concord.runs.key import Key, recorded_config, run_key
 from concord.storage import display_path, is_remote, require_reachable, resolve
 from concord.storage.typed_json import require_type
 from concord.tracking import Store
+from concord.tracking.mirror import tracking_key
 from concord.training.job import JobFile
 from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
 
@@ -59,8 +60,9 @@ class GroupSpec:
         sources = self.config.sources()
         tracking = {
             "experiment": self.experiment or self.job.name,
-            "parameters": {name: str(value) for name, value in self.parameters.items()},
+            "parameters": {name: as_text(value) for name, value in self.parameters.items()},
             "tags": dict(self.tags),
+            "key": tracking_key(),
             **({"artifacts": self.artifacts} if self.artifacts else {}),
         }
         return {

@@ -55,7 +55,8 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     again = command_line("train", job.reference, options={"name": name, "resume": True})
     if run.status != "FINISHED" or run.run_id is None:
         raise InputError(f"--name {name}: is not finished; run {again}")
-    job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)
+    recorded = {**record["config"], "output": str(output)}  # it may have been moved
+    job, config = _configured(job, recorded, record.get("sources", {}), data_dir)
     model = last_model(job.job, config, run)
     if model is None:
         raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}; {again} makes one")

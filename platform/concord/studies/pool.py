@@ -53,6 +53,7 @@ from concord.studies.trial import (
 )
 from concord.tracking import Store
 from concord.tracking.mirror import forget, is_sent
+from concord.tracking.store import PARENT
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
@@ -181,13 +182,18 @@ class Pool:
         return answers
 
     def send_unsent(self, lost: bool) -> None:
-        """Let MLflow have what an earlier process could not send of runs that ended; all, if it has lost the group."""
+        """Let MLflow have what an earlier process could not send of runs that ended, and runs that were deleted there;
+        all, if it has lost the group."""
+        store, group = self.group.store, self.group.run
+        present = set() if lost else {each.run_id for each in store.search(f"tags.`{PARENT}` = '{group.run_id}'")}
         for name in dict.fromkeys(each["run"] for each in self.group.run.asked):
             run = self.runs().run(name)
             if run.record.get("group") != self.group.run.name:
                 continue
             if lost:
                 forget(run)
+            elif run.run_id is not None and run.run_id not in present:
+                self.group.mirror.recover(run)
             if run.status is not None and not is_sent(run):
                 with reopened(run, self.group.mirror, self.group.run) as self.known[name]:
                     pass

@@ -11,6 +11,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote, urlsplit
+from urllib.request import url2pathname
 
 from concord.errors import InputError
 from concord.redaction import redact
@@ -18,8 +20,25 @@ from concord.tracking.client import import_mlflow, one_line
 
 CONNECT_SECONDS = 3.0
 
+# Where MLflow keeps the places of files.
+_PLACES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
 # Tables that have rows in a database without runs.
 _FILLED_WITHOUT_RUNS = {"alembic_version", "workspaces"}
+
+
+def sqlite_uri(file: Path) -> str:
+    """The URI of an SQLite file, as SQLAlchemy reads it: ``%`` is an escape there, and ``?`` begins parameters.
+
+    Slashes are then escaped as well, since MLflow creates the folder of the file from the URI without decoding it.
+    """
+    path = str(file)
+    return f"sqlite:///{quote(path, safe='') if set(path) & set('%?') else path}"
 
 
 def sqlite_file(uri: str) -> Path:
@@ -83,6 +102,31 @@ def create_tables(uri: str) -> None:
         _initialize_tables(engine)
         made: Any = engine.raw_connection()
         made.backup(connection.connection.driver_connection)
+
+
+def follow_move(file: Path, artifacts: Path) -> None:
+    """Give runs and models that were moved with their SQLite file, or copied, the present place of their files.
+
+    MLflow keeps absolute places. Those of another folder become those of `artifacts`, all or none, if files of its runs
+    are in `artifacts` and none only there.
+    """
+    present = artifacts.as_uri()
+    with closing(sqlite3.connect(file)) as connection:
+        places = "SELECT DISTINCT artifact_location FROM experiments WHERE artifact_location LIKE 'file:///%/artifacts'"
+        for (other,) in connection.execute(places).fetchall():
+            earlier = Path(url2pathname(urlsplit(other).path))
+            if other == present or (earlier.exists() and earlier.samefile(artifacts)):
+                continue
+            of_other = (len(other) + 1, f"{other}/")
+            ids = connection.execute("SELECT run_uuid FROM runs WHERE substr(artifact_uri, 1, ?) = ?", of_other)
+            found = {((artifacts / run_id).exists(), (earlier / run_id).exists()) for (run_id,) in ids}
+            if (False, True) in found or not any(here for here, _ in found):
+                continue
+            with connection:  # one transaction
+                for table, column in _PLACES:
+                    replaced = f"UPDATE {table} SET {column} = ? || substr({column}, ?)"
+                    where = f"WHERE substr({column} || '/', 1, ?) = ?"
+                    connection.execute(f"{replaced} {where}", (present, len(other) + 1, *of_other))
 
 
 def _revision(connection: Any) -> str | None:

@@ -8,6 +8,7 @@ import copy
 import inspect
 import json
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from concord.errors import RunFailedError
 from concord.process_environment import environment_variables
 from concord.tracking.client import failures, import_mlflow, one_line
 from concord.tracking.registry import ModelVersion
-from concord.tracking.store import Store
+from concord.tracking.store import KEY, Store
 
 if TYPE_CHECKING:
     import torch
@@ -84,20 +85,28 @@ def log_model(
         except Exception as error:  # export runs the user's code: anything may come out of it
             raise ExportError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
         # MLflow's log_model would do the rest through a process-wide address and active run.
-        logged = client.create_logged_model(
-            run.info.experiment_id,
-            name="model",
-            source_run_id=run_id,
-            params=dict(run.data.params),
-            tags={f"concord.{side}": _described(getattr(signature, side)) for side in ("inputs", "outputs")},
-        )
+        experiment, key = run.info.experiment_id, uuid.uuid4().hex
+        described = {f"concord.{side}": _described(getattr(signature, side)) for side in ("inputs", "outputs")}
+        about = {"source_run_id": run_id, "params": dict(run.data.params), "tags": {KEY: key, **described}}
+
+        def find_model() -> Any:
+            return next(iter(client.search_logged_models([experiment], f"tags.`{KEY}` = '{key}'")), None)
+
+        logged = store.create(lambda: client.create_logged_model(experiment, "model", **about), find_model)
         try:
             description.artifact_path = logged.artifact_location
             description.model_id = description.model_uuid = logged.model_id
             description.save(str(path / "MLmodel"))
             client.log_model_artifacts(logged.model_id, str(path))
             client.finalize_logged_model(logged.model_id, "READY")
-            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, 0)])
+            output = LoggedModelOutput(logged.model_id, 0)
+
+            def find_output() -> bool | None:
+                outputs = client.get_run(run_id).outputs
+                known = outputs.model_outputs if outputs is not None else []
+                return any(each.model_id == output.model_id for each in known) or None
+
+            store.create(lambda: client.log_outputs(run_id, [output]), find_output)
         except Exception:
             client.delete_logged_model(logged.model_id)
             raise

@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from concord.record import EVENTS, Event, OpenRun, Run, read_events, write_recor
 from concord.redaction import redact
 from concord.storage import StorageError, append_line, read_lines
 from concord.storage.typed_json import Count
-from concord.tracking.client import import_mlflow, is_final, one_line, pages, post
+from concord.tracking.client import import_mlflow, is_final, one_line, post
 from concord.tracking.store import PARENT, Store, clean_parameters
 
 CURSOR = "events.sent"
@@ -39,20 +40,22 @@ _LARGEST_BATCH = 1000  # parameters, tags and metrics, MLflow's limit for one ca
 _LARGEST_PIECE = 4000  # metrics sent before the cursor moves
 _LONGEST_TAG = 5000
 _HTTP_SECONDS = (3.0, 30.0)  # to connect; to answer: a new server may need 15
-_NAME = "concord.run"  # the tag by which a run is found whose id was not recorded
 
 
-def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
+def track(store: Store, run: OpenRun, group_id: str | None = None, unsure: bool = False) -> str:
     """Create the MLflow run of a record, and record its id; nothing is left if that fails.
 
-    The entry ``tracking`` of a record has the experiment, and the run's parameters, tags and JSON artifacts.
+    The entry ``tracking`` of a record has the experiment, the run's parameters, tags and JSON artifacts, and its key.
+    With ``unsure`` it may have been created by an earlier request, also of a process that was killed.
     """
+    if "key" not in run.record["tracking"]:  # of an earlier version
+        run.describe(tracking={**run.record["tracking"], "key": tracking_key()})
     about: dict[str, Any] = run.record["tracking"]
-    tags = {**about["tags"], _NAME: run.name, **({PARENT: group_id} if group_id else {})}
+    tags = {**about["tags"], "concord.run": run.name, **({PARENT: group_id} if group_id else {})}
     began = None if run.began is None else int(run.began["at"])
     # Of a group's run the parameters are sent with the first metrics: a call less for each of thousands.
     parameters = about["parameters"] if group_id is None else {}
-    run_id = store.start_run(about["experiment"], run.name, parameters, tags, began)
+    run_id = store.start_run(about["experiment"], run.name, parameters, tags, began, about["key"], unsure)
     try:
         if group_id is None:
             for name, value in {"config.json": run.record["config"], **about.get("artifacts", {})}.items():
@@ -70,8 +73,26 @@ def track(store: Store, run: OpenRun, group_id: str | None = None) -> str:
 def forget(run: Run) -> None:
     """Forget the MLflow run of a record, so that a new one takes all events."""
     described = {name: value for name, value in run.record.items() if name != "run_id"}
+    described["tracking"] = {**described["tracking"], "key": tracking_key()}
     run.record = write_record(run.folder, described["kind"], described)
     run.folder.write(CURSOR, "0\n", durable=False)
+
+
+def tracking_key() -> str:
+    """A key by which MLflow's run of a record is found."""
+    return uuid.uuid4().hex
+
+
+def recover(store: Store, run: Run) -> str | None:
+    """Restore the MLflow run of a record if it was deleted, or forget it if the store has lost it; say so in a line."""
+    found = "present" if run.run_id is None else store.recover_run(run.run_id)
+    if found == "present":
+        return None
+    line = f"tracking at {redact(store.uri)} has {'lost' if found == 'lost' else 'deleted'} run {run.run_id}"
+    if found == "restored":
+        return f"{line}; it is restored"
+    forget(run)
+    return f"{line}; a new run takes the whole record"
 
 
 def is_sent(run: Run) -> bool:
@@ -96,14 +117,16 @@ class _Mirrored:
 
     Attributes:
         closed: whether its last event was written.
+        earlier: whether its MLflow run may have been deleted or lost since an earlier process made it.
+        unsure: whether a request to create its MLflow run may have been carried out.
     """
 
     def __init__(self, run: OpenRun, group: OpenRun | None) -> None:
         self.run, self.group = run, group
         self.file, self.cursor = run.folder.path / EVENTS, run.folder.path / CURSOR
         self.sent, self.closed, self.refused = 0, False, False
-        # A process may have been killed between creating the MLflow run and recording its id.
-        self.adopts = group is not None and run.run_id is None and self.file.stat().st_size > 0
+        begun = self.file.stat().st_size > 0
+        self.earlier, self.unsure = begun and run.run_id is not None, begun and run.run_id is None
         run.folder.fetch(CURSOR)
         for entry in read_lines(self.cursor, Count) if self.cursor.exists() else ():
             self.sent = entry
@@ -175,10 +198,10 @@ class Mirror:
                 mirrored.closed = True
 
     def wait_for(self, run: Run, seconds: float) -> None:
-        """Wait until a run that is being sent has its MLflow run (RunFailedError if it is not made in time)."""
+        """Wait until a run that is being sent has its MLflow run (RunFailedError if it has not in time)."""
         until, place = time.monotonic() + seconds, str(run.folder.place)
         self._wake.set()
-        while (mirrored := self._records.get(place)) is not None and mirrored.run.run_id is None:
+        while (sent := self._records.get(place)) is not None and (sent.run.run_id is None or sent.earlier):
             if time.monotonic() > until:
                 raise RunFailedError(f"tracking at {self._shown} did not take run {run.name} in time")
             time.sleep(0.02)
@@ -234,11 +257,25 @@ class Mirror:
     def _send_all(self, mirrored: _Mirrored) -> bool:
         """Send a record's new events; returns whether there were some."""
         closed, found = mirrored.closed, False  # read before: then the file holds all events
-        for piece in mirrored.pieces(self._name):
-            self._send(mirrored, piece)
-            mirrored.sent, found = piece.end, True
-            if mirrored.cursor.parent.exists():
-                append_line(mirrored.cursor, piece.end)
+        try:
+            for piece in mirrored.pieces(self._name):
+                if not mirrored.refused:
+                    self._send(mirrored, piece)
+                mirrored.sent, found = piece.end, True
+                if mirrored.cursor.parent.exists():
+                    append_line(mirrored.cursor, piece.end)
+            if mirrored.earlier and self._recover(mirrored):  # also if there was nothing to send
+                return self._send_all(mirrored)
+        except Exception as error:
+            if not is_final(error):
+                raise
+            if not self._recover(mirrored):
+                if mirrored.group is None:
+                    raise
+                if not self._warned:
+                    self._warn("refuses some runs", error, mirrored.file)
+                self._warned = mirrored.refused = True  # do not block the others by retries
+            return self._send_all(mirrored)
         if closed:
             with contextlib.suppress(StorageError):
                 mirrored.run.folder.keep(CURSOR)
@@ -254,53 +291,43 @@ class Mirror:
         _logger.warning("tracking at %s %s (%s); events are kept in %s", self._shown, what, one_line(error), file)
 
     def _send(self, mirrored: _Mirrored, piece: _Piece) -> None:
-        if mirrored.refused:
-            return
         run, client = mirrored.run, self._store.client
-        try:
-            run_id = self._run_id(mirrored)
-            ended = piece.ended.fields if piece.ended is not None else {}
-            tags = {f"concord.{name}": str(ended[name]) for name in ("stopped", "failure") if ended.get(name)}
-            tags = {name: redact(value)[:_LONGEST_TAG] for name, value in tags.items()}
-            first = mirrored.group is not None and piece.began is not None
-            parameters = clean_parameters(run.record["tracking"]["parameters"]) if first else {}
-            self._log(run_id, piece.points, parameters, tags)
-            for path in piece.artifacts:
-                if (file := run.folder.path / path).exists():
-                    self._store.log_files(run_id, file, path.rpartition("/")[0] or None)
-            if piece.ended is not None:
-                client.set_terminated(run_id, piece.ended.fields["status"], piece.ended.at)
-            elif piece.began is not None:  # it may have ended in an earlier attempt
-                client.update_run(run_id, status="RUNNING")
-        except Exception as error:
-            # A final answer, for example for a deleted run: do not block the others by retries.
-            if mirrored.group is None or not is_final(error):
-                raise
-            if not self._warned:
-                self._warn("refuses some runs", error, mirrored.file)
-            self._warned = mirrored.refused = True
+        run_id = self._run_id(mirrored)
+        ended = piece.ended.fields if piece.ended is not None else {}
+        tags = {f"concord.{name}": str(ended[name]) for name in ("stopped", "failure") if ended.get(name)}
+        tags = {name: redact(value)[:_LONGEST_TAG] for name, value in tags.items()}
+        first = mirrored.group is not None and piece.began is not None
+        parameters = clean_parameters(run.record["tracking"]["parameters"]) if first else {}
+        self._log(run_id, piece.points, parameters, tags)
+        for path in piece.artifacts:
+            if (file := run.folder.path / path).exists():
+                self._store.log_files(run_id, file, path.rpartition("/")[0] or None)
+        if piece.ended is not None:
+            client.set_terminated(run_id, piece.ended.fields["status"], piece.ended.at)
+        elif piece.began is not None:  # it may have ended in an earlier attempt
+            client.update_run(run_id, status="RUNNING")
+
+    def recover(self, run: Run) -> bool:
+        """Restore, or forget, a record's MLflow run that was deleted or lost; return whether it was."""
+        line = recover(self._store, run)
+        if line is not None:
+            _logger.warning(line)
+        return line is not None
+
+    def _recover(self, mirrored: _Mirrored) -> bool:
+        found = self.recover(mirrored.run)
+        if mirrored.run.run_id is None:
+            mirrored.sent = 0
+        mirrored.earlier = False
+        return found
 
     def _run_id(self, mirrored: _Mirrored) -> str:
         """The id of a record's MLflow run, which is made, or found, if none is recorded."""
         run, group = mirrored.run, mirrored.group
         if run.run_id is None:
-            assert group is not None
-            assert group.run_id is not None
-            if not (mirrored.adopts and self._adopt(run, group.run_id)):
-                track(self._store, run, group.run_id)
+            unsure, mirrored.unsure = mirrored.unsure, True  # if the answer is lost
+            track(self._store, run, group.run_id if group is not None else None, unsure)
         return str(run.run_id)
-
-    def _adopt(self, run: OpenRun, group_id: str) -> bool:
-        """Record the MLflow run that a killed process created without recording its id, if there is one."""
-        client = self._store.client
-        experiment = client.get_run(group_id).info.experiment_id
-        begun = "attributes.status = 'RUNNING'"  # one that ended is of an earlier attempt, which is trained anew
-        wanted = f"tags.`{PARENT}` = '{group_id}' AND tags.`{_NAME}` = '{run.name}' AND {begun}"
-        for found in pages(lambda token: client.search_runs([experiment], wanted, page_token=token)):
-            self._store.log_parameters(found.info.run_id, run.record["tracking"]["parameters"])
-            run.describe(run_id=str(found.info.run_id))
-            return True
-        return False
 
     def _log(
         self,

@@ -129,10 +129,16 @@ def register(
         tags = {f"{_METRIC}{metric_name(key)}": repr(float(value)) for key, value in metrics.items()}
         tags |= dict(lineage or {})
         tags |= {f"{_OWN}{name}": value for name, value in known.items() if value}
-        version = next((each.version for each in _read(store, registered_name).versions if each.run_id == run_id), None)
-        if version is None:
+
+        def make() -> int:
             made = client.create_model_version(registered_name, model_uri, run_id, tags=tags, model_id=model_id)
-            version = int(made.version)
+            return int(made.version)
+
+        def find() -> int | None:
+            versions = _read(store, registered_name).versions
+            return next((each.version for each in versions if each.run_id == run_id), None)
+
+        version = store.create(make, find, unsure=True)
         model, champion, by_hand = _move_champion(store, registered_name)
 
     made = next(each for each in model.versions if each.version == version)

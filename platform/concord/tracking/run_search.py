@@ -39,7 +39,7 @@ class Condition:
         number, wanted = _number(known), _number(self.value)
         if number is not None and wanted is not None:
             return bool(_SIGNS[self.sign](number, wanted))
-        return self.sign in ("=", "!=") and bool(_SIGNS[self.sign](str(known), self.value))
+        return self.sign in ("=", "!=") and bool(_SIGNS[self.sign](_values(known), _values(self.value)))
 
     def __str__(self) -> str:
         return f"{self.name} {self.sign} {self.value}"
@@ -49,6 +49,11 @@ def field_name(given: str) -> str:
     """The name of an option or a metric, perhaps given as a flag; the names of environments in it keep their ``-``."""
     name, *environment = given.removeprefix("--").split("/", 1)
     return "/".join([name.replace("-", "_"), *environment])
+
+
+def _values(text: str | float) -> list[str]:
+    """The values of an option, which may be written as ``west north``, ``west,north`` or ``["west", "north"]``."""
+    return re.sub(r"""[\[\](),'"]""", " ", str(text)).split()
 
 
 def _number(value: str | float) -> float | None:

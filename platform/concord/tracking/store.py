@@ -10,17 +10,21 @@ import math
 import os
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from concord.errors import InputError
 from concord.metric_name import metric_name
+from concord.options import as_text
+from concord.process_environment import environment_variables
 from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, one_at_a_time, resolve
 from concord.tracking.client import (
@@ -34,7 +38,14 @@ from concord.tracking.client import (
     post,
     unless,
 )
-from concord.tracking.database import CONNECT_SECONDS, check_database, create_tables, sqlite_file
+from concord.tracking.database import (
+    CONNECT_SECONDS,
+    check_database,
+    create_tables,
+    follow_move,
+    sqlite_file,
+    sqlite_uri,
+)
 
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
@@ -46,6 +57,13 @@ _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 # The default order of runs, in MLflow's syntax.
 NEWEST = "attributes.start_time DESC"
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow shows a run below its group
+KEY = "concord.key"  # the tag by which a run or a model is found whose creation was not answered
+# MLflow's client repeats a request that fails, also one that was carried out.
+_ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+_creating = threading.Lock()  # of these variables, which all threads have
+_PAUSES = (0.0, 1.0, 4.0)  # seconds between requests to create something
+
+Made = TypeVar("Made")
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -104,7 +122,7 @@ class Store:
         else:
             option, right = f"--output {output}", "give a folder that can be written"
         try:
-            return _open(given or f"sqlite:///{output / 'mlflow.db'}", output)
+            return _open(given or sqlite_uri(output / "mlflow.db"), output)
         except InputError:
             raise
         except Exception as error:  # any error of network, proxy or driver makes the store unusable
@@ -115,6 +133,27 @@ class Store:
         """MLflow's own client of this store, for operations without a method here."""
         return connect(self.uri)
 
+    def create(self, make: Callable[[], Made], find: Callable[[], Made | None], unsure: bool = False) -> Made:
+        """Create something once: a request that a server answers by an error may have been carried out.
+
+        So it is searched by `find` before it is asked for again; with `unsure` before it is asked for.
+        """
+        pauses = iter(_PAUSES if self.uri.startswith(("http://", "https://")) else ())
+        if unsure and (found := find()) is not None:
+            return found
+        while True:
+            try:
+                with _creating, environment_variables(_ONCE):
+                    return make()
+            except Exception as error:
+                if is_final(error):
+                    raise
+                if (found := find()) is not None:
+                    return found
+                if (pause := next(pauses, None)) is None:
+                    raise
+            time.sleep(pause)
+
     def start_run(
         self,
         experiment: str,
@@ -122,24 +161,36 @@ class Store:
         parameters: Mapping[str, object],
         tags: Mapping[str, str],
         began: int | None = None,
+        key: str | None = None,
+        unsure: bool = False,
     ) -> str:
         """Create a running run and return its id; create the experiment if it is missing.
 
-        ``began`` is the time of its beginning, in milliseconds since 1970; None is now.
+        ``began`` is the time of its beginning, in milliseconds since 1970; None is now. ``key`` is of this run alone;
+        with ``unsure`` an earlier request may have created it.
 
         A parameter's value is stored as text of at most 6000 characters. Values named like secrets (``token``,
         ``api_key``) and passwords inside URIs are stored as ``***``.
         """
         with failures(self.uri, f"start run {name!r}"):
-            about = began, _clean(tags), name
+            key = key or uuid.uuid4().hex
+
+            def start() -> str:
+                place, about = self._experiment(experiment), (began, {**_clean(tags), KEY: key}, name)
+
+                def find() -> str | None:
+                    found = self.client.search_runs([place], f"tags.`{KEY}` = '{key}'", max_results=1)
+                    return str(found[0].info.run_id) if found else None
+
+                return self.create(lambda: str(self.client.create_run(place, *about).info.run_id), find, unsure)
+
             try:
-                made = self.client.create_run(self._experiment(experiment), *about)
+                run_id = start()
             except Exception as error:
                 if not is_final(error):
                     raise
                 self._experiments.pop(experiment, None)  # it may have been deleted in the meantime
-                made = self.client.create_run(self._experiment(experiment), *about)
-            run_id = str(made.info.run_id)
+                run_id = start()
             try:
                 if parameters:
                     self.log_parameters(run_id, parameters)
@@ -155,12 +206,21 @@ class Store:
         values = [Param(key, value) for key, value in clean_parameters(parameters).items()]
         self.client.log_batch(run_id, params=values, synchronous=True)
 
-    def resume_run(self, run_id: str) -> bool:
-        """Set the run's status to running again; False if there is no such run."""
-        with failures(self.uri, f"resume run {run_id}"), unless("RESOURCE_DOES_NOT_EXIST"):
+    def recover_run(self, run_id: str) -> Literal["present", "restored", "lost"]:
+        """Restore the run if it was deleted, with its experiment; return what was found."""
+        with failures(self.uri, f"find run {run_id}"), unless("RESOURCE_DOES_NOT_EXIST"):
+            entry = self.client.get_run(run_id)
+            if entry.info.lifecycle_stage == "active":
+                return "present"
+            self._restore_experiment(self.client.get_experiment(entry.info.experiment_id))
+            self.client.restore_run(run_id)
+            return "restored"
+        return "lost"
+
+    def resume_run(self, run_id: str) -> None:
+        """Set the run's status to running again."""
+        with failures(self.uri, f"resume run {run_id}"):
             self.client.update_run(run_id, status="RUNNING")
-            return True
-        return False
 
     def finish_run(self, run_id: str, status: Status = "FINISHED") -> None:
         """End the run now, with `status` FINISHED, FAILED or KILLED."""
@@ -219,7 +279,7 @@ class Store:
             status=entry.info.status,
             parameters=dict(entry.data.params),
             metrics={key: _value(value) for key, value in entry.data.metrics.items()},
-            tags={key: value for key, value in entry.data.tags.items() if not key.startswith("mlflow.")},
+            tags={key: value for key, value in entry.data.tags.items() if not key.startswith(("mlflow.", KEY))},
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
             experiment=experiment,
         )
@@ -247,11 +307,14 @@ class Store:
         with unless("RESOURCE_ALREADY_EXISTS"):
             self.client.create_experiment(name, artifact_location=location, tags={_KIND: _TRAINING})
         entry = self.client.get_experiment_by_name(name)
-        if entry.lifecycle_stage == "deleted":
-            self.client.restore_experiment(entry.experiment_id)
+        self._restore_experiment(entry)
         if _KIND not in entry.tags:  # made by another program, or by MLflow itself
             self.client.set_experiment_tag(entry.experiment_id, _KIND, _TRAINING)
         return str(entry.experiment_id)
+
+    def _restore_experiment(self, entry: Any) -> None:
+        if entry.lifecycle_stage == "deleted":
+            self.client.restore_experiment(entry.experiment_id)
 
 
 def _open(uri: str, output: Path) -> Store:
@@ -261,7 +324,7 @@ def _open(uri: str, output: Path) -> Store:
         return Store(uri.rstrip("/"), None)
     if scheme == "sqlite":
         file = sqlite_file(uri)
-        store, artifacts = f"{uri.split(':')[0]}:///{file}", file.parent / "artifacts"
+        store, artifacts = sqlite_uri(file), file.parent / "artifacts"
     elif scheme in _DATABASES:
         check_database(uri)
         store, artifacts = uri, output / "artifacts"
@@ -271,6 +334,7 @@ def _open(uri: str, output: Path) -> Store:
     with one_at_a_time(artifacts):
         if scheme == "sqlite":
             create_tables(opened.uri)
+            follow_move(sqlite_file(uri), artifacts)
         opened.client.search_experiments(max_results=1)  # creates the tables of any other new database
     return opened
 
@@ -297,7 +361,7 @@ def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
 
 
 def _clean(values: Mapping[str, object]) -> dict[str, str]:
-    return {key: redact(str(value)) for key, value in without_secrets(values).items()}
+    return {key: redact(as_text(value)) for key, value in without_secrets(values).items()}
 
 
 def _value(stored: float) -> float:

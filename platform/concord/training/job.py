@@ -1,6 +1,7 @@
 """A job: the model, data and loss of a run. A user writes one Python file that defines it."""
 
 import contextlib
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from concord.training.context import RunContext
 from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.rule_file import RuleFile, config_with_rule
+
+_MODEL_NAME = re.compile(r"[^-.\s/:@?][^/:@?]*")
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -312,9 +315,12 @@ class JobFile:
             raise InputError(f"{asked}: job {self.name} has a loop of its own; this needs the platform's")
 
     def model_name(self, config: Any) -> str:
-        """The name of the registered model."""
-        named = self.job.loop.model_name if self.job.loop is not None else None
-        return self.name if named is None else named(config)
+        """The name of the registered model (InputError if it cannot be loaded by it)."""
+        if self.job.loop is None or self.job.loop.model_name is None:
+            return self.name
+        name = self.job.loop.model_name(config)
+        require_model_name(name, f"job {self.name}: the name of its model")
+        return name
 
 
 def command_line(verb: str, job: str, *words: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
@@ -365,6 +371,14 @@ def with_recorded_rule(file: JobFile, named: Any, sources: Mapping[str, str]) ->
     return with_rule(file, RuleFile(path, sources[path], rule))
 
 
+def require_model_name(name: Any, what: str) -> None:
+    """Refuse the name of a model that MLflow or a command cannot load by ``models:/NAME@ALIAS`` (InputError)."""
+    if not (isinstance(name, str) and name.isprintable() and _MODEL_NAME.fullmatch(name)):
+        raise InputError(
+            f"{what} is {name!r}; expected text without '/', ':', '@' and '?' that begins with no '-' or '.'"
+        )
+
+
 def _parts_of(job: Job[Any]) -> tuple[str, ...]:
     """The names of the required parts."""
     if job.loop is not None:
@@ -393,8 +407,7 @@ def _check_parts(job: Job[Any], path: str) -> None:
     require(isinstance(job.config, kind), problem)
     right = maps_to(lambda each: isinstance(each, Study), job.studies)
     require(right, f"studies map the names of methods to Study(space=…), found {job.studies!r}")
-    right = isinstance(job.name, str) and not set(job.name) & set("/:")
-    require(right, f"its name is {job.name!r}; expected text without '/' and ':'")
+    require_model_name(job.name, f"job {path}: its name")
     right = isinstance(job.comparisons, str) or maps_to(lambda each: isinstance(each, Comparison), job.comparisons)
     require(right, f"comparisons map the names of tables to Comparison(…), found {job.comparisons!r}")
     right = job.measures is None or maps_to(callable, job.measures)
