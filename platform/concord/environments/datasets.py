@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +20,7 @@ from concord.environments.tree import Tree, is_pair, leaf_name
 from concord.errors import ArgumentError, InputError
 
 Transform = Callable[[Any], Any]
+_MISSING = {"", "None", "nan", "NaT", "<NA>"}  # as text, since pandas' missing values have no truth value
 
 
 @dataclass(frozen=True)
@@ -193,13 +194,13 @@ def from_dataset(
         raise ArgumentError("dataset", ", ".join(map(str, dataset)), "has several parts; give one of them")
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ArgumentError("dataset", type(dataset).__name__, "has no length or no places; give a map-style dataset")
-    labels = _column(dataset, "groups", groups)
-    if missing := [place for place, each in enumerate(labels) if each is None or each != each]:
+    labels = [str(each).strip() for each in _column(dataset, "groups", groups)]
+    if missing := [place for place, label in enumerate(labels) if label in _MISSING]:
         raise ArgumentError("groups", f"{len(labels)} labels", f"example {missing[0]} has none")
-    places: dict[str, list[int]] = {name: [] for name in sorted(set(map(str, labels)))}
+    places: dict[str, list[int]] = {name: [] for name in sorted(set(labels))}
     for place, label in enumerate(labels):
-        places[str(label)].append(place)
-    purposes = purposes_of(places, map(str, validation), map(str, test))
+        places[label].append(place)
+    purposes = purposes_of(places, validation, test)
     if len(purposes["train"]) < 2:
         found = ", ".join(purposes["train"]) or "none"
         raise ArgumentError("groups", ", ".join(places), f"two training environments are needed; found {found}")
@@ -236,7 +237,10 @@ def _column(dataset: Any, argument: str, given: Any) -> list[Any]:
         given = dataset[given]
     if (kind := without_numbers(given)) is not None:
         raise ArgumentError(argument, type(given).__name__, f"is {kind}")
-    values = given.tolist() if hasattr(given, "tolist") else list(given)
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, Iterable):
+        raise ArgumentError(argument, values, "must be a value for each example, or the name of a column")
+    values = list(values)
     if len(values) != len(dataset):
         raise ArgumentError(argument, f"{len(values)} values", f"the dataset has {len(dataset)} examples")
     return values

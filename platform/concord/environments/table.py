@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pandas as pd
@@ -194,8 +194,18 @@ def from_table(
 
     A warning names each column whose numbers or dates are not read as such.
     """
+    for name, kind in (kinds or {}).items():
+        if kind not in get_args(Kind):
+            raise ArgumentError("kinds", f"{name}={kind}", f"must be one of {', '.join(get_args(Kind))}")
+    if environment_bins is not None and environment_bins < 2:
+        raise ArgumentError("environment_bins", environment_bins, "must be at least 2")
     if isinstance(data, pd.DataFrame):
-        frame = data
+        if data.columns.nlevels > 1:
+            advice = "give each column one, such as frame.columns = frame.columns.map('_'.join)"
+            raise ArgumentError("data", data.columns[0], f"is the name of a column in {data.columns.nlevels} levels; {advice}")
+        frame = _with_index(data, environment, target)
+    elif not isinstance(data, str | Path):
+        raise ArgumentError("data", type(data).__name__, "must be a file, a folder, or a pandas frame")
     else:
         form = CsvFormat(separator, encoding, decimal, thousands, tuple(missing), date_format)
         texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
@@ -215,13 +225,14 @@ def from_table(
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
+    _require_single_values(frame.drop(columns=[name for name, kind in kinds.items() if kind == "ignore"]))
     frame[target] = stripped(frame[target])
     labelled = frame[target].notna()
     rows = frame[labelled].reset_index(drop=True)
     if len(rows) < len(frame):
         warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=2)
     names = _environment_names(rows[environment], environment, environment_bins)
-    purposes = purposes_of(sorted(set(names)), map(str, validation), map(str, test), options=True)
+    purposes = purposes_of(sorted(set(names)), validation, test, options=True)
     train = purposes["train"]
     if len(train) < 2:
         raise ArgumentError(
@@ -328,7 +339,7 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
     if cells.num_rows == 0:
         raise ArgumentError("data", shown, "has no rows")
     if suffix == ".parquet":
-        frame = cast(pd.DataFrame, cells.to_pandas())
+        frame = _with_index(cast(pd.DataFrame, cells.to_pandas()), environment, target)
         whole = [each.name for each in cells.schema if pa.types.is_integer(each.type) and each.name in frame.columns]
         return frame.assign(**{name: exact(cells[name]).array for name in whole if cells[name].null_count})
     columns = dict(zip(cells.column_names, cells.columns, strict=True))
@@ -339,6 +350,20 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
             for name in list(columns)
         }
     )
+
+
+def _require_single_values(frame: pd.DataFrame) -> None:
+    """Refuse a column with bytes, or several values, in a cell (ArgumentError)."""
+    for name, column in frame.items():
+        for kind in column.dropna().map(type).unique() if column.dtype.kind == "O" else ():
+            if kind is bytes or (issubclass(kind, Collection) and kind is not str):
+                advice = f"make it text or numbers, or leave it out (kinds {name}=ignore)"
+                raise ArgumentError("columns", name, f"a cell has a value of type {kind.__name__}; {advice}")
+
+
+def _with_index(frame: pd.DataFrame, *names: str | None) -> pd.DataFrame:
+    """The frame with these of its index's levels as columns."""
+    return frame.reset_index([each for each in frame.index.names if each in names and each is not None])
 
 
 def _twice(names: Iterable[Any]) -> str | None:
@@ -353,7 +378,13 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
     if bins is not None:
         if not pd.api.types.is_numeric_dtype(column):
             raise ArgumentError("environment_bins", bins, f"column {name} has no numbers")
-        return pd.qcut(column, bins, duplicates="drop").astype("string")
+        numbers = column.astype("float64")
+        if infinite := np.isinf(numbers).to_numpy().nonzero()[0].tolist():
+            row = f"row {numbers.index[infinite[0]]} has {numbers.iloc[infinite[0]]}"
+            raise ArgumentError("environment_bins", bins, f"column {name}: {row}; quantiles need finite numbers")
+        if numbers.nunique() < 2:
+            raise ArgumentError("environment_bins", bins, f"column {name} has one value, {column.iloc[0]}")
+        return pd.qcut(numbers, bins, duplicates="drop").astype("string")
     count = column.nunique()
     if pd.api.types.is_numeric_dtype(column) and count > _MOST_ENVIRONMENTS:
         raise ArgumentError(
