@@ -6,15 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from concord import logs
+from concord.errors import printable
 from concord.table import Table
 
 
-def info(line: str, level: int = logging.INFO) -> None:
-    """Print a line of progress, or of an error."""
+def info(text: str, level: int = logging.INFO, *, several_lines: bool = False) -> None:
+    """Print a line of progress, or of an error: a line break in a name does not split it. A traceback has several."""
+    text = text if several_lines else printable(text)
     if logs.as_json():
-        logs.write(line, level)
+        logs.write(text, level)
     else:
-        print(line, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 def output_closed() -> bool:
@@ -36,4 +38,4 @@ def show(parts: Sequence[str | Table]) -> None:
         if isinstance(part, Table):
             part.print()
         else:
-            print(part)
+            print(printable(part))

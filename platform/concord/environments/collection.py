@@ -477,7 +477,11 @@ def _pair(name: str, inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
         raise InputError(f"environment {name}: {len(inputs)} inputs and {found} targets; the numbers must be equal")
     for part, values in (("inputs", inputs), ("targets", targets)):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            raise InputError(f"environment {name}: its {part} hold values that are not finite")
+            wrong = torch.isfinite(values).logical_not().nonzero()
+            place = wrong[0].tolist()
+            found = f"{part}[{', '.join(map(str, place))}] is {values[tuple(place)].item()}"
+            counted = f"{len(wrong)} of {values.numel()}"
+            raise InputError(f"environment {name}: its {part} hold values that are not finite, {counted}: {found}")
     return inputs, targets
 
 

@@ -46,7 +46,7 @@ class Table:
     """A table and the kinds of its columns.
 
     Attributes:
-        frame: the rows that have a target.
+        frame: the rows that have a target, by their place among all.
         environment: the environment of each row.
         target: the name of the target's column.
         kinds: of the other columns, without ignored ones.
@@ -149,7 +149,13 @@ class TableEnvironments(Environments):
             inputs = self.encoder.encode(rows)
         except ValueError as error:
             raise InputError(f"environment {name}: {error}") from error
-        return torch.from_numpy(inputs), self.table.targets(rows, self.target_scale)
+        targets = self.table.targets(rows, self.target_scale)
+        finite = {each.name: np.isfinite(inputs[:, 2 * place]) for place, each in enumerate(self.encoder.numeric)}
+        for column, right in {**finite, self.table.target: targets.isfinite().reshape(-1).numpy()}.items():
+            for row in np.flatnonzero(~right)[:1]:
+                found = f"row {rows.index[row]} has {rows[column].iloc[row]}, too far from the training rows"
+                raise InputError(f"environment {name}: column {column}: {found}; correct or remove it")
+        return torch.from_numpy(inputs), targets
 
 
 def fit_encoder(rows: pd.DataFrame, kinds: Mapping[str, str]) -> TableEncoder:
@@ -226,9 +232,10 @@ def from_table(
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
     _require_single_values(frame.drop(columns=[name for name, kind in kinds.items() if kind == "ignore"]))
+    frame = frame.reset_index(drop=True)
     frame[target] = stripped(frame[target])
     labelled = frame[target].notna()
-    rows = frame[labelled].reset_index(drop=True)
+    rows = frame[labelled]
     if len(rows) < len(frame):
         warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=2)
     names = _environment_names(rows[environment], environment, environment_bins)
@@ -357,13 +364,14 @@ def _require_single_values(frame: pd.DataFrame) -> None:
     for name, column in frame.items():
         for kind in column.dropna().map(type).unique() if column.dtype.kind == "O" else ():
             if kind is bytes or (issubclass(kind, Collection) and kind is not str):
-                advice = f"make it text or numbers, or leave it out (kinds {name}=ignore)"
+                advice = f"make it text or numbers, or leave it out: --columns {name}=ignore, kinds={{{name!r}: 'ignore'}}"
                 raise ArgumentError("columns", name, f"a cell has a value of type {kind.__name__}; {advice}")
 
 
 def _with_index(frame: pd.DataFrame, *names: str | None) -> pd.DataFrame:
     """The frame with these of its index's levels as columns."""
-    return frame.reset_index([each for each in frame.index.names if each in names and each is not None])
+    found = [each for each in frame.index.names if each is not None and each in names and each not in frame.columns]
+    return frame.reset_index(found) if found else frame
 
 
 def _twice(names: Iterable[Any]) -> str | None:
@@ -400,8 +408,8 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
 
 def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:
     values = training[target]
-    if pd.api.types.is_float_dtype(values) and np.isinf(frame[target]).any():
-        raise ArgumentError("target", target, "has infinite values; remove these rows")
+    if pd.api.types.is_float_dtype(values) and (infinite := frame.index[np.isinf(frame[target])].tolist()):
+        raise ArgumentError("target", target, f"is infinite in row {infinite[0]}; remove such rows")
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     few = values.nunique() <= _MOST_CLASSES
     whole = not pd.api.types.is_float_dtype(values) or bool((values == values.round()).all())
