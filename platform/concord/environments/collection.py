@@ -430,7 +430,9 @@ def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tup
         return None, None
     if examples < 2:
         advice = "join it with others (a table's numbers: --environment-bins), or give 0"
-        raise ArgumentError("held_out", fraction, f"environment {name} has one example, which cannot be split; {advice}")
+        raise ArgumentError(
+            "held_out", fraction, f"environment {name} has one example, which cannot be split; {advice}"
+        )
     count = min(max(round(fraction * examples), 1), examples - 1)
     order = torch.randperm(examples, generator=generator_for(seed, name, "held out"))
     return order[count:].sort().values, order[:count].sort().values
@@ -478,10 +480,10 @@ def _pair(name: str, inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
     for part, values in (("inputs", inputs), ("targets", targets)):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
             wrong = torch.isfinite(values).logical_not().nonzero()
-            place = wrong[0].tolist()
-            found = f"{part}[{', '.join(map(str, place))}] is {values[tuple(place)].item()}"
+            place = tuple(wrong[0].tolist())
             counted = f"{len(wrong)} of {values.numel()}"
-            raise InputError(f"environment {name}: its {part} hold values that are not finite, {counted}: {found}")
+            at = f"{part}[{', '.join(map(str, place))}] is {values[place].item()}"
+            raise InputError(f"environment {name}: its {part} hold values that are not finite, {counted}: {at}")
     return inputs, targets
 
 

@@ -208,7 +208,9 @@ def from_table(
     if isinstance(data, pd.DataFrame):
         if data.columns.nlevels > 1:
             advice = "give each column one, such as frame.columns = frame.columns.map('_'.join)"
-            raise ArgumentError("data", data.columns[0], f"is the name of a column in {data.columns.nlevels} levels; {advice}")
+            raise ArgumentError(
+                "data", data.columns[0], f"is the name of a column in {data.columns.nlevels} levels; {advice}"
+            )
         frame = _with_index(data, environment, target)
     elif not isinstance(data, str | Path):
         raise ArgumentError("data", type(data).__name__, "must be a file, a folder, or a pandas frame")
@@ -231,7 +233,8 @@ def from_table(
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
-    _require_single_values(frame.drop(columns=[name for name, kind in kinds.items() if kind == "ignore"]))
+    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {environment, target}
+    _require_single_values(frame.drop(columns=list(left_out)))
     frame = frame.reset_index(drop=True)
     frame[target] = stripped(frame[target])
     labelled = frame[target].notna()
@@ -250,7 +253,7 @@ def from_table(
         )
     training = rows[names.isin(train)]
     rows = rows.drop(columns=environment)
-    inferred = inferred_kinds(training.drop(columns=[environment, target]))
+    inferred = inferred_kinds(training.drop(columns=[environment, target, *left_out]))
     chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
     for name, kind in inferred.items():
         may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
@@ -364,7 +367,9 @@ def _require_single_values(frame: pd.DataFrame) -> None:
     for name, column in frame.items():
         for kind in column.dropna().map(type).unique() if column.dtype.kind == "O" else ():
             if kind is bytes or (issubclass(kind, Collection) and kind is not str):
-                advice = f"make it text or numbers, or leave it out: --columns {name}=ignore, kinds={{{name!r}: 'ignore'}}"
+                advice = (
+                    f"make it text or numbers, or leave it out: --columns {name}=ignore, kinds={{{name!r}: 'ignore'}}"
+                )
                 raise ArgumentError("columns", name, f"a cell has a value of type {kind.__name__}; {advice}")
 
 
