@@ -223,12 +223,6 @@ def test_an_example_without_a_group_is_named(none: object) -> None:
         from_dataset(range(4), ["a", "b", none, "a"])
 
 
-@pytest.mark.parametrize("groups", [None, 5])
-def test_groups_that_are_no_labels_are_refused(groups: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"groups={groups}: must be a value for each example"):
-        from_dataset(range(4), groups)
-
-
 def test_groups_may_be_numbers_or_text_with_spaces_around() -> None:
     assert from_dataset(range(4), [1, 2, 3, 3], test=[3]).by_purpose()["test"] == ("3",)  # type: ignore[list-item]
     assert from_dataset(range(4), ["a", " a", "None", "nan "]).train == ("None", "a", "nan")

@@ -250,10 +250,7 @@ class Environments:
         Raises:
             InputError: a name is not among the arrays, or the data are invalid.
         """
-        if not isinstance(arrays, Mapping):
-            raise ArgumentError("arrays", type(arrays).__name__, "must be a dictionary, {name: (inputs, targets)}")
-        names = environment_names("arrays", arrays)
-        checked = {name: Environment.of(name, arrays[name]) for name in names}
+        checked = {name: Environment.of(name, arrays[name]) for name in environment_names("arrays", arrays)}
         purposes = purposes_of(checked, validation, test)
         _require_alike(list(checked.values()))
         return Environments(lambda name: checked[name].data, **purposes, version=None)
@@ -355,10 +352,8 @@ class Environments:
 def environment_names(argument: str, given: Iterable[Any]) -> tuple[str, ...]:
     """The names of environments in an argument; refuse other values (InputError)."""
     for name in (names := _listed(argument, given)):
-        if not isinstance(name, str):
-            raise ArgumentError(argument, shortened(str(name)), f"is of type {type(name).__name__}; {_EXPECTED_NAMES}")
-        if not name.strip():
-            raise InputError(f"environment {name!r}: its name is empty; give it one")
+        if not isinstance(name, str) or not name.strip():
+            raise ArgumentError(argument, shortened(repr(name)), _EXPECTED_NAMES)
         if name.encode(errors="replace").decode() != name:  # of a file, by os.fsdecode
             raise InputError(f"environment {name}: its name is not UTF-8; rename it")
     return tuple(map(str, names))
@@ -481,9 +476,8 @@ def _pair(name: str, inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
             wrong = torch.isfinite(values).logical_not().nonzero()
             place = tuple(wrong[0].tolist())
-            counted = f"{len(wrong)} of {values.numel()}"
-            at = f"{part}[{', '.join(map(str, place))}] is {values[place].item()}"
-            raise InputError(f"environment {name}: its {part} hold values that are not finite, {counted}: {at}")
+            at = f"{len(wrong)} of {values.numel()}: {part}[{', '.join(map(str, place))}] is {values[place].item()}"
+            raise InputError(f"environment {name}: its {part} hold values that are not finite, {at}")
     return inputs, targets
 
 

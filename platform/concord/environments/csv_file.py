@@ -100,7 +100,7 @@ def read_cells(path: Path, shown: str, form: CsvFormat) -> pa.Table:
     except Exception as error:  # pandas and Arrow have their own errors
         if _is_encoding_error(path, form, error):
             usual = "utf-16" if _begins_as_utf16(path) else "latin-1"
-            raise ArgumentError("data", shown, f"is not {form.encoding}; give its encoding, such as {usual}") from error
+            raise ArgumentError("data", shown, f"is not {form.encoding}; give --encoding, such as {usual}") from error
         if rows:
             _require_separator(shown, rows[0].text if rows[0].expected_columns == 1 else "")
             raise _ragged(
@@ -148,7 +148,8 @@ def _ragged(shown: str, number: int, text: str, found: int, expected: int) -> Ar
 
 def _require_separator(shown: str, line: str) -> None:
     if other := next((each for each in ";\t|" if each in line), None):
-        raise ArgumentError("data", shown, f"has one column; give its separator, which looks like {other!r}")
+        quoted = r"$'\t'" if other == "\t" else f"'{other}'"
+        raise ArgumentError("data", shown, f"has one column; give --separator {quoted}, which it seems to have")
 
 
 def _require_closed_quotes(path: Path, shown: str, cells: pa.Table) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -242,10 +242,7 @@ def _column(dataset: Any, argument: str, given: Any) -> list[Any]:
         given = dataset[given]
     if (kind := without_numbers(given)) is not None:
         raise ArgumentError(argument, type(given).__name__, f"is {kind}")
-    values = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(values, Iterable):
-        raise ArgumentError(argument, values, "must be a value for each example, or the name of a column")
-    values = list(values)
+    values = given.tolist() if hasattr(given, "tolist") else list(given)
     if len(values) != len(dataset):
         raise ArgumentError(argument, f"{len(values)} values", f"the dataset has {len(dataset)} examples")
     return values

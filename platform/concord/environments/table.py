@@ -22,7 +22,7 @@ import torch
 
 from concord.environments.collection import Environments, RawRows, TargetScale, held_out_places, purposes_of
 from concord.environments.csv_file import CsvFormat, exact, read_cells, typed
-from concord.environments.data_files import COMPRESSIONS, data_files, stem
+from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, stem
 from concord.environments.parquet import read_table
 from concord.environments.table_encoder import TableEncoder, plain, stripped
 from concord.environments.unread_values import unread_values
@@ -36,7 +36,6 @@ _MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other wh
 _EXAMPLE_ROWS = 5
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
 _ENDINGS = (".csv", *(f".csv{each}" for each in COMPRESSIONS), ".parquet")
-_SPREADSHEETS = {".xlsx", ".xls", ".ods"}
 _TEXT_KINDS = {"category": "a category", "ignore": "left out"}
 _ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without one, such as an index in a file
 
@@ -207,13 +206,8 @@ def from_table(
         raise ArgumentError("environment_bins", environment_bins, "must be at least 2")
     if isinstance(data, pd.DataFrame):
         if data.columns.nlevels > 1:
-            advice = "give each column one, such as frame.columns = frame.columns.map('_'.join)"
-            raise ArgumentError(
-                "data", data.columns[0], f"is the name of a column in {data.columns.nlevels} levels; {advice}"
-            )
+            raise ArgumentError("data", data.columns[0], "is the name of a column in several levels; join them to one")
         frame = _with_index(data, environment, target)
-    elif not isinstance(data, str | Path):
-        raise ArgumentError("data", type(data).__name__, "must be a file, a folder, or a pandas frame")
     else:
         form = CsvFormat(separator, encoding, decimal, thousands, tuple(missing), date_format)
         texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
@@ -336,8 +330,8 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
     if not found.is_file():
         raise ArgumentError("data", shown, "there is no such file")
     suffix = path.suffix.lower()
-    if suffix in _SPREADSHEETS:
-        raise ArgumentError("data", shown, "is a spreadsheet; give a CSV or Parquet file")
+    if kind := kind_by_content(found):
+        raise ArgumentError("data", shown, f"is {kind}; give a CSV or Parquet file")
     try:
         cells = read_table(found) if suffix == ".parquet" else read_cells(found, shown, form)
     except InputError:
