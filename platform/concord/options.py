@@ -269,8 +269,9 @@ def shortened(text: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean NEAREST?`` if a name is near, else nothing."""
-    near = difflib.get_close_matches(name[:_LONGEST_SHOWN], list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    plain = {each.lstrip("-"): each for each in known}  # dashes would make any two flags alike
+    near = difflib.get_close_matches(name[:_LONGEST_SHOWN].lstrip("-"), plain, n=1)
+    return f"; did you mean {plain[near[0]]}?" if near else ""
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -280,7 +281,7 @@ def fits(value: Any, hint: Any) -> bool:
         return value in parts
     if origin in (Union, UnionType):
         return any(fits(value, each) for each in parts)
-    if hint in (type(None), bool, str):
+    if hint in (type(None), bool, str, Path):
         return isinstance(value, type(None) if hint is type(None) else hint)
     if hint in (int, float):
         whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _TOO_LARGE
@@ -308,7 +309,9 @@ def kind_of(hint: Any) -> str:
         return "a list, each " + " and ".join(
             dict.fromkeys(kind_of(each) for each in get_args(hint) if each is not ...)
         )
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}.get(
+        hint, str(hint)
+    )
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from concord.environments.tree import Tree, is_pair, leaf_name
 from concord.errors import ArgumentError, InputError
 
 Transform = Callable[[Any], Any]
+_MISSING = {"None", "nan", "NaT", "<NA>"}  # as text: comparisons of pandas' missing values have no truth value
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,9 @@ def from_dataset(
         raise ArgumentError("dataset", type(dataset).__name__, "has no length or no places; give a map-style dataset")
     given = _column(dataset, "groups", groups)
     labels = [str(each).strip() for each in given]
-    if missing := [place for place, each in enumerate(given) if not labels[place] or _is_missing(each)]:
-        raise ArgumentError("groups", f"{len(labels)} labels", f"example {missing[0]} has none")
+    for place, label in enumerate(labels):
+        if not label or (label in _MISSING and not isinstance(given[place], str)):
+            raise ArgumentError("groups", f"{len(labels)} labels", f"example {place} has none")
     places: dict[str, list[int]] = {name: [] for name in sorted(set(labels))}
     for place, label in enumerate(labels):
         places[label].append(place)
@@ -226,11 +228,6 @@ def _version(dataset: Any, places: Mapping[str, list[int]], targets: Tensor | No
         digest.update(f" {name} ".encode() + np.array(own).tobytes())
     digest.update(b"" if targets is None else targets.numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _is_missing(label: Any) -> bool:
-    """Whether it is None, NaN, or a missing value of pandas, whose comparisons have no truth value."""
-    return not isinstance(label, str) and str(label) in {"None", "nan", "NaT", "<NA>"}
 
 
 def _column(dataset: Any, argument: str, given: Any) -> list[Any]:
