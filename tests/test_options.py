@@ -21,7 +21,7 @@ from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
-from concord.options import OptionGroup, Role, names_of, option_values, options_of
+from concord.options import OptionGroup, Role, did_you_mean, names_of, option_values, options_of
 from concord.record import write_record
 from concord.runs.key import recorded_config
 from concord.runs.spec import restored_config
@@ -345,3 +345,14 @@ def test_whole_numbers_beyond_64_bits_are_refused_before_a_run_begins(refused: C
 def test_a_file_that_is_not_named_is_asked_for(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "synthetic", "--config", *words]) == 2
     assert "--config: needs a value; give a YAML, TOML or JSON file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["--csv", "--no-foo", "--taget", "--a", "--file", "--label", "--abc"])
+def test_a_name_far_from_all_others_has_no_suggestion(name: str) -> None:
+    known = ["--epochs", "--stop-from", "--aggregator", "--name", "--quantile", "--xyc", "--lr"]
+    assert did_you_mean(name, known) == ""
+
+
+@pytest.mark.parametrize(("name", "near"), [("--lrr", "--lr"), ("-lr", "--lr"), ("--epoch", "--epochs"), ("lrr", "lr")])
+def test_a_near_name_is_suggested_as_it_is_written(name: str, near: str) -> None:
+    assert did_you_mean(name, [near, "--name"]) == f"; did you mean {near}?"
