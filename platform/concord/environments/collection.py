@@ -353,7 +353,7 @@ def environment_names(argument: str, given: Iterable[Any]) -> tuple[str, ...]:
     """The names of environments in an argument; refuse other values (InputError)."""
     for name in (names := _listed(argument, given)):
         if not isinstance(name, str) or not name.strip():
-            raise ArgumentError(argument, shortened(repr(name)), _EXPECTED_NAMES)
+            raise ArgumentError(argument, shortened(str(name)) or repr(name), _EXPECTED_NAMES)
         if name.encode(errors="replace").decode() != name:  # of a file, by os.fsdecode
             raise InputError(f"environment {name}: its name is not UTF-8; rename it")
     return tuple(map(str, names))

@@ -9,16 +9,16 @@ from concord.storage import listing
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 _NAMED = 3  # files in a line
-# The first bytes of a file, what it is, and the ending of its name.
+# The first bytes of a file, what it is, and the ending with which it can be data.
 _KINDS = (
     (b"PAR1\x15", "a Parquet file, whose name must end with .parquet", ".parquet"),
     (b"PK\3\4", "a ZIP archive, such as a spreadsheet, an .npz file or one of torch.save", ".zip"),
     (b"\x1f\x8b\x08", "compressed by gzip, so its name must end with .gz", ".gz"),
-    (b"\x93NUMPY", "an array of numpy.save", ".npy"),
-    (b"\xd0\xcf\x11\xe0", "a spreadsheet", ".xls"),
-    (b"<!DOCTYPE", "a web page", ".html"),
-    (b"<html", "a web page", ".html"),
-    (b"version https://git-lfs", "a pointer of Git LFS; git lfs pull fetches the file", ".lfs"),
+    (b"\x93NUMPY", "an array of numpy.save", None),
+    (b"\xd0\xcf\x11\xe0", "a spreadsheet", None),
+    (b"<!DOCTYPE", "a web page", None),
+    (b"<html", "a web page", None),
+    (b"version https://git-lfs", "a pointer of Git LFS; git lfs pull fetches the file", None),
 )
 
 
