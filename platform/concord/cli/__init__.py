@@ -100,7 +100,7 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         if isinstance(error, BrokenPipeError) and output_closed():
             raise
         status, problem = 1, f"{type(error).__name__}: {error}"
-        info(redact(traceback.format_exc()), logging.ERROR, several_lines=True)
+        info(redact(traceback.format_exc()), logging.ERROR)
     problem = redact(problem)
     info(f"concord: {problem}", logging.ERROR)
     return status, {**partial, "error": problem}

@@ -10,9 +10,9 @@ from concord.errors import printable
 from concord.table import Table
 
 
-def info(text: str, level: int = logging.INFO, *, several_lines: bool = False) -> None:
-    """Print a line of progress, or of an error: a line break in a name does not split it. A traceback has several."""
-    text = text if several_lines else printable(text)
+def info(text: str, level: int = logging.INFO) -> None:
+    """Print a line of progress, or of an error: a line break in a name does not split it; or a traceback as it is."""
+    text = text if text.startswith("Traceback ") else printable(text)
     if logs.as_json():
         logs.write(text, level)
     else:

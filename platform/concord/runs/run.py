@@ -132,8 +132,8 @@ def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProg
             for evaluation in evaluations:
                 progress.show({**evaluation.metrics, "epoch": float(evaluation.epoch)})
         except TrainingFailedError as error:
-            for line in error.traceback.splitlines():
-                info(line)
+            if error.traceback:
+                info(error.traceback)
             raise
     if not run.evaluations:
         raise TrainingFailedError(f"the loop of job {job.name} gave no evaluation")
