@@ -3,10 +3,14 @@
 import pickle
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from concord.cli import main
-from concord.errors import ArgumentError, InputError, format_for_cli, picklable
+from concord.errors import ArgumentError, InputError, format_for_cli, picklable, printable
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,34 @@ def test_a_threshold_that_cannot_be_meant_is_named_as_it_was_given(
         assert capsys.readouterr().err == "concord: --threshold 2.0: the agreement threshold must lie in [0, 1]\n"
     assert main(["train", "synthetic", "--objective", "meta-irm", "--inner-lr", "0"]) == 2
     assert capsys.readouterr().err == "concord: --inner-lr 0.0: must be above 0\n"
+
+
+@given(st.text(st.characters(codec=None)))
+def test_an_error_is_one_line_without_control_characters_whatever_names_are_in_it(name: str) -> None:
+    for error in (InputError(name), ArgumentError("test", name, "must be known"), ArgumentError("test", (name,), name)):
+        for line in (str(error), format_for_cli(error)):
+            assert line.isprintable()
+            assert line == line.encode().decode()
+
+
+@pytest.mark.parametrize("name", ["über", "北", "a b", "x/y", "é\u0301"])
+def test_printable_names_stay_as_they_are(name: str) -> None:
+    assert printable(name) == str(InputError(name)) == name
+
+
+@pytest.mark.parametrize("use", ["environment", "level", "column"])
+def test_a_line_break_in_a_name_does_not_split_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
+) -> None:
+    name = {each: "no\nrth" if each == use else each for each in ("environment", "level", "column")}
+    frame = pd.DataFrame({name["column"]: [*range(40)], "e": np.repeat([name["environment"], "b"], 20)})
+    frame["died"] = np.resize([name["level"], "yes"], 40)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert main(["data", "table", "--check", str(tmp_path / "t.csv"), "--environment", "e", "--target", "died"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any("no\\nrth" in line for line in lines)
+    assert not any(line.startswith("rth") for line in lines)
+    words = ["--data", str(tmp_path / "t.csv"), "--environment", "e", "--target", "died", "--test", "so\nuth"]
+    assert main(["train", "table", *words, "--output", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("concord: --test so\\nuth: there is no such environment; there are b, ")

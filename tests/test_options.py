@@ -22,7 +22,7 @@ from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
-from concord.options import OptionGroup, Role, as_text, names_of, option_values, options_of
+from concord.options import OptionGroup, Role, as_text, did_you_mean, names_of, option_values, options_of
 from concord.record import write_record
 from concord.runs.key import recorded_config
 from concord.runs.spec import restored_config
@@ -374,3 +374,14 @@ def test_an_empty_path_is_refused(words: list[str], tmp_path: Path) -> None:
 )
 def test_a_value_is_written_as_on_the_command_line(value: Any, text: str) -> None:
     assert as_text(value) == text
+
+
+@pytest.mark.parametrize("name", ["--csv", "--no-foo", "--taget", "--a", "--file", "--label", "--abc"])
+def test_a_name_far_from_all_others_has_no_suggestion(name: str) -> None:
+    known = ["--epochs", "--stop-from", "--aggregator", "--name", "--quantile", "--xyc", "--lr"]
+    assert did_you_mean(name, known) == ""
+
+
+@pytest.mark.parametrize(("name", "near"), [("--lrr", "--lr"), ("-lr", "--lr"), ("--epoch", "--epochs"), ("lrr", "lr")])
+def test_a_near_name_is_suggested_as_it_is_written(name: str, near: str) -> None:
+    assert did_you_mean(name, [near, "--name"]) == f"; did you mean {near}?"

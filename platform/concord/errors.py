@@ -4,8 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def printable(text: str) -> str:
+    """The text in one line: control characters, and what is not UTF-8, as escapes such as ``\\n``."""
+    shown = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return text if text.isprintable() else "".join(shown)
+
+
 class InputError(ValueError):
     """Invalid input. One line: the option, its value, what is wrong, what to do (exit status 2)."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ArgumentError(InputError):
@@ -16,7 +25,7 @@ class ArgumentError(InputError):
         self.argument, self.value, self.expected = argument, value, expected
 
     def __str__(self) -> str:
-        return f"{self.argument}={self.value}: {self.expected}"
+        return printable(f"{self.argument}={self.value}: {self.expected}")
 
 
 class CheckpointError(InputError):
@@ -39,7 +48,7 @@ def format_for_cli(error: Exception) -> str:
         return str(error)
     values = error.value if isinstance(error.value, (tuple, list)) else (error.value,)
     given = "".join(f" {value}" for value in values if value is not None)
-    return f"--{error.argument.replace('_', '-')}{given}: {error.expected}"
+    return printable(f"--{error.argument.replace('_', '-')}{given}: {error.expected}")
 
 
 def first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from concord.errors import InputError
+from concord.errors import InputError, printable
 
 VARIABLE = "CONCORD_LOG"
 _OWN = "concord"
@@ -93,7 +93,7 @@ def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     if Path(filename).is_relative_to(_PACKAGE):
-        return f"warning: {' '.join(str(message).split())}\n"
+        return f"warning: {printable(' '.join(str(message).split()))}\n"
     return _as_python_does(message, category, filename, lineno, line)
 
 

@@ -276,8 +276,9 @@ def shortened(text: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean NEAREST?`` if a name is near, else nothing."""
-    near = difflib.get_close_matches(name[:_LONGEST_SHOWN], list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    plain = {each.lstrip("-"): each for each in known}  # dashes would make any two flags alike
+    near = difflib.get_close_matches(name[:_LONGEST_SHOWN].lstrip("-"), plain, n=1)
+    return f"; did you mean {plain[near[0]]}?" if near else ""
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from concord.analysis.spread import finite, mean_and_std, with_spread
+from concord.errors import printable
 
 Cell = Any
 """Text, a number, or a list of the numbers of several runs; None without a value."""
@@ -38,7 +39,7 @@ class Column:
     @property
     def title(self) -> str:
         """The heading with its mark."""
-        return self.heading + " (oracle)" * self.oracle
+        return printable(self.heading) + " (oracle)" * self.oracle
 
     @property
     def key(self) -> str:
@@ -61,7 +62,7 @@ class Column:
         if isinstance(cell, list):
             part = f" ({len(cell)} of {runs})" if len(cell) < runs else ""
             return with_spread([self.scale * number for number in cell], self.digits) + part
-        return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+        return f"{cell:.4g}" if isinstance(cell, float) else printable(str(cell))
 
     def published(self, cell: str | float) -> tuple[float | None, float | None]:
         """Mean and spread of a published value, such as ``70.4 ± 0.9``, in the unit of the metric."""
@@ -183,7 +184,7 @@ class Table:
         header = [self.name, "seeds"] * bool(self.name) + [column.title for column in self.columns]
         rows: list[list[str]] = []
         for row in self.rows:
-            named = [row.label, str(len(row.runs))] * bool(self.name)
+            named = [printable(row.label), str(len(row.runs))] * bool(self.name)
             values = zip(self.columns, row.cells, strict=True)
             rows.append([*named, *(column.text(cell, len(row.runs)) for column, cell in values)])
             if row.name in self.published:

@@ -362,13 +362,16 @@ def test_failing_functions_of_a_job_are_refused_before_anything_starts(
         ("{}", "environments: there is no training environment"),
         ("{'a': data(0), 'b': data()}", "environment a: it is empty; each environment needs at least one example"),
         ("{'a': data(), 'b': data(0)}", "environment b: it is empty; each environment needs at least one example"),
-        ("{'a': data(1)}", "--held-out 0.1: environment a has one example, which cannot be split; give 0"),
+        ("{'a': data(1)}", "--held-out 0.1: environment a has one example, which cannot be split; join it with others"),
         (
             "{'a': data(), 'b': data(features=4)}",
             "environment b: one example of its inputs is (4,) float32, but (3,) float32 in environment a",
         ),
         ("{'a': (data()[0], data(4)[1])}", "environment a: 8 inputs and 4 targets; the numbers must be equal"),
-        ("{'a': (data()[0] / 0, data()[1])}", "environment a: its inputs hold values that are not finite"),
+        (
+            "{'a': (data()[0] / 0, data()[1])}",
+            "environment a: its inputs hold values that are not finite, 24 of 24: inputs[0, 0] is ",
+        ),
         (
             "{'a': data(targets=3)}",
             "environment a: target 2 is out of range; the model has 2 outputs, so targets go from",

@@ -347,3 +347,12 @@ def test_a_parquet_file_may_end_in_upper_case(tmp_path: Path) -> None:
 def test_a_format_that_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         CsvFormat(**options)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_row_that_is_neither_text_nor_of_the_right_length_is_told_as_another_encoding(tmp_path: Path) -> None:
+    path = write(tmp_path, text(rows=[*ROWS, "Zürich,1,2,3"]).encode("latin-1"))
+    with pytest.raises(ArgumentError, match="is not utf-8; give --encoding, such as latin-1"):
+        read(path)
+    with pytest.raises(ArgumentError, match="row 62 has 4 cells, and the header, row 1, has 3: Zürich,1,2,3;"):
+        read(path, encoding="latin-1")

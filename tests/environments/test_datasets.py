@@ -6,6 +6,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from bitwise import bitwise
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from concord.environments import BatchStream, Environments, ExampleSource, from_dataset
 from concord.environments.summary import summarize
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 
 
 class Noisy(Dataset[Any]):
@@ -214,3 +215,14 @@ def test_what_a_reader_refuses_is_one_line(readers: int) -> None:
     with pytest.raises(InputError, match=r"^row 3: cannot be read$"):
         list(map(batches.batch, range(8)))
     batches.close()
+
+
+@pytest.mark.parametrize("none", [None, float("nan"), pd.NA, pd.NaT, "", " "])
+def test_an_example_without_a_group_is_named(none: object) -> None:
+    with pytest.raises(ArgumentError, match="groups=4 labels: example 2 has none"):
+        from_dataset(range(4), ["a", "b", none, "a"])
+
+
+def test_groups_may_be_numbers_or_text_with_spaces_around() -> None:
+    assert from_dataset(range(4), [1, 2, 3, 3], test=[3]).by_purpose()["test"] == ("3",)  # type: ignore[list-item]
+    assert from_dataset(range(4), ["a", " a", "None", "nan "]).train == ("None", "a", "nan")

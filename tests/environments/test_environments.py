@@ -417,8 +417,16 @@ def test_types_of_targets(array: Any, dtype: torch.dtype) -> None:
         (torch.tensor(1.0), np.zeros(1), "it is empty"),
         (np.zeros((4, 3)), np.zeros(3), "4 inputs and 3 targets"),
         (np.zeros((4, 3)), torch.tensor(3), "4 inputs and 0 targets"),
-        (np.array([[1.0, np.nan]]), np.zeros(1), "its inputs hold values that are not finite"),
-        (np.array([[1.0, 2.0]]), np.array([np.inf]), "its targets hold values that are not finite"),
+        (
+            np.array([[1.0, np.nan]]),
+            np.zeros(1),
+            r"its inputs hold values that are not finite, 1 of 2: inputs\[0, 1\] is nan",
+        ),
+        (
+            np.array([[1.0, 2.0]]),
+            np.array([np.inf]),
+            r"its targets hold values that are not finite, 1 of 1: targets\[0\] is inf",
+        ),
         (np.array([["a", "b"]]), np.zeros(1), "its inputs are of type <U1"),
         (np.zeros((1, 2)), np.array([None]), "its targets are of type object"),
         (np.zeros((1, 2), np.complex64), np.zeros(1), "its inputs are of type complex64"),
@@ -680,6 +688,8 @@ def text(suffix: str, content: bytes = b"this is no data\n") -> Callable[[Path],
         (text("npz", b""), {}, r"site\.npz cannot be read"),
         (text("parquet"), {}, r"site\.parquet cannot be read"),
         (text("parquet", b""), {}, r"site\.parquet cannot be read"),
+        (text("npz", b"<html>"), {}, r"site\.npz cannot be read \(is not an \.npz file, .*; it is a web page\)"),
+        (text("parquet", b"\x93NUMPY\1\0"), {}, r"site\.parquet cannot be read \(.*; it is an array of numpy.save\)"),
         (truncated("npz"), {}, r"site\.npz cannot be read"),
         (truncated("parquet"), {}, r"site\.parquet cannot be read"),
         (npz(inputs=np.array([{}, 1], dtype=object)), {}, r"site\.npz cannot be read"),
@@ -688,11 +698,11 @@ def text(suffix: str, content: bytes = b"this is no data\n") -> Callable[[Path],
         (parquet(), {"inputs": ["age", "height"]}, r"site\.parquet has no column height; it has age, dose, targets"),
         (parquet(), {"targets": "digit"}, r"site\.parquet has no column digit"),
         (parquet(age=[1.0, None, 3.0]), {}, r"column age of .*site\.parquet has 1 missing values"),
-        (parquet(age=[1.0, float("nan"), 3.0]), {}, "its inputs hold values that are not finite"),
+        (parquet(age=[1.0, float("nan"), 3.0]), {}, r"are not finite, 1 of 6: inputs\[1, 0\] is nan"),
         (parquet(inputs=[[1.0], [1.0, 2.0], [3.0]]), {}, r"the lists in column inputs of .* differ in length"),
-        (parquet(inputs=[[1.0], [None], [3.0]]), {}, "its inputs hold values that are not finite"),
+        (parquet(inputs=[[1.0], [None], [3.0]]), {}, r"are not finite, 1 of 3: inputs\[1, 0\] is nan"),
         (parquet(age=["x", "y", "z"]), {"inputs": "age"}, "its inputs are of type object"),
-        (npz(inputs=np.full((5, 3), np.nan)), {}, "its inputs hold values that are not finite"),
+        (npz(inputs=np.full((5, 3), np.nan)), {}, r"are not finite, 15 of 15: inputs\[0, 0\] is nan"),
         (npz(inputs=np.zeros((4, 3))), {}, "4 inputs and 5 targets"),
         (npz(inputs=np.zeros((0, 3)), targets=np.zeros(0)), {}, "it is empty"),
         (parquet(age=pa.array([], pa.float32()), dose=pa.array([], pa.int64()), targets=pa.array([], pa.int64())), {},
@@ -919,3 +929,50 @@ def test_an_example_of_a_dataset_is_numbers_too() -> None:
         from_dataset(holes, groups)["a"].take(slice(None))
     with pytest.raises(InputError, match="targets=MaskedArray: is a masked array"):
         from_dataset(holes, groups, targets=np.ma.masked_equal(targets, 1))
+
+
+@pytest.mark.parametrize("argument", ["train", "validation", "test", "monitored"])
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("abc", "=abc: must be a list of names"),
+        (None, "=None: must be a list of names"),
+        (5, "=5: must be a list of names"),
+        ([1, 2], "=1: must be a list of names"),
+        (np.array([1.5]), "=1.5: must be a list of names"),
+        (["b", None], "=None: must be a list of names"),
+        (["b", float("nan")], "=nan: must be a list of names"),
+        ([["b"]], r"=\['b'\]: must be a list of names"),
+        (["b", " "], "=' ': must be a list of names"),
+        (["b", "b"], "environment b: is named twice"),
+        (["caf\udce9"], r"environment caf\\udce9: its name is not UTF-8; rename it"),
+    ],
+)
+def test_what_does_not_name_environments_is_refused_in_one_line(argument: str, given: Any, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        Environments(lambda _: (np.ones((2, 1)), np.zeros(2)), **{"train": ["a"], argument: given})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["b", "a"], ("b", "a"), {"b": 1, "a": 2}, {"b": 1, "a": 2}.keys(), iter("ba"), np.array(["b", "a"])],
+)
+def test_names_in_any_ordered_form_keep_their_order(given: Any) -> None:
+    assert Environments(lambda _: None, given).train == ("b", "a")
+
+
+def test_names_in_a_set_have_one_order_in_every_process() -> None:
+    names = {f"site {number}" for number in range(9)}
+    assert Environments(lambda _: None, names).train == tuple(sorted(names))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "line"),
+    [
+        (None, "arrays=None: must be a list of names"),
+        ({1: (np.ones((2, 1)), np.zeros(2))}, "arrays=1: must be"),
+    ],
+)
+def test_arrays_without_names_are_refused_in_one_line(arrays: Any, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        Environments.from_arrays(arrays)

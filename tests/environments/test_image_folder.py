@@ -1,6 +1,8 @@
 """Images in DOMAIN/CLASS/IMAGE: read exactly as in the files; unreadable files are refused by name."""
 
+import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from photographs_folder import write_photographs
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from concord.environments import BatchStream, from_image_folder
 from concord.errors import InputError
@@ -90,7 +92,7 @@ def test_unreadable_images_are_named_and_counted_or_left_out(
     folder = write_photographs(tmp_path / "images", each=2, size=24, ending=ending)
     for name in ("cat/00", "dog/01"):
         spoil(folder / "day" / f"{name}.{ending}")
-    problem = f"2 of 12 images cannot be read: day/cat/00.{ending}, day/dog/01.{ending}"
+    problem = rf"2 of 12 images cannot be read: day/cat/00.{ending} \(.+\), day/dog/01.{ending} \(.+\)"
     with pytest.raises(InputError, match=f"^data={folder}: {problem}; remove them, or give skip_unreadable$"):
         from_image_folder(folder)
     with pytest.warns(UserWarning, match=f"{problem}; left out"):
@@ -101,7 +103,9 @@ def test_unreadable_images_are_named_and_counted_or_left_out(
 
 def test_more_than_8_bits_a_channel_cannot_be_read(folder: Path) -> None:
     Image.fromarray(np.zeros((12, 12), dtype=np.uint16)).save(folder / "day" / "cat" / "00.png")
-    with pytest.raises(InputError, match=r"1 of 24 images cannot be read: day/cat/00\.png"):
+    with pytest.raises(
+        InputError, match=r"day/cat/00\.png \(mode I;16 has more than 8 bits a channel; scale it to 8\)"
+    ):
         from_image_folder(folder)
 
 
@@ -153,3 +157,56 @@ def test_channels_of_every_batch_come_first(folder: Path) -> None:
     environments = from_image_folder(folder, size=8)
     batch = BatchStream([environments[name] for name in environments.train], 5, seed=0).batch(0)
     assert (batch[0].shape, batch[0].dtype, batch[1].dtype) == ((3, 5, 3, 8, 8), torch.uint8, torch.int64)
+
+
+def oriented(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_their_exif_orientation_says(folder: Path, orientation: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    file = folder / "day" / "cat" / "00.png"
+    Image.fromarray(pixels).save(file, exif=oriented(orientation))
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(file)))
+    assert (orientation == 1) == np.array_equal(expected, pixels)
+    inputs, _ = from_image_folder(folder)["day"].take(slice(0, 1))
+    assert np.array_equal(inputs[0].permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0no TIFF!", b"Exif\0\0II*\0"])
+def test_an_exif_part_that_cannot_be_read_turns_nothing(folder: Path, exif: bytes) -> None:
+    file = folder / "day" / "cat" / "00.png"
+    pixels = np.asarray(Image.open(file))
+    Image.fromarray(pixels).save(file, exif=exif)
+    inputs, _ = from_image_folder(folder)["day"].take(slice(0, 1))
+    assert np.array_equal(inputs[0].permute(1, 2, 0).numpy(), pixels)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+def test_an_image_of_any_mode_of_8_bits_has_three_channels(folder: Path, mode: str) -> None:
+    ending = "jpg" if mode == "CMYK" else "png"
+    (folder / "day" / "cat" / "00.png").unlink()
+    image = Image.effect_noise((12, 12), 50).convert("RGB").convert(mode)
+    image.save(folder / "day" / "cat" / f"00.{ending}", **({"transparency": bytes(range(256))} if mode == "P" else {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inputs, _ = from_image_folder(folder)["day"].take(slice(0, 1))
+    assert inputs.shape == (1, 3, 12, 12)
+
+
+def test_an_image_beyond_the_limit_of_pillow_is_named_with_its_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("L", (40, 40)).save(folder / "day" / "cat" / "00.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
+    with pytest.raises(InputError, match=r"day/cat/00\.png \(Image size \(1600 pixels\) exceeds limit"):
+        from_image_folder(folder)
+
+
+def test_a_domain_whose_name_is_not_utf_8_is_refused_in_one_line(folder: Path) -> None:
+    os.rename(folder / "day", os.fsencode(folder) + b"/caf\xe9")
+    with pytest.raises(InputError, match=r"^environment caf\\udce9: its name is not UTF-8; rename it$"):
+        from_image_folder(folder)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 from web_server import Quiet, serving
 
 from concord.environments import image_dataset, shuffle_labels
@@ -234,7 +234,7 @@ def test_images_of_mixed_sizes_or_kinds_and_broken_ones_are_refused(tmp_path):
         image_dataset(str(tmp_path / "broken"), None)
     write_folder(tmp_path / "deep")
     Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "deep/train/dog/1.png")
-    with pytest.raises(InputError, match=r"dog/1.png: an image of mode I;16; expected 8 bits"):
+    with pytest.raises(InputError, match=r"dog/1.png: cannot be read as an image \(mode I;16 has more than 8 bits"):
         image_dataset(str(tmp_path / "deep"), None)
     write_folder(tmp_path / "empty")
     (tmp_path / "empty/train/.hidden").mkdir()
@@ -285,3 +285,16 @@ def test_a_download_comes_once_from_the_first_home_and_is_checked(home, tmp_path
     with pytest.raises(InputError, match=r"data=things: other.bin cannot be downloaded \(http.*data_dir"):
         download(RemoteFile("other.bin", "0" * 64, (home + "file.bin",)), "things")
     assert sorted(each.name for each in path.parent.iterdir()) == ["file.bin"]
+
+
+def test_images_are_turned_by_their_orientation_and_any_mode_of_8_bits_is_read(tmp_path):
+    write_folder(tmp_path / "turned")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned/train/dog/0.png", exif=exif)
+    Image.fromarray(pixels).convert("CMYK").save(tmp_path / "turned/train/dog/1.jpg")
+    Image.fromarray(pixels).convert("P").save(tmp_path / "turned/train/dog/2.png", transparency=bytes(256))
+    images = image_dataset(str(tmp_path / "turned"), None).train.images
+    assert images.shape == (4, 3, 8, 8)
+    assert np.array_equal(images[1].permute(1, 2, 0).numpy(), np.rot90(pixels, -1))

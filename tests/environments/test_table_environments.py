@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import zipfile
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -203,7 +205,7 @@ def test_columns_may_have_numbers_as_names_but_no_name_twice() -> None:
 def test_an_infinite_target_is_refused() -> None:
     frame = patients().assign(died=lambda rows: rows.died.astype(float))
     frame.loc[3, "died"] = np.inf
-    with pytest.raises(ArgumentError, match="died: has infinite values; remove these rows"):
+    with pytest.raises(ArgumentError, match="died: is infinite in row 3; remove such rows"):
         environments(frame)
 
 
@@ -429,6 +431,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one training environment": ({"test": ["east", "north", "south"]}, "two environments are needed .* are west"),
     "the same column twice": ({"target": "hospital"}, "target=hospital: is also the environment's column"),
     "text for a regression": ({"target": "smokes", "task": "regression"}, "target=smokes: has no numbers"),
+    "infinite bins": ({"environment_bins": 3, "environment": "far"}, "=3: column far: row 3 has inf; quantiles need"),
+    "bins of one value": ({"environment_bins": 3, "environment": "one"}, "=3: column one has one value, 1"),
+    "one bin": ({"environment_bins": 1}, "environment_bins=1: must be at least 2"),
+    "one name as text": ({"test": "west"}, "test=west: must be a list of names"),
+    "an unknown kind": ({"kinds": {"age": "number"}}, "kinds=age=number: must be one of numeric, category, boolean"),
     "bins of text": ({"environment_bins": 3}, "environment_bins=3: column hospital has no numbers"),
 }  # fmt: skip
 
@@ -437,7 +444,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_does_not_fit_is_refused_in_one_line(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(InputError, match=message) as refused:
-        environments(patients(), **options)
+        environments(patients().assign(one=1, far=np.where(np.arange(240) == 3, np.inf, 1.0)), **options)
     assert "\n" not in str(refused.value)
 
 
@@ -468,11 +475,18 @@ def test_a_target_with_one_value_or_a_strange_one_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"hospital;died\neast;1\n", "has one column; give its separator, which looks like ';'"),
-        (b"hospital,died\nZ\xfcrich,1\n", "is not utf-8; give its encoding, such as latin-1"),
-        ("hospital,died\neast,1\n".encode("utf-16"), "is not utf-8; give its encoding, such as utf-16"),
+        (b"hospital;died\neast;1\n", "has one column; give --separator ';', which it seems to have"),
+        (b"hospital,died\nZ\xfcrich,1\n", "is not utf-8; give --encoding, such as latin-1"),
+        ("hospital,died\neast,1\n".encode("utf-16"), "is not utf-8; give --encoding, such as utf-16"),
         (b"hospital,died\n", "has no rows"),
-        (b"", "cannot be read"),
+        (b"hospital\tdied\neast\t1\n", r"has one column; give --separator \$'\\t', which it seems to have"),
+        (b"", "table.csv: is empty; give a CSV or Parquet file"),
+        (b"\n\n", "table.csv: is empty"),
+        (b"<!DOCTYPE html>\n<html>404, not found</html>", "table.csv: is a web page; give a CSV or Parquet file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "table.csv: is a pointer of Git LFS; git lfs pull"),
+        (b"\x1f\x8b\x08\0", "table.csv: is compressed by gzip, so its name must end with .gz"),
+        (b"\x93NUMPY\1\0v\0", "table.csv: is an array of numpy.save;"),
+        (b"PAR1\x15\4\x15\2", "table.csv: is a Parquet file, whose name must end with .parquet"),
     ],
 )
 def test_files_of_another_kind_are_refused_in_one_line(tmp_path: Path, text: bytes, message: str) -> None:
@@ -486,9 +500,16 @@ def test_files_of_another_kind_are_refused_in_one_line(tmp_path: Path, text: byt
 
 
 def test_a_spreadsheet_is_no_table(tmp_path: Path) -> None:
-    (tmp_path / "table.xlsx").write_bytes(b"PK")
-    with pytest.raises(ArgumentError, match=r"table.xlsx: is a spreadsheet; give a CSV or Parquet file"):
-        environments(tmp_path / "table.xlsx")
+    (tmp_path / "table.xls").write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1")
+    with pytest.raises(ArgumentError, match=r"table.xls: is a spreadsheet; give a CSV or Parquet file"):
+        environments(tmp_path / "table.xls")
+    torch.save(torch.ones(2), tmp_path / "table.pt")
+    np.savez(tmp_path / "table.npz", inputs=np.ones(2))
+    with zipfile.ZipFile(tmp_path / "table.xlsx", "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    for ending in ("pt", "npz", "xlsx"):
+        with pytest.raises(ArgumentError, match=rf"table.{ending}: is a ZIP archive, such as a spreadsheet, an .npz"):
+            environments(tmp_path / f"table.{ending}")
 
 
 @pytest.mark.parametrize("separator", ["ab", "", r"\t", "é"])
@@ -515,3 +536,77 @@ def test_a_row_of_another_kind_is_named_by_its_column() -> None:
     with pytest.raises(ValueError, match="column age is missing; the model needs age, smokes, admitted"):
         fitted.encode(row.drop(columns="age"))
     assert dataclasses.is_dataclass(fitted)
+
+
+SEVERAL = {
+    "list": pa.array([[1.0, 2.0]] * 240),
+    "list of one length": pa.array([[1.0, 2.0]] * 240, pa.list_(pa.float64(), 2)),
+    "struct": pa.array([{"low": 1}] * 240),
+    "map": pa.array([[("low", 1)]] * 240, pa.map_(pa.string(), pa.int64())),
+    "bytes": pa.array([b"\xff"] * 240),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("use", ["input", "target", "environment"])
+def test_a_column_with_several_values_or_bytes_in_a_cell_is_refused_or_left_out(
+    tmp_path: Path, kind: str, use: str
+) -> None:
+    table = pa.Table.from_pandas(patients(), preserve_index=False).append_column("odd", SEVERAL[kind])
+    pq.write_table(table, tmp_path / "odd.parquet")
+    names = {} if use == "input" else {use: "odd"}
+    with pytest.raises(
+        ArgumentError, match=r"columns=odd: a cell has a value of type .*; make it text or numbers, or "
+    ):
+        environments(tmp_path / "odd.parquet", **names)
+    if use == "input":
+        assert "odd" not in environments(tmp_path / "odd.parquet", kinds={"odd": "ignore"}).table.kinds
+
+
+def test_durations_are_numbers_in_files_frames_and_the_encoder(tmp_path: Path) -> None:
+    stay = pd.to_timedelta(np.arange(240), "h")
+    patients().assign(stay=stay).to_parquet(tmp_path / "stay.parquet")
+    for data in (patients().assign(stay=stay), tmp_path / "stay.parquet"):
+        found = environments(data)
+        assert found.table.kinds["stay"] == "numeric"
+        assert found.table.frame["stay"].tolist() == (3600.0 * np.arange(240)).tolist()
+    fitted = encoder(patients().assign(stay=stay))
+    rows = patients().assign(stay=stay)
+    assert np.array_equal(fitted.encode(rows), fitted.encode(rows.assign(stay=3600.0 * np.arange(240))))
+
+
+@pytest.mark.parametrize("index", [["hospital"], ["died"], ["hospital", "died"], ["age", "hospital"]])
+def test_the_environment_and_the_target_may_be_the_index_of_a_frame(tmp_path: Path, index: list[str]) -> None:
+    frame = patients().set_index(index)
+    frame.to_parquet(tmp_path / "indexed.parquet")
+    for data in (frame, tmp_path / "indexed.parquet"):
+        found = environments(data)
+        assert found.train == PLACES[:3]
+        assert "hospital" not in found.table.kinds
+
+
+def test_columns_of_several_levels_are_refused_in_one_line() -> None:
+    frame = patients()
+    deep = frame.set_axis(pd.MultiIndex.from_product([["all"], frame.columns]), axis=1)
+    with pytest.raises(ArgumentError, match=r"is the name of a column in several levels; join them"):
+        environments(deep)
+
+
+def test_a_number_too_far_from_the_training_rows_is_named_with_its_column_and_row() -> None:
+    frame = patients().assign(dose=np.linspace(0, 1, 240))
+    frame.loc[5, "died"] = None
+    frame.loc[200, "dose"] = 1e300
+    with (
+        pytest.warns(UserWarning, match="1 of 240 rows have no died"),
+        pytest.raises(
+            InputError, match=r"environment west: column dose: row 200 has 1e\+300, too far from the training"
+        ),
+        np.errstate(over="ignore"),
+    ):
+        environments(frame).fitted(0.1, 0)["west"]
+    frame = patients().assign(dose=np.where(np.arange(240) == 200, 1e300, np.linspace(0, 1, 240)))
+    with (
+        pytest.raises(InputError, match=r"environment west: column dose: row 200 has 1e\+300"),
+        np.errstate(over="ignore"),
+    ):
+        environments(frame, target="dose").fitted(0.1, 0)["west"]

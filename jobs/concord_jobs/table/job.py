@@ -69,8 +69,6 @@ class TableOptions(OptionGroup):
         check_address("data", self.data)
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
-        enough = self.environment_bins is None or self.environment_bins >= 2
-        self.require("environment_bins", enough, "must be at least 2")
         self.csv_format()
         for given in self.columns:
             kind = given.rpartition("=")[2]

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Sequence
 
 from concord import logs
+from concord.errors import printable
 from concord.table import Table
 
 
-def info(line: str, level: int = logging.INFO) -> None:
-    """Print a line of progress, or of an error."""
+def info(text: str, level: int = logging.INFO) -> None:
+    """Print a line of progress, or of an error: a line break in a name does not split it; or a traceback as it is."""
+    text = text if text.startswith("Traceback ") else printable(text)
     if logs.as_json():
-        logs.write(line, level)
+        logs.write(text, level)
     else:
-        print(line, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 def prepare_streams() -> None:
@@ -53,4 +55,4 @@ def show(parts: Sequence[str | Table]) -> None:
         if isinstance(part, Table):
             part.print()
         else:
-            print(part)
+            print(printable(part))

@@ -175,7 +175,8 @@ def job_and_words(words: Sequence[str], command: str) -> tuple[Any, list[str]]:
         print(job_list(command))
         raise SystemExit(0)
     if not words:
-        info(job_list(command))
+        for line in job_list(command).splitlines():
+            info(line)
     if not words or words[0].startswith("-"):
         raise InputError(f"{command}: no job is named; give one of {', '.join(built_in_jobs())}, or a Python file")
     from concord.training.job import load_job

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from concord.environments.source import ContiguousBuilder, ExampleSource, InMemory, Part, Switching
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
+from concord.options import shortened
 
 if TYPE_CHECKING:  # it imports pandas
     from concord.environments.table_encoder import TableEncoder
@@ -23,6 +24,8 @@ SPLITS = {
     "ood": "the test environments",
 }
 """Prefixes of metrics over several environments, with their meaning. Monitored environments have their own names."""
+
+_EXPECTED_NAMES = "must be a list of names, such as ['north', 'south']"
 
 Array = Any
 """A tensor, a numpy array, or another argument of ``numpy.asarray``."""
@@ -200,8 +203,8 @@ class Environments:
         classes: the names of the classes in the order of their numbers, if the data name them.
 
     Raises:
-        InputError: there is no training environment, a name appears twice, or a monitored environment has the name of
-            other metrics.
+        InputError: there is no training environment, a name is no text or appears twice, or a monitored environment has
+            the name of other metrics.
     """
 
     classes: tuple[str, ...] | None = None
@@ -218,10 +221,10 @@ class Environments:
         self._version = version
         self.learn = False
         self._load = load
-        self.train = tuple(train)
-        self.validation = tuple(validation)
-        self.test = tuple(test)
-        self.monitored = tuple(monitored)
+        self.train = environment_names("train", train)
+        self.validation = environment_names("validation", validation)
+        self.test = environment_names("test", test)
+        self.monitored = environment_names("monitored", monitored)
         if not self.train:
             raise InputError("environments: there is no training environment")
         seen: set[str] = set()
@@ -247,7 +250,7 @@ class Environments:
         Raises:
             InputError: a name is not among the arrays, or the data are invalid.
         """
-        checked = {name: Environment.of(name, data) for name, data in arrays.items()}
+        checked = {name: Environment.of(name, arrays[name]) for name in environment_names("arrays", arrays)}
         purposes = purposes_of(checked, validation, test)
         _require_alike(list(checked.values()))
         return Environments(lambda name: checked[name].data, **purposes, version=None)
@@ -346,6 +349,23 @@ class Environments:
         return names
 
 
+def environment_names(argument: str, given: Iterable[Any]) -> tuple[str, ...]:
+    """The names of environments in an argument; refuse other values (InputError)."""
+    for name in (names := _listed(argument, given)):
+        if not isinstance(name, str) or not name.strip():
+            raise ArgumentError(argument, shortened(str(name)) or repr(name), _EXPECTED_NAMES)
+        if name.encode(errors="replace").decode() != name:  # of a file, by os.fsdecode
+            raise InputError(f"environment {name}: its name is not UTF-8; rename it")
+    return tuple(map(str, names))
+
+
+def _listed(argument: str, given: Iterable[Any]) -> tuple[Any, ...]:
+    """The values of an argument; those of a set in order, which differs between processes (InputError)."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise ArgumentError(argument, given, _EXPECTED_NAMES)
+    return tuple(sorted(given, key=str) if isinstance(given, set | frozenset) else given)
+
+
 def require_names(names: Iterable[str], known: Iterable[str], option: str | None = None) -> None:
     """Refuse the name of an unknown environment (InputError); ``option`` is the argument that has the names."""
     known = list(known)
@@ -358,13 +378,14 @@ def require_names(names: Iterable[str], known: Iterable[str], option: str | None
 
 
 def purposes_of(
-    known: Iterable[str], validation: Iterable[str], test: Iterable[str], *, options: bool = False
+    known: Iterable[str], validation: Iterable[Any], test: Iterable[Any], *, options: bool = False
 ) -> dict[str, tuple[str, ...]]:
     """The environments of each purpose: those that are named, and all others to train on.
 
-    Refuses unknown names (InputError), as the values of options with ``options``.
+    Names may be given as numbers. Refuses unknown ones (InputError), as the values of options with ``options``.
     """
-    known, validation, test = tuple(known), tuple(validation), tuple(test)
+    known = tuple(known)
+    validation, test = (tuple(map(str, _listed(*each))) for each in (("validation", validation), ("test", test)))
     require_names(validation, known, "validation" if options else None)
     require_names(test, known, "test" if options else None)
     train = tuple(name for name in known if name not in {*validation, *test})
@@ -403,7 +424,10 @@ def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tup
     if fraction == 0:
         return None, None
     if examples < 2:
-        raise ArgumentError("held_out", fraction, f"environment {name} has one example, which cannot be split; give 0")
+        advice = "join it with others (a table's numbers: --environment-bins), or give 0"
+        raise ArgumentError(
+            "held_out", fraction, f"environment {name} has one example, which cannot be split; {advice}"
+        )
     count = min(max(round(fraction * examples), 1), examples - 1)
     order = torch.randperm(examples, generator=generator_for(seed, name, "held out"))
     return order[count:].sort().values, order[:count].sort().values
@@ -450,7 +474,10 @@ def _pair(name: str, inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
         raise InputError(f"environment {name}: {len(inputs)} inputs and {found} targets; the numbers must be equal")
     for part, values in (("inputs", inputs), ("targets", targets)):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            raise InputError(f"environment {name}: its {part} hold values that are not finite")
+            wrong = torch.isfinite(values).logical_not().nonzero()
+            place = tuple(wrong[0].tolist())
+            at = f"{len(wrong)} of {values.numel()}: {part}[{', '.join(map(str, place))}] is {values[place].item()}"
+            raise InputError(f"environment {name}: its {part} hold values that are not finite, {at}")
     return inputs, targets
 
 

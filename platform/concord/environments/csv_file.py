@@ -5,6 +5,7 @@ fills up. A column is converted as a whole or stays text, so no cell is lost and
 """
 
 import codecs
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,18 +90,17 @@ def read_cells(path: Path, shown: str, form: CsvFormat) -> pa.Table:
         if form.separator == SPACES:
             return _between_spaces(path, shown, form)
         try:
-            cells = _arrow_cells(path, form, refuse)
+            cells = _arrow_cells(path, form)
         except pa.ArrowInvalid:
-            if not rows:
-                raise
-            rows.clear()
-            cells = _arrow_cells(path, form, refuse, use_threads=False)  # numbers the rows
+            with _opened(path) as file:  # Arrow cannot give a row that is no text
+                deque(codecs.iterdecode(iter(lambda: file.read(_BLOCK), b""), form.encoding), maxlen=0)
+            cells = _arrow_cells(path, form, refuse)
     except InputError:
         raise
     except Exception as error:  # pandas and Arrow have their own errors
         if _is_encoding_error(path, form, error):
             usual = "utf-16" if _begins_as_utf16(path) else "latin-1"
-            raise ArgumentError("data", shown, f"is not {form.encoding}; give its encoding, such as {usual}") from error
+            raise ArgumentError("data", shown, f"is not {form.encoding}; give --encoding, such as {usual}") from error
         if rows:
             _require_separator(shown, rows[0].text if rows[0].expected_columns == 1 else "")
             raise _ragged(
@@ -114,13 +114,14 @@ def read_cells(path: Path, shown: str, form: CsvFormat) -> pa.Table:
     return cells.rename_columns(names)
 
 
-def _arrow_cells(path: Path, form: CsvFormat, refuse: Any, *, use_threads: bool = True) -> pa.Table:
-    read = pyarrow.csv.ReadOptions(encoding=form.encoding, block_size=_BLOCK, use_threads=use_threads)
+def _arrow_cells(path: Path, form: CsvFormat, refuse: Any = None) -> pa.Table:
+    # Without threads a refused row has its number.
+    read = pyarrow.csv.ReadOptions(encoding=form.encoding, block_size=_BLOCK, use_threads=refuse is None)
 
     def parse(handler: Any) -> pyarrow.csv.ParseOptions:
         return pyarrow.csv.ParseOptions(delimiter=form.separator, newlines_in_values=True, invalid_row_handler=handler)
 
-    with _opened(path) as file, pyarrow.csv.open_csv(file, read, parse(lambda _: "skip")) as head:
+    with _opened(path) as file, pyarrow.csv.open_csv(file, read, parse(refuse and (lambda _: "skip"))) as head:
         names = head.schema.names
     texts = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
     with _opened(path) as file:
@@ -148,7 +149,8 @@ def _ragged(shown: str, number: int, text: str, found: int, expected: int) -> Ar
 
 def _require_separator(shown: str, line: str) -> None:
     if other := next((each for each in ";\t|" if each in line), None):
-        raise ArgumentError("data", shown, f"has one column; give its separator, which looks like {other!r}")
+        quoted = r"$'\t'" if other == "\t" else f"'{other}'"
+        raise ArgumentError("data", shown, f"has one column; give --separator {quoted}, which it seems to have")
 
 
 def _require_closed_quotes(path: Path, shown: str, cells: pa.Table) -> None:

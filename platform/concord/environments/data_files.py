@@ -9,12 +9,32 @@ from concord.storage import listing
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 _NAMED = 3  # files in a line
+# The first bytes of a file, what it is, and the ending with which it can be data.
+_KINDS = (
+    (b"PAR1\x15", "a Parquet file, whose name must end with .parquet", ".parquet"),
+    (b"PK\3\4", "a ZIP archive, such as a spreadsheet, an .npz file or one of torch.save", ".zip"),
+    (b"\x1f\x8b\x08", "compressed by gzip, so its name must end with .gz", ".gz"),
+    (b"\x93NUMPY", "an array of numpy.save", None),
+    (b"\xd0\xcf\x11\xe0", "a spreadsheet", None),
+    (b"<!DOCTYPE", "a web page", None),
+    (b"<html", "a web page", None),
+    (b"version https://git-lfs", "a pointer of Git LFS; git lfs pull fetches the file", None),
+)
 
 
 def stem(name: str) -> str:
     """The name of a file without its ending: ``north`` for ``north.csv.gz``."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else name).stem.strip()
+
+
+def kind_by_content(path: Path) -> str | None:
+    """What a file is by its first bytes; None if it may be what the ending of its name says."""
+    with path.open("rb") as file:
+        begin = file.read(32).lstrip()
+    suffix = path.suffix.lower()
+    kinds = (kind for first, kind, ending in _KINDS if begin.startswith(first) and ending != suffix)
+    return next(kinds, None) if begin else "empty"
 
 
 def data_files(

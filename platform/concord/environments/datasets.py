@@ -20,6 +20,7 @@ from concord.environments.tree import Tree, is_pair, leaf_name
 from concord.errors import ArgumentError, InputError
 
 Transform = Callable[[Any], Any]
+_MISSING = {"None", "nan", "NaT", "<NA>"}  # as text: comparisons of pandas' missing values have no truth value
 
 
 @dataclass(frozen=True)
@@ -193,13 +194,15 @@ def from_dataset(
         raise ArgumentError("dataset", ", ".join(map(str, dataset)), "has several parts; give one of them")
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ArgumentError("dataset", type(dataset).__name__, "has no length or no places; give a map-style dataset")
-    labels = _column(dataset, "groups", groups)
-    if missing := [place for place, each in enumerate(labels) if each is None or each != each]:
-        raise ArgumentError("groups", f"{len(labels)} labels", f"example {missing[0]} has none")
-    places: dict[str, list[int]] = {name: [] for name in sorted(set(map(str, labels)))}
+    given = _column(dataset, "groups", groups)
+    labels = [str(each).strip() for each in given]
     for place, label in enumerate(labels):
-        places[str(label)].append(place)
-    purposes = purposes_of(places, map(str, validation), map(str, test))
+        if not label or (label in _MISSING and not isinstance(given[place], str)):
+            raise ArgumentError("groups", f"{len(labels)} labels", f"example {place} has none")
+    places: dict[str, list[int]] = {name: [] for name in sorted(set(labels))}
+    for place, label in enumerate(labels):
+        places[label].append(place)
+    purposes = purposes_of(places, validation, test)
     if len(purposes["train"]) < 2:
         found = ", ".join(purposes["train"]) or "none"
         raise ArgumentError("groups", ", ".join(places), f"two training environments are needed; found {found}")

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from concord.environments.collection import Array, Environments, purposes_of
-from concord.environments.data_files import data_files, stem
+from concord.environments.data_files import data_files, kind_by_content, stem
 from concord.environments.parquet import read_table
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, file_checksum, is_remote, local
@@ -65,7 +65,9 @@ def from_folder(
         except InputError:
             raise
         except Exception as error:  # each format has its own errors for an incomplete file
-            raise InputError(f"environment {name}: {path} cannot be read ({first_line(error)})") from error
+            kind = kind_by_content(path)
+            why = first_line(error) + (f"; it is {kind}" if kind else "")
+            raise InputError(f"environment {name}: {path} cannot be read ({why})") from error
 
     return Environments(load, **purposes, version=functools.partial(_version, files))
 

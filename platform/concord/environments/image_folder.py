@@ -15,7 +15,7 @@ from PIL import Image
 from concord.environments.collection import Environments, purposes_of
 from concord.environments.data_files import data_files
 from concord.environments.datasets import Transform, from_dataset
-from concord.environments.images import IMAGE_ENDINGS
+from concord.environments.images import IMAGE_ENDINGS, plain_image, require_8_bits
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, local
 
@@ -50,7 +50,7 @@ class ImageFolder:
         try:
             with Image.open(path) as image:
                 image.load()
-                return image if image.mode == "RGB" else image.convert("RGB"), int(self.labels[place])
+                return plain_image(image, "RGB"), int(self.labels[place])
         except _UNREADABLE as error:
             raise InputError(f"{path}: cannot be read as an image ({first_line(error)}); remove it") from error
 
@@ -143,24 +143,23 @@ def _shared_classes(shown: str, by_domain: Mapping[str, set[str]], train: Sequen
 def _readable(shown: str, folder: Path, names: Sequence[str], skip: bool) -> tuple[list[str], str]:
     """The files that can be read, and a digest of their names and sizes."""
     with ThreadPoolExecutor() as threads:
-        checked = list(zip(names, threads.map(lambda name: _size_if_readable(folder / name), names), strict=True))
-    if bad := [name for name, size in checked if size is None]:
+        checked = list(zip(names, threads.map(lambda name: _size_or_problem(folder / name), names), strict=True))
+    if bad := [f"{name} ({problem})" for name, problem in checked if isinstance(problem, str)]:
         named = ", ".join(bad[:_NAMED]) + (", …" if len(bad) > _NAMED else "")
         problem = f"{len(bad)} of {len(names)} images cannot be read: {named}"
         if not skip:
             raise ArgumentError("data", shown, f"{problem}; remove them, or give skip_unreadable")
         warnings.warn(f"{shown}: {problem}; left out", stacklevel=3)
-    readable = [(name, size) for name, size in checked if size is not None]
+    readable = [(name, size) for name, size in checked if isinstance(size, int)]
     return [name for name, _ in readable], hashlib.sha256(repr(readable).encode()).hexdigest()[:16]
 
 
-def _size_if_readable(path: Path) -> int | None:
-    """The size of the file; None if Pillow cannot read the image. Complete PNG and JPEG files are not decoded."""
+def _size_or_problem(path: Path) -> int | str:
+    """The size of the file, or why Pillow cannot read the image. Complete PNG and JPEG files are not decoded."""
     try:
         with Image.open(path) as image:
             complete = False
-            if image.mode.startswith(("I", "F")):  # more than 8 bits a channel
-                return None
+            require_8_bits(image)
             if image.format == "PNG":
                 image.verify()  # checksums
                 complete = True
@@ -171,8 +170,8 @@ def _size_if_readable(path: Path) -> int | None:
             if not complete:
                 image.load()
         return path.stat().st_size
-    except _UNREADABLE:
-        return None
+    except _UNREADABLE as error:
+        return first_line(error).replace(str(path), path.name)
 
 
 @dataclass(frozen=True)

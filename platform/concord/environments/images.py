@@ -1,15 +1,17 @@
 """Labelled images: MNIST, CIFAR-10, or a folder of the user's, and the options that choose them."""
 
+import contextlib
 import functools
 import gzip
 import io
+import struct
 import tarfile
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,9 @@ from concord.environments.files import RemoteFile, check_sha256, data_folders, d
 from concord.errors import ArgumentError, InputError, first_line
 from concord.options import OptionGroup
 from concord.storage import check_address, display_path, is_remote, local, resolve
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -43,7 +48,6 @@ _CIFAR10_FILES = {
 }
 _CIFAR10_RECORD = 1 + 3 * 32 * 32
 IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
-_MODES = "L RGB RGBA P"  # Pillow's names: grey, colour, with transparency, with a palette
 _CLASSES = 10
 
 DATASETS = ("cifar10", "mnist")
@@ -290,6 +294,27 @@ def _image_folder(folder: Path) -> ImageDataset:
     return ImageDataset.of(str(folder), labelled("train"), labelled("test"), len(names))
 
 
+def plain_image(image: "Image.Image", mode: str) -> "Image.Image":
+    """An image of Pillow with 8 bits a channel, turned as its EXIF orientation says, without transparency.
+
+    ``mode`` is ``L`` or ``RGB``. Raises ValueError if it has more bits.
+    """
+    from PIL import ImageOps
+
+    require_8_bits(image)
+    with contextlib.suppress(SyntaxError, ValueError, struct.error):  # an EXIF part that Pillow cannot read
+        ImageOps.exif_transpose(image, in_place=True)
+    if "transparency" in image.info and image.mode == "P":  # else Pillow warns
+        image = image.convert("RGBA")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def require_8_bits(image: "Image.Image") -> None:
+    """Refuse an image of Pillow with more than 8 bits a channel (ValueError)."""
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"mode {image.mode} has more than 8 bits a channel; scale it to 8")
+
+
 def _decoded(files: Sequence[tuple[str, io.BytesIO | Path]]) -> Pixels:
     """The pixels of image files ``(name, file)``, ``(images, channels, height, width)``."""
     from PIL import Image
@@ -298,11 +323,10 @@ def _decoded(files: Sequence[tuple[str, io.BytesIO | Path]]) -> Pixels:
         name, file = entry
         try:
             with Image.open(file) as image:
-                if image.mode not in _MODES:
-                    raise InputError(f"{name}: an image of mode {image.mode}; expected 8 bits a channel ({_MODES})")
-                array = np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InputError(f"{name}: cannot be read as an image ({error})") from error
+                grey = Image.getmodebase(image.mode) == "L"
+                array = np.asarray(plain_image(image, "L" if grey else "RGB"))
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise InputError(f"{name}: cannot be read as an image ({first_line(error)})") from error
         return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
     if not files:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ import torch
 
 from concord.environments.collection import Environments, RawRows, TargetScale, held_out_places, purposes_of
 from concord.environments.csv_file import CsvFormat, exact, read_cells, typed
-from concord.environments.data_files import COMPRESSIONS, data_files, stem
+from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, stem
 from concord.environments.parquet import read_table
 from concord.environments.table_encoder import TableEncoder, plain, stripped
 from concord.environments.unread_values import unread_values
@@ -36,7 +36,6 @@ _MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other wh
 _EXAMPLE_ROWS = 5
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
 _ENDINGS = (".csv", *(f".csv{each}" for each in COMPRESSIONS), ".parquet")
-_SPREADSHEETS = {".xlsx", ".xls", ".ods"}
 _TEXT_KINDS = {"category": "a category", "ignore": "left out"}
 _ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without one, such as an index in a file
 
@@ -46,7 +45,7 @@ class Table:
     """A table and the kinds of its columns.
 
     Attributes:
-        frame: the rows that have a target.
+        frame: the rows that have a target, by their place among all.
         environment: the environment of each row.
         target: the name of the target's column.
         kinds: of the other columns, without ignored ones.
@@ -149,7 +148,13 @@ class TableEnvironments(Environments):
             inputs = self.encoder.encode(rows)
         except ValueError as error:
             raise InputError(f"environment {name}: {error}") from error
-        return torch.from_numpy(inputs), self.table.targets(rows, self.target_scale)
+        targets = self.table.targets(rows, self.target_scale)
+        finite = {each.name: np.isfinite(inputs[:, 2 * place]) for place, each in enumerate(self.encoder.numeric)}
+        for column, right in {**finite, self.table.target: targets.isfinite().reshape(-1).numpy()}.items():
+            for row in np.flatnonzero(~right)[:1]:
+                found = f"row {rows.index[row]} has {rows[column].iloc[row]}, too far from the training rows"
+                raise InputError(f"environment {name}: column {column}: {found}; correct or remove it")
+        return torch.from_numpy(inputs), targets
 
 
 def fit_encoder(rows: pd.DataFrame, kinds: Mapping[str, str]) -> TableEncoder:
@@ -194,8 +199,15 @@ def from_table(
 
     A warning names each column whose numbers or dates are not read as such.
     """
+    for name, kind in (kinds or {}).items():
+        if kind not in get_args(Kind):
+            raise ArgumentError("kinds", f"{name}={kind}", f"must be one of {', '.join(get_args(Kind))}")
+    if environment_bins is not None and environment_bins < 2:
+        raise ArgumentError("environment_bins", environment_bins, "must be at least 2")
     if isinstance(data, pd.DataFrame):
-        frame = data
+        if data.columns.nlevels > 1:
+            raise ArgumentError("data", data.columns[0], "is the name of a column in several levels; join them to one")
+        frame = _with_index(data, environment, target)
     else:
         form = CsvFormat(separator, encoding, decimal, thousands, tuple(missing), date_format)
         texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
@@ -215,13 +227,16 @@ def from_table(
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
+    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {environment, target}
+    _require_single_values(frame.drop(columns=list(left_out)))
+    frame = frame.reset_index(drop=True)
     frame[target] = stripped(frame[target])
     labelled = frame[target].notna()
-    rows = frame[labelled].reset_index(drop=True)
+    rows = frame[labelled]
     if len(rows) < len(frame):
         warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=2)
     names = _environment_names(rows[environment], environment, environment_bins)
-    purposes = purposes_of(sorted(set(names)), map(str, validation), map(str, test), options=True)
+    purposes = purposes_of(sorted(set(names)), validation, test, options=True)
     train = purposes["train"]
     if len(train) < 2:
         raise ArgumentError(
@@ -232,7 +247,7 @@ def from_table(
         )
     training = rows[names.isin(train)]
     rows = rows.drop(columns=environment)
-    inferred = inferred_kinds(training.drop(columns=[environment, target]))
+    inferred = inferred_kinds(training.drop(columns=[environment, target, *left_out]))
     chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
     for name, kind in inferred.items():
         may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
@@ -315,8 +330,8 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
     if not found.is_file():
         raise ArgumentError("data", shown, "there is no such file")
     suffix = path.suffix.lower()
-    if suffix in _SPREADSHEETS:
-        raise ArgumentError("data", shown, "is a spreadsheet; give a CSV or Parquet file")
+    if kind := kind_by_content(found):
+        raise ArgumentError("data", shown, f"is {kind}; give a CSV or Parquet file")
     try:
         cells = read_table(found) if suffix == ".parquet" else read_cells(found, shown, form)
     except InputError:
@@ -328,7 +343,7 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
     if cells.num_rows == 0:
         raise ArgumentError("data", shown, "has no rows")
     if suffix == ".parquet":
-        frame = cast(pd.DataFrame, cells.to_pandas())
+        frame = _with_index(cast(pd.DataFrame, cells.to_pandas()), environment, target)
         whole = [each.name for each in cells.schema if pa.types.is_integer(each.type) and each.name in frame.columns]
         return frame.assign(**{name: exact(cells[name]).array for name in whole if cells[name].null_count})
     columns = dict(zip(cells.column_names, cells.columns, strict=True))
@@ -339,6 +354,23 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
             for name in list(columns)
         }
     )
+
+
+def _require_single_values(frame: pd.DataFrame) -> None:
+    """Refuse a column with bytes, or several values, in a cell (ArgumentError)."""
+    for name, column in frame.items():
+        for kind in column.dropna().map(type).unique() if column.dtype.kind == "O" else ():
+            if kind is bytes or (issubclass(kind, Collection) and kind is not str):
+                advice = (
+                    f"make it text or numbers, or leave it out: --columns {name}=ignore, kinds={{{name!r}: 'ignore'}}"
+                )
+                raise ArgumentError("columns", name, f"a cell has a value of type {kind.__name__}; {advice}")
+
+
+def _with_index(frame: pd.DataFrame, *names: str | None) -> pd.DataFrame:
+    """The frame with these of its index's levels as columns."""
+    found = [each for each in frame.index.names if each is not None and each in names and each not in frame.columns]
+    return frame.reset_index(found) if found else frame
 
 
 def _twice(names: Iterable[Any]) -> str | None:
@@ -353,7 +385,13 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
     if bins is not None:
         if not pd.api.types.is_numeric_dtype(column):
             raise ArgumentError("environment_bins", bins, f"column {name} has no numbers")
-        return pd.qcut(column, bins, duplicates="drop").astype("string")
+        numbers = column.astype("float64")
+        if infinite := np.isinf(numbers).to_numpy().nonzero()[0].tolist():
+            row = f"row {numbers.index[infinite[0]]} has {numbers.iloc[infinite[0]]}"
+            raise ArgumentError("environment_bins", bins, f"column {name}: {row}; quantiles need finite numbers")
+        if numbers.nunique() < 2:
+            raise ArgumentError("environment_bins", bins, f"column {name} has one value, {column.iloc[0]}")
+        return pd.qcut(numbers, bins, duplicates="drop").astype("string")
     count = column.nunique()
     if pd.api.types.is_numeric_dtype(column) and count > _MOST_ENVIRONMENTS:
         raise ArgumentError(
@@ -369,8 +407,8 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
 
 def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:
     values = training[target]
-    if pd.api.types.is_float_dtype(values) and np.isinf(frame[target]).any():
-        raise ArgumentError("target", target, "has infinite values; remove these rows")
+    if pd.api.types.is_float_dtype(values) and (infinite := frame.index[np.isinf(frame[target])].tolist()):
+        raise ArgumentError("target", target, f"is infinite in row {infinite[0]}; remove such rows")
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     few = values.nunique() <= _MOST_CLASSES
     whole = not pd.api.types.is_float_dtype(values) or bool((values == values.round()).all())

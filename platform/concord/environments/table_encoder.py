@@ -136,10 +136,13 @@ class TableEncoder:
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with stripped texts as names of its columns, and its decimals, which databases export, as float64."""
+    """The table with stripped texts as names of its columns, and as float64 its decimals, which databases export, and
+    its durations, in seconds.
+    """
     frame = frame.rename(columns=lambda name: str(name).strip())
-    decimals = [name for name, column in frame.items() if _is_decimal(column)]
-    return frame.assign(**{name: _plain_decimals(frame[name].astype(object)) for name in decimals})
+    numbers = {name: _plain_decimals(column.astype(object)) for name, column in frame.items() if _is_decimal(column)}
+    seconds = {name: column.dt.total_seconds() for name, column in frame.items() if column.dtype.kind == "m"}
+    return frame.assign(**numbers, **seconds)
 
 
 def _plain_decimals(column: pd.Series) -> pd.Series:
