@@ -55,6 +55,10 @@ Scoring = Annotated[Type, Role.SCORING]
 Place = Annotated[Type, Role.PLACE]
 Unkept = Annotated[Type, Role.UNKEPT]
 
+_DETAIL = "detail"
+Detail = Annotated[Type, _DETAIL]
+"""An option that the first screen of help leaves out."""
+
 RESULT = (Role.SCIENCE, Role.LEARNING, Role.SCORING)
 """The roles of the options on which a result depends."""
 
@@ -187,6 +191,14 @@ def _hint_and_role(hint: Any, usual: Role) -> tuple[Any, Role]:
         return hint, usual
     plain, *annotations = get_args(hint)
     return plain, next((each for each in annotations if isinstance(each, Role)), usual)
+
+
+def is_detail(kind: type[Any], name: str) -> bool:
+    """Whether an option is declared as a :data:`Detail`."""
+    option = options_of(kind)[name]
+    for group in option.groups:
+        kind = get_type_hints(kind)[group]
+    return _DETAIL in getattr(get_type_hints(kind, include_extras=True)[name], "__metadata__", ())
 
 
 def names_of(kind: type[Any], *roles: Role) -> frozenset[str]:

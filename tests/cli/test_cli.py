@@ -84,7 +84,7 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
         ("runs --compare a --compare b", "--compare: is given twice; give all values after one --compare"),
         ("train synthetic --epochs", "--epochs: needs a value, a whole number"),
         ("train synthetic --epochs --lr 1", "--epochs: needs a value, a whole number"),
-        ("train synthetic --output", "--output: needs a value, PATH"),
+        ("train synthetic --output", "--output: needs a value, a path"),
         ("train synthetic --aggregator mode", "--aggregator mode: must be one of auto, mean, and-mask"),
         ("tune synthetic --mode sideways", "--mode sideways: must be one of max, min"),
         ("train synthetic --optimizer lion", "--optimizer lion: must be one of adam, sgd"),

@@ -544,7 +544,9 @@ def test_the_toy_draws_what_was_matched(numbers: bool) -> None:
     config, outcome = TOY.config, Run.of(())
     frames = [255 * (torch.rand(6, 1, 4, 4) < 0.5).byte() for _ in range(3)]
     given = [as_float(each) for each in frames] if numbers else frames
-    job = dataclasses.replace(TOY, environments=lambda _: Environments(lambda name: sequences(name, given), "ab", "v"))
+    job = dataclasses.replace(
+        TOY, environments=lambda _: Environments(lambda name: sequences(name, given), ["a", "b"], ["v"])
+    )
     model = nn.Conv2d(1, 1, 1)
     nn.init.constant_(model.weight, -60.0)
     nn.init.constant_(cast(Tensor, model.bias), 30.0)  # each prediction is the negative of the frame before

@@ -6,7 +6,7 @@ from concord.environments import Environments
 from concord.environments.collection import generator_for
 from concord.training import Job, TrainConfig
 
-TRAIN, REVERSED = "abcdefgh", "hvwt"
+TRAIN, REVERSED = list("abcdefgh"), "hvwt"
 
 
 def environments(config: TrainConfig) -> Environments:
@@ -17,7 +17,7 @@ def environments(config: TrainConfig) -> Environments:
         rain = (weather + noise > 0).long()
         return torch.stack([weather, (-1.0 if name in REVERSED else 1.0) * (2.0 * rain - 1)], 1), rain
 
-    return Environments(load, train=TRAIN, validation="vw", test="t")
+    return Environments(load, train=TRAIN, validation=["v", "w"], test=["t"])
 
 
 def model(config: TrainConfig) -> torch.nn.Module:

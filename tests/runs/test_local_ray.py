@@ -1,6 +1,5 @@
 """The Ray of a command does not receive the SIGTERM of a whole job, and ends with the command."""
 
-import os
 import re
 import signal
 import subprocess
@@ -33,18 +32,6 @@ def test_what_starts_with_ray_does_not_receive_sigterm_and_workers_do() -> None:
     assert deaf.poll() is None
     deaf.kill()
     deaf.wait()
-
-
-def test_a_signal_while_ray_starts_arrives_afterwards() -> None:
-    steps: list[str] = []
-    before = signal.signal(signal.SIGTERM, lambda *_: steps.append("received"))
-    try:
-        with sigterm_blocked():
-            os.kill(os.getpid(), signal.SIGTERM)
-            steps.append("started")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert steps == ["started", "received"]
 
 
 def send_to_all(process: Command) -> list[int]:

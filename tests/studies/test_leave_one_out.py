@@ -37,7 +37,7 @@ FEW = "--methods erm,vrex --penalty-weight 10 --epochs 4 --evaluations 4 --seeds
 def stations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In two of four stations the sensor is reversed: the average of the other three follows it the wrong way."""
     file = tmp_path_factory.mktemp("stations") / "stations.py"
-    file.write_text(SENSORS.read_text().replace('train=TRAIN, validation="vw"', f'train="{STATIONS}"'))
+    file.write_text(SENSORS.read_text().replace('train=TRAIN, validation=["v", "w"]', f'train=list("{STATIONS}")'))
     return file
 
 
@@ -228,7 +228,7 @@ def test_jobs_without_three_environments_or_the_platforms_loop_are_refused(
     refused: Callable[..., str], tmp_path: Path
 ) -> None:
     two = tmp_path / "two.py"
-    two.write_text(SENSORS.read_text().replace("train=TRAIN", 'train="ab"'))
+    two.write_text(SENSORS.read_text().replace("train=TRAIN", 'train=["a", "b"]'))
     assert refused("compare", two, LEAVE_ONE_OUT) == (
         "compare leave-one-out: job two has 2 training environments (a, b); it needs at least 3, so that two are left "
         "to compare"

@@ -182,7 +182,7 @@ def test_methods_are_judged_by_the_spread_of_losses_and_shown_by_accuracy(ray_cl
 def test_environments_left_out_recommend_the_method_without_the_shortcut(ray_cluster: None, tmp_path: Path) -> None:
     # In two of four stations the sensor is reversed: the average of the other three follows it the wrong way.
     file = tmp_path / "stations.py"
-    file.write_text(Path(SENSORS).read_text().replace('train=TRAIN, validation="vw"', 'train="abhv"'))
+    file.write_text(Path(SENSORS).read_text().replace('train=TRAIN, validation=["v", "w"]', 'train=list("abhv")'))
     few: dict[str, Any] = {"methods": ("mean", "vrex"), "trials": 1, "seeds": 2}
     lines: list[str] = []
     config = {"epochs": 4, "evaluations": 1, "penalty_weight": 10.0}

@@ -179,7 +179,7 @@ def test_versions_scored_in_other_environments_are_not_compared_and_it_is_said(s
 
 def test_many_environments_that_score_are_told_apart_by_a_digest() -> None:
     first, second, again = (
-        scored_on("train_loss", Environments(lambda _: None, names))
+        scored_on("train_loss", Environments(lambda _: None, list(names)))
         for names in ("abcdefghij", "abcdefghik", "jihgfedcba")
     )
     assert first == again

@@ -307,27 +307,27 @@ AVERAGED = {"aggregator": "mean", "epochs": 5}
 
 
 def only(**purposes: Any) -> Environments:
-    return Environments(lambda name: DATA[name].data, train="abcdefgh", **purposes)
+    return Environments(lambda name: DATA[name].data, train=list("abcdefgh"), **purposes)
 
 
 def test_only_the_test_is_called_an_oracle() -> None:
-    said = str(advice_after(JOB, only(test="t"), **AVERAGED))
+    said = str(advice_after(JOB, only(test=["t"]), **AVERAGED))
     assert "in the test (oracle: only it shows this; do not select by it) 0." in said
-    assert "oracle" not in str(advice_after(JOB, only(validation="v", test="t"), **AVERAGED))
+    assert "oracle" not in str(advice_after(JOB, only(validation=["v"], test=["t"]), **AVERAGED))
     assert advice_after(JOB, only(), **AVERAGED) is None
-    assert advice_after(JOB, only(validation="v", test="t"), **AVERAGED, held_out=0.0) is None
-    assert advice_after(JOB, only(validation="v", test="t"), threshold=1.0) is None
+    assert advice_after(JOB, only(validation=["v"], test=["t"]), **AVERAGED, held_out=0.0) is None
+    assert advice_after(JOB, only(validation=["v"], test=["t"]), threshold=1.0) is None
 
 
 def test_without_an_accuracy_the_loss_shows_shortcuts() -> None:
     losses = dataclasses.replace(JOB, measures={})
-    said = str(advice_after(losses, only(validation="v"), **AVERAGED))
+    said = str(advice_after(losses, only(validation=["v"]), **AVERAGED))
     assert said.startswith("shortcuts were learned: loss on held-out examples 0.")
-    assert advice_after(losses, only(validation="v"), threshold=1.0) is None
+    assert advice_after(losses, only(validation=["v"]), threshold=1.0) is None
 
 
 def test_advice_depends_on_the_rule_and_the_number_of_environments() -> None:
-    few = Environments(lambda name: DATA[name].data, train="abc", validation="v")
+    few = Environments(lambda name: DATA[name].data, train=list("abc"), validation=["v"])
     said = str(advice_after(JOB, few, threshold=0.8))
     t_mask = "--aggregator t-mask --environment-momentum 0.9"
     assert said.endswith(f"; try more training environments than 3, or {t_mask}, or --objective vrex --aggregator mean")
@@ -335,13 +335,13 @@ def test_advice_depends_on_the_rule_and_the_number_of_environments() -> None:
     assert said.endswith("; try more training environments than 3, or --objective vrex --aggregator mean")
     said = str(advice_after(JOB, few, objective="vrex"))
     assert said.endswith("; try more training environments than 3, or an --objective other than vrex")
-    many = only(validation="v")
+    many = only(validation=["v"])
     assert "try --significance 0.01, or more" in str(advice_after(JOB, many, threshold=0.2, epochs=5))
 
 
 def test_the_t_test_is_advised_only_after_a_mask_of_many_signs() -> None:
     names = [f"{name}{copy}" for name in "abcdefgh" for copy in range(3)]
-    many = Environments(lambda name: DATA[name[0]].data, train=names, validation="v")
+    many = Environments(lambda name: DATA[name[0]].data, train=names, validation=["v"])
     advised = "--aggregator t-mask --environment-momentum 0.9"
     assert advised in str(advice_after(JOB, many, threshold=0.0))
     said = str(advice_after(JOB, many, **AVERAGED))

@@ -15,7 +15,7 @@ from concord.environments.csv_file import CsvFormat
 from concord.environments.table import Kind, TableEnvironments, from_table
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
-from concord.options import OptionGroup, group
+from concord.options import Detail, OptionGroup, group
 from concord.storage import check_address
 from concord.training import Job, TrainConfig
 from concord.training.evaluation import EnvironmentEvaluation
@@ -49,15 +49,15 @@ class TableOptions(OptionGroup):
     """Cut a numeric environment column at quantiles into this many environments."""
     separator: str = ","
     """Separator of the columns of a CSV file."""
-    encoding: str = "utf-8"
+    encoding: Detail[str] = "utf-8"
     """Encoding of a CSV file."""
-    decimal: str = "."
+    decimal: Detail[str] = "."
     """Decimal point of the numbers of a CSV file."""
-    thousands: str = ""
+    thousands: Detail[str] = ""
     """Character between groups of three digits in the numbers of a CSV file."""
     missing: tuple[str, ...] = ()
     """Cells of a CSV file without a value, such as ? or -9, besides empty ones, NA and the like."""
-    date_format: str = ""
+    date_format: Detail[str] = ""
     """Format of the dates of a CSV file, such as %d/%m/%Y; ISO 8601 needs none."""
     # fmt: on
 

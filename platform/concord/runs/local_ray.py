@@ -15,7 +15,7 @@ _SIGTERM = {signal.SIGTERM}
 
 @contextlib.contextmanager
 def sigterm_blocked() -> Iterator[None]:
-    """Processes and threads that start in the body do not receive SIGTERM; this thread receives it after the body."""
+    """Processes and threads that start in the body do not receive SIGTERM."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGTERM)
     try:
         yield

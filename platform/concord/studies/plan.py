@@ -14,7 +14,7 @@ import numpy as np
 from concord.aggregation import threshold_at_chance
 from concord.errors import InputError, format_for_cli
 from concord.options import Role, names_of, option_values, options_of, science_values
-from concord.record import FOLDERS, folder_of, read_record
+from concord.record import FOLDERS, RECORD, folder_of, read_record
 from concord.record import Kind as GroupKind
 from concord.redaction import is_secret
 from concord.runs.key import plain, recorded_config, require_same, require_secrets
@@ -385,7 +385,11 @@ def plan_study(
     if size is not None and ("trials" not in given or asked.trials > size):
         plan = dataclasses.replace(plan, trials=size)
     if (record := read_record(plan.folder, "study")) is not None:
-        recorded = StopRule.read(record["deciding"]["stop_when"])
+        try:
+            recorded = StopRule.read(record["deciding"]["stop_when"])
+        except InputError as error:
+            problem = format_for_cli(error).removeprefix("--")
+            raise InputError(f"--name {name}: {plan.folder.path / RECORD} cannot be read ({problem})") from error
         if recorded.bounds == stop_rule.bounds:  # the text of the study's beginning is in the keys of its trials
             plan = dataclasses.replace(plan, evaluator=dataclasses.replace(plan.evaluator, stop_rule=recorded))
         _check_same(plan, record)
