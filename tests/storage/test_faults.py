@@ -26,7 +26,7 @@ STUDY = (
     *(str(JOBS / "tiny_study.py"), "--method", "averaged", "--trials", "3", "--concurrent", "1", "--no-register"),
     *("--reruns", "1", "--shortlist", "0"),
 )
-COMPARISON = (str(JOBS / "tiny_compared.py"), "--concurrent", "1")
+COMPARISON = (str(JOBS / "tiny_compared.py"), "masks", "--concurrent", "1")
 COMMANDS: Mapping[Kind, tuple[str, ...]] = {
     "run": ("train", *RUN, "--name", "f"),
     "study": ("tune", *STUDY, "--name", "f"),
