@@ -74,6 +74,7 @@ class Option:
         name: the plain name, without its groups'.
         groups: the fields that lead to it from the outermost dataclass.
         default: as declared; :data:`NEEDED` without one.
+        detail: whether it is declared as a :data:`Detail`.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Option:
     hint: Any
     role: Role = Role.SCIENCE
     default: Any = NEEDED
+    detail: bool = False
 
     @property
     def flag(self) -> str:
@@ -177,7 +179,8 @@ def _options_of(kind: Any) -> Mapping[str, Option]:
             default = NEEDED if field.default is dataclasses.MISSING else field.default
             if field.default_factory is not dataclasses.MISSING:
                 default = field.default_factory()
-            inner = [Option(field.name, (), hint, role, default)]
+            detail = _DETAIL in getattr(hints[field.name], "__metadata__", ())
+            inner = [Option(field.name, (), hint, role, default, detail)]
         for option in inner:
             if option.name in found:
                 raise InputError(f"{kind.__name__}: {option.flag} is declared twice; remove one")
@@ -191,14 +194,6 @@ def _hint_and_role(hint: Any, usual: Role) -> tuple[Any, Role]:
         return hint, usual
     plain, *annotations = get_args(hint)
     return plain, next((each for each in annotations if isinstance(each, Role)), usual)
-
-
-def is_detail(kind: type[Any], name: str) -> bool:
-    """Whether an option is declared as a :data:`Detail`."""
-    option = options_of(kind)[name]
-    for group in option.groups:
-        kind = get_type_hints(kind)[group]
-    return _DETAIL in getattr(get_type_hints(kind, include_extras=True)[name], "__metadata__", ())
 
 
 def names_of(kind: type[Any], *roles: Role) -> frozenset[str]:

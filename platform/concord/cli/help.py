@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from concord.job_files import JobText, job_texts
-from concord.options import is_detail, options_of
+from concord.options import options_of
 
 # The platform's options that a newcomer needs; --help-all shows the others.
 FIRST_OPTIONS = (
@@ -92,8 +92,8 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
     from concord.training.options import RunConfig, TrainConfig
 
     platform = options_of(TrainConfig if isinstance(job.job.config, TrainConfig) else RunConfig)
-    config = type(job.job.config)
-    own = [name for name in options_of(config) if name not in platform and not is_detail(config, name)]
+    declared = options_of(type(job.job.config))
+    own = [name for name, option in declared.items() if name not in platform and not option.detail]
     title = " ".join(str(type(options).__doc__).split())
     if command == "train":
         title = JobText(job.name, job.source).title or str(job.job.config.__doc__).split("\n")[0]
