@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from recorded import described
 
 from concord.cli import main
-from concord.cli.config_file import FileOptions
 from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
+from concord.interface.option_file import FileOptions
 from concord.job_files import built_in_jobs
 from concord.options import OptionGroup, Role, as_text, did_you_mean, names_of, option_values, options_of
 from concord.record import write_record

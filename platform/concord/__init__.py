@@ -1,16 +1,70 @@
-"""Train a model on what its environments agree on."""
+"""Train a model on what its environments agree on.
 
+The public interface: ``train``, ``tune``, ``compare``, ``load`` and ``runs``, and what a job of one's own is made of.
+A name is imported when it is used, so that ``import concord`` imports neither PyTorch nor Ray nor MLflow.
+"""
+
+import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from concord.environments import Environments
+    from concord.errors import InputError, RunFailedError
+    from concord.interface.commands import compare, runs, train, tune
+    from concord.interface.results import load
+    from concord.space import Choice, Integers, LogUniform, OneOf, Uniform
+    from concord.training.evaluation import Measure
+    from concord.training.job import Job
+    from concord.training.options import TrainConfig
+
+__all__ = [
+    "Choice",
+    "Environments",
+    "InputError",
+    "Integers",
+    "Job",
+    "LogUniform",
+    "Measure",
+    "OneOf",
+    "RunFailedError",
+    "TrainConfig",
+    "Uniform",
+    "compare",
+    "load",
+    "runs",
+    "train",
+    "tune",
+]
+
+_MODULES = {
+    **dict.fromkeys(("compare", "runs", "train", "tune"), "concord.interface.commands"),
+    "load": "concord.interface.results",
+    "Environments": "concord.environments",
+    "Job": "concord.training.job",
+    "Measure": "concord.training.evaluation",
+    "TrainConfig": "concord.training.options",
+    **dict.fromkeys(("Choice", "Integers", "LogUniform", "OneOf", "Uniform"), "concord.space"),
+    **dict.fromkeys(("InputError", "RunFailedError"), "concord.errors"),
+}
 # Written when the package is sent to a cluster, which may have another version or none.
 _SENT = Path(__file__).parent / "VERSION"
 
 
 def __getattr__(name: str) -> Any:
-    """The version, computed on demand: it takes longer than the rest of ``concord --help``."""
-    if name != "__version__":
+    if name == "__version__":
+        return _version()
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])
+
+
+def _version() -> str:
+    """The version, computed on demand: it takes longer than the rest of ``concord --help``."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

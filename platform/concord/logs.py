@@ -79,6 +79,15 @@ def inherit_context(given: Context, **fields: Any) -> None:
     bind_context(**given.known, **fields)
 
 
+def info(text: str, level: int = logging.INFO) -> None:
+    """Print a line of progress, or of an error: a line break in a name does not split it; or a traceback as it is."""
+    text = text if text.startswith("Traceback ") else printable(text)
+    if as_json():
+        write(text, level)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
 def write(line: str, level: int = logging.INFO) -> None:
     """Log a line of Concord's own."""
     logging.getLogger(_OWN).log(level, line, stacklevel=3)  # the caller's caller

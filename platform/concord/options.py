@@ -268,6 +268,19 @@ def require_one_way(given: Mapping[str, Any]) -> None:
 
 
 _LONGEST_SHOWN = 80
+# The names of other libraries' options (PyTorch, Transformers, Lightning, DomainBed), and ours.
+_ELSEWHERE = {
+    "--learning-rate": "--lr",
+    "--weight-decay": "--l2",
+    "--clip-grad-norm": "--clip",
+    "--max-grad-norm": "--clip",
+    "--gradient-clip-val": "--clip",
+    "--num-workers": "--readers",
+    "--device": "--use-gpu",
+    "--dtype": "--precision",
+    "--algorithm": "--aggregator or --objective",
+    "--tau": "--threshold",
+}
 
 
 def flag_of(name: str) -> str:
@@ -286,6 +299,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     plain = {each.lstrip("-"): each for each in known}  # dashes would make any two flags alike
     near = difflib.get_close_matches(name[:_LONGEST_SHOWN].lstrip("-"), plain, n=1)
     return f"; did you mean {plain[near[0]]}?" if near else ""
+
+
+def nearest_option(flag: str, known: Iterable[str]) -> str:
+    """``; did you mean NEAREST?`` if an option of ours, or another library's name of one, is near."""
+    flags = list(known)
+    meant = _ELSEWHERE.get(flag, "")
+    return f"; did you mean {meant}?" if meant.split(" ")[0] in flags else did_you_mean(flag, flags)
 
 
 def fits(value: Any, hint: Any) -> bool:

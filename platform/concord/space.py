@@ -241,6 +241,22 @@ def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
     return entry
 
 
+def format_entry(name: str, entry: Entry | Sequence[Value]) -> str:
+    """A domain as the command line takes it, ``lr=log:0.0001:1.0``; a list is a choice. :func:`parse_entry` reads it.
+
+    Raises:
+        InputError: the domain has no such form: branches, or values that are lists or have a comma or colon.
+    """
+    kinds = {Uniform: "uniform", LogUniform: "log", Integers: "int"}
+    if isinstance(entry, Uniform | LogUniform | Integers):
+        return f"{name}={kinds[type(entry)]}:{entry.low!r}:{entry.high!r}"
+    values = entry.values if isinstance(entry, Choice) else entry if isinstance(entry, list | tuple) else [entry]
+    for value in values:
+        if not isinstance(value, bool | int | float | str | None) or {*str(value)} & {*",:= "}:
+            raise InputError(f"vary {name}: {value!r} has no form in one line; give a TOML file as space")
+    return f"{name}={','.join(map(str, values))}"
+
+
 def _parsed(name: str, text: str, words: Sequence[Value]) -> Entry:
     kind, *given = text.split(":")
     bounds = [literal(bound) for bound in given]

@@ -10,7 +10,7 @@ from command_line import Concord
 
 from concord.cli import COMMANDS
 from concord.cli.help import FIRST_OPTIONS, OptionHelp, option_help
-from concord.cli.job_options import default_options
+from concord.interface.command_options import default_options
 from concord.job_files import JobText, built_in_jobs, job_texts
 from concord.options import options_of
 from concord.training import load_job

@@ -25,10 +25,11 @@ from web_server import Quiet, serving
 
 import concord
 from concord.cli import main
-from concord.cli.job_options import JobCommand, read_command
+from concord.cli.job_options import read_command
 from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
+from concord.interface.command_options import JobCommand
 from concord.record import EVENTS, folder_of, read_events, require_run
 from concord.runs.submission.cluster import Cluster
 from concord.runs.submission.package import inside, packed

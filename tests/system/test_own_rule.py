@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from tracked import tracked_runs
 
 from concord.aggregation import AndMask, Mean, aggregate
 from concord.cli import main
-from concord.cli.job_options import read_command, with_own_rule
+from concord.cli.job_options import early_values, read_command, with_canonical_rule
 from concord.cli.parsing import job_and_words, parse
 from concord.cli.submit import check_command
 from concord.errors import InputError
+from concord.interface import command_options
 from concord.options import option_values
 from concord.record import EVENTS, folder_of, require_run
 from concord.runs.key import recorded_config
@@ -32,7 +33,7 @@ from concord.studies.study_options import options_for
 from concord.tracking import Store
 from concord.tracking.mirror import CURSOR
 from concord.training import load_job
-from concord.training.job import JobFile, job_from_source, with_rule
+from concord.training.job import JobFile, with_rule
 from concord.training.rule_file import RuleFile
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -106,6 +107,11 @@ def with_fields(*fields: str) -> str:
 
 def job_with(file: Path, name: str = "TrimmedSign", job: str = JOB) -> JobFile:
     return with_rule(load_job(job), RuleFile.read(f"{file}:{name}"))
+
+
+def with_own_rule(job: JobFile, words: Sequence[str], record: Any = None) -> tuple[JobFile, list[str]]:
+    job = command_options.with_own_rule(job, early_values(words)["aggregator"], record)
+    return job, with_canonical_rule(job, words)
 
 
 def configured(job: JobFile, *words: str) -> Any:
@@ -246,9 +252,9 @@ def test_a_job_with_a_loop_of_its_own_takes_no_rule(rule_file: Path, capsys: pyt
 def test_a_rule_works_where_its_file_is_not(rule_file: Path) -> None:
     job = job_with(rule_file)
     options = option_values(configured(job, "--dead-zone", "0.5", "--threshold", "1"))
-    path, source, rule = pickle.loads(pickle.dumps((job.path, job.source, job.rule)))
+    sent = pickle.loads(pickle.dumps(job.sent))
     rule_file.unlink()
-    there = job_from_source(path, source, rule).job.config.with_options(**options)
+    there = sent.load().job.config.with_options(**options)
     gradients = torch.tensor([[1.0, 1.0], [1.0, 0.1]])
     assert aggregate(there.resolve().rule(), gradients).value.tolist() == [1.0, 0.0]
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import concord
 from concord import logs as structured_logs
-from concord.cli.output import info, output_closed, prepare_streams
+from concord.cli.output import output_closed, prepare_streams
 from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli
 from concord.exit_watchdog import reported_death
+from concord.logs import info
 from concord.redaction import redact
 from concord.storage import disk_errors_in_one_line
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concord.analysis.consistency.measurement import Measurement, method_as_json, over_runs, read_measurements
-from concord.cli.output import info, table
+from concord.cli.output import table
 from concord.cli.parsing import given_options, job_and_words, parse
+from concord.logs import info
 from concord.options import science_values
 from concord.runs.analyzing import AnalyzeOptions
 from concord.storage import resolve

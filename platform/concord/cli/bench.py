@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from concord.cli.output import info, table
+from concord.cli.output import table
 from concord.cli.parsing import parse
 from concord.errors import InputError, UnfinishedError
+from concord.logs import info
 
 if TYPE_CHECKING:
     from concord.benchmark import Row

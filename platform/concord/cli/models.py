@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import tyro
 
-from concord.cli.output import info, table
+from concord.cli.output import table
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
 from concord.exit_watchdog import run_group
+from concord.logs import info
 from concord.redaction import redact
-from concord.storage import display_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Models:
 def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The model registry."""
     options = parse(Models, words, "concord models")
-    from concord.tracking import models, promote, show
+    from concord.tracking import Store, models, promote, show
 
     if options.do != "list" and options.name is None:
         raise InputError(f"models {options.do}: no model is named; give a name; concord models lists them")
@@ -50,7 +50,7 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"models promote {options.name}: {given}; give the version's number")
     if options.or_better and options.do != "promote":
         raise InputError(f"--or-better: applies to models promote, not {options.do}; leave it out")
-    store = open_store(options.output, options.tracking_uri)
+    store = Store.existing(options.output, options.tracking_uri)
     if options.do == "list":
         versions = models(store)
     elif options.do == "show":
@@ -106,16 +106,6 @@ def _criterion(version: Any) -> str:
     return "" if value is None else f"{version.criterion} {value:.4f}"
 
 
-def open_store(output: Path, tracking_uri: str | None) -> Any:
-    """Open an existing store; a folder without one is refused (InputError)."""
-    from concord.tracking import Store
-
-    local = tracking_uri is None and "MLFLOW_TRACKING_URI" not in os.environ
-    if local and not (output / "mlflow.db").exists():
-        raise InputError(f"--output {display_path(output)}: has no MLflow store; a run of concord train makes one")
-    return Store.open(output, tracking_uri)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Ui:
     """The MLflow UI on this machine's store; Ctrl-C stops it."""
@@ -135,7 +125,9 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     options = parse(Ui, words, "concord ui")
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
-    store = open_store(options.output, options.tracking_uri)
+    from concord.tracking import Store
+
+    store = Store.existing(options.output, options.tracking_uri)
     if not store.uri.startswith("http"):
         _require_free(options.host, options.port)
     from concord.runs.submission.profile import described, running_dashboard

@@ -1,24 +1,13 @@
 """Output of commands: lines of progress, and tables."""
 
 import io
-import logging
 import os
 import select
 import sys
 from collections.abc import Sequence
 
-from concord import logs
 from concord.errors import printable
 from concord.table import Table
-
-
-def info(text: str, level: int = logging.INFO) -> None:
-    """Print a line of progress, or of an error: a line break in a name does not split it; or a traceback as it is."""
-    text = text if text.startswith("Traceback ") else printable(text)
-    if logs.as_json():
-        logs.write(text, level)
-    else:
-        print(text, file=sys.stderr, flush=True)
 
 
 def prepare_streams() -> None:

@@ -7,14 +7,14 @@ from shlex import quote
 from typing import Any, TypeVar
 
 from concord.cli.help import HELP, job_list, shown_choices
-from concord.cli.output import info
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
+from concord.logs import info
 from concord.options import (
     NEEDED,
     OptionGroup,
-    did_you_mean,
     flag_of,
+    nearest_option,
     option_values,
     options_of,
     path_of,
@@ -117,21 +117,6 @@ _KINDS = {
 }
 
 
-# The names of other libraries' options (PyTorch, Transformers, Lightning, DomainBed), and ours.
-_ELSEWHERE = {
-    "--learning-rate": "--lr",
-    "--weight-decay": "--l2",
-    "--clip-grad-norm": "--clip",
-    "--max-grad-norm": "--clip",
-    "--gradient-clip-val": "--clip",
-    "--num-workers": "--readers",
-    "--device": "--use-gpu",
-    "--dtype": "--precision",
-    "--algorithm": "--aggregator or --objective",
-    "--tau": "--threshold",
-}
-
-
 def _one_line(event: Any, known: Sequence[str]) -> str:
     """A parse error in one line: the option, the value, and what is expected."""
     lowered = getattr(getattr(event, "argument", None), "lowered", None)
@@ -146,9 +131,7 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             if not first.startswith("-"):
                 return f"{' '.join(event.tokens)}: is not an option; {event.prog} --help lists the options"
             name = first.split("=")[0].lower().replace("_", "-")
-            meant = _ELSEWHERE.get(name, "")
-            same = f"; did you mean {meant}?" if meant.split(" ")[0] in known else ""
-            near = same or did_you_mean(name, known) or ";"
+            near = nearest_option(name, known) or ";"
             return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":
             return f"{option} {event.value}: must be one of {', '.join(shown_choices(event.choices))}"

@@ -1,23 +1,19 @@
 """The command ``runs``: lists, finds and compares tracked runs."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from concord.cli.models import open_store
-from concord.cli.output import info, table
+from concord.cli.output import table
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.logs import info
 from concord.record import FOLDERS
 from concord.table import format_value
 
 _SPLITS = ("train", "held_out", "validation", "ood")
-# Endings of metrics of which smaller is better.
-_SMALL_IS_GOOD = ("loss", "spread", "error", "rmse")
 _MOST_METRICS = 4
 # Tags that may explain a run's metrics, by the names to show.
 _TAGS = {
@@ -67,42 +63,19 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--top {options.top}: must be at least 1")
     if len(options.compare) == 1:
         raise InputError(f"--compare {options.compare[0]}: is one run; give at least two names")
-    if options.mode and not options.metric:
-        raise InputError(f"--mode {options.mode}: needs a metric; give --metric")
-    from concord.tracking.run_search import Condition, compared_run, field_name, find_runs
-
-    right = "give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"
-    where = tuple(Condition.of("--where", text, right) for text in options.where)
-    store = open_store(options.output, options.tracking_uri)
     if options.compare:
+        from concord.tracking import Store
+        from concord.tracking.run_search import compared_run
+
+        store = Store.existing(options.output, options.tracking_uri)
         return _compared([compared_run(store, name) for name in options.compare], as_json)
-    metric = field_name(options.metric) if options.metric else None
-    show = tuple(map(field_name, options.show))
-    found = find_runs(
-        store,
-        options.top,
-        job=options.job,
-        status=options.status,
-        name=options.name,
-        study=options.study,
-        where=where,
-        metric=metric,
-        largest=options.mode == "max" or (options.mode is None and not str(metric).endswith(_SMALL_IS_GOOD)),
-        show=show,
-        shown=partial(_with_interruption, options.output),
-    )
+    from concord.interface.commands import runs as find
+    from concord.tracking.run_search import field_name
+
+    found = find(**{name: value for name, value in vars(options).items() if name != "compare"}).tracked
     if not as_json:
-        _print_list(found, [*([metric] if metric else []), *show])
+        _print_list(found, list(map(field_name, [*([options.metric] if options.metric else []), *options.show])))
     return {"runs": [_as_json(run) for run in found]}
-
-
-def _with_interruption(output: Path, run: Any) -> Any:
-    """The run, as interrupted if MLflow shows it as running but no process holds its folder."""
-    from concord.runs.lifecycle import is_interrupted
-
-    if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
-        return dataclasses.replace(run, status="INTERRUPTED")
-    return run
 
 
 def _print_list(found: Sequence[Any], asked: Sequence[str]) -> None:

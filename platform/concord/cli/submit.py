@@ -11,18 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from concord import logs as structured_logs
-from concord.cli.job_options import JobCommand, read_command
-from concord.cli.output import info, table
+from concord.cli.job_options import read_command
+from concord.cli.output import table
 from concord.cli.parsing import asks_for_help, job_and_words, parse, parse_known
 from concord.errors import InputError, RunFailedError
+from concord.logs import info
 from concord.options import as_words, flag_of, options_of
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
+
+if TYPE_CHECKING:
+    from concord.interface.command_options import JobCommand
 
 SUBMITTED = ("train", "tune", "compare")
 # Ray asks a job to end, kills it three seconds later, and then ends its workers.
@@ -100,7 +104,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             f"{what}; give {', '.join(SUBMITTED[:-1])} or {SUBMITTED[-1]}, and a job: concord submit train synthetic"
         )
     job, own = job_and_words(rest[1:], f"submit {rest[0]}")
-    command = read_command(rest[0], job, own, f"concord submit {rest[0]} {rest[1]}")
+    command = read_command(rest[0], job, own, f"concord submit {rest[0]} {rest[1]}", continues=False)
     if command.print_config:
         from concord.cli.config_file import print_options
 
@@ -170,7 +174,7 @@ class SentFiles:
         self.needed.append(inside(file, self.folder))
         return str(self.needed[-1])
 
-    def take_job(self, command: JobCommand, reference: str) -> str:
+    def take_job(self, command: "JobCommand", reference: str) -> str:
         """The job's reference on the cluster: its name, or its file's path."""
         from concord.job_files import built_in_jobs
 
@@ -190,7 +194,7 @@ class SentFiles:
         file, rule = RuleFile.parts(method)
         return f"{self._take(Path(file))}:{rule}"
 
-    def take_options(self, command: JobCommand, values: Mapping[str, Any]) -> dict[str, Any]:
+    def take_options(self, command: "JobCommand", values: Mapping[str, Any]) -> dict[str, Any]:
         """The options that name files, with the paths on the cluster."""
         found: dict[str, Any] = {}
         rule = command.job.rule
@@ -251,7 +255,7 @@ def _cluster(options: _ClusterOptions) -> Any:
     return Cluster(Profile.find(options.profile, options.address, options.token_file))
 
 
-def check_command(command: JobCommand) -> str:
+def check_command(command: "JobCommand") -> str:
     """Refuse options that are invalid without the cluster; return the name of the run, study or comparison."""
     clash = options_of(type(command.options)).keys() & options_of(Submit).keys() - {"address", "tracking_uri"}
     if clash:
@@ -284,7 +288,7 @@ def check_command(command: JobCommand) -> str:
     return config.run.name or f"{next(new_names(job.name, config, method))}-{secrets.token_hex(3)}"
 
 
-def _check_comparison(command: JobCommand) -> str:
+def _check_comparison(command: "JobCommand") -> str:
     from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparison_name, plan_comparison
     from concord.studies.methods import check_methods, methods_name
 
@@ -299,7 +303,7 @@ def _check_comparison(command: JobCommand) -> str:
     return name
 
 
-def _cluster_values(command: JobCommand, profile: Any) -> dict[str, Any]:
+def _cluster_values(command: "JobCommand", profile: Any) -> dict[str, Any]:
     """The given options and the profile's; an output folder inside the sent folder does not count."""
     values = command.given_values()
     of_profile = {"output": profile.output, "data_dir": profile.data_dir}

@@ -46,7 +46,7 @@ from concord.runs.trained_model import TrainedModel, model_of_run, model_of_vers
 from concord.storage import Folder, check_local_folder
 from concord.storage.typed_json import Fields, read_json
 from concord.tracking import Store
-from concord.training.job import JobFile, job_from_source
+from concord.training.job import JobFile, SentJob
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.process import tune_process
 
@@ -359,7 +359,7 @@ def _by_ray(
         _require_shared_store(where)
         require_resources(where, info)
         task: Any = ray.remote(num_cpus=1, num_gpus=where.gpu_request()[0], max_retries=2)(_task)
-        given = (job.path, job.source, options)
+        given = (job.sent, options)
         for name, report in task_results(task, names, lambda name: (*given, name, context())):
             if isinstance(report, InputError):
                 raise report
@@ -374,12 +374,12 @@ def _by_ray(
     return found
 
 
-def _task(path: str, source: str, options: AnalyzeOptions, name: str, log_context: Context) -> Any:
+def _task(sent: SentJob, options: AnalyzeOptions, name: str, log_context: Context) -> Any:
     """A Ray task that returns the report of one model, or the InputError that refuses it."""
     inherit_context(log_context)
     tune_process(threads=1)
     try:
-        return analyze_model(options.load(job_from_source(path, source), name), options)
+        return analyze_model(options.load(sent.load(), name), options)
     except InputError as error:
         return picklable(error)
 

@@ -25,10 +25,9 @@ from concord.runs.failures import failure, is_outage
 from concord.storage import DiskError, Folder, disk_errors_in_one_line, storage_credentials
 from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_checksums
 from concord.training.context import ProcessContext, StepsSoFar
-from concord.training.job import Job, JobFile, job_from_source
+from concord.training.job import Job, JobFile, SentJob
 from concord.training.loop import training
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig, parallel_of
-from concord.training.rule_file import RuleFile
 from concord.training.worker_data import WorkerData, prepare
 
 _logger = logging.getLogger("concord.runs")
@@ -50,8 +49,7 @@ class RunTask:
     """A run, for any process that trains it.
 
     Attributes:
-        path, source: the job's file.
-        rule: the user's own aggregator, if there is one.
+        sent: the job.
         options: the resolved options' values; a worker makes their class from the job's source.
         folder: the run's.
         on_ray_train: whether Ray Train's workers train; otherwise the executing process does.
@@ -60,10 +58,8 @@ class RunTask:
             checkpoints that the options ask for.
     """
 
-    path: str
+    sent: SentJob
     # Ray keeps its configuration as text, so this leaves out long values and possible passwords.
-    source: str = field(repr=False)
-    rule: RuleFile | None
     options: dict[str, Any] = field(repr=False)
     folder: Folder
     on_ray_train: bool = False
@@ -72,9 +68,10 @@ class RunTask:
     log_context: logs.Context = field(default_factory=logs.context)
     storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 
-    def job(self) -> JobFile:
-        """The job, made from its source."""
-        return job_from_source(self.path, self.source, self.rule)
+    @property
+    def path(self) -> str:
+        """The job's file."""
+        return self.sent.path
 
     def config(self, job: JobFile) -> ResolvedConfig:
         """The resolved options."""

@@ -14,23 +14,24 @@ from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError
 from concord.record import OpenRun, Run
 from concord.runs.execute import CHECKPOINTS
-from concord.runs.lifecycle import Info
-from concord.runs.preflight import PreflightResult, required
+from concord.runs.lifecycle import Info, reopened
+from concord.runs.preflight import PreflightResult, preflight, required
 from concord.runs.spec import JOB
-from concord.runs.trained_model import last_model
+from concord.runs.trained_model import last_model, model_of_run
 from concord.source_file import reason
-from concord.tracking import ExportError, Store, log_model, register
+from concord.tracking import ExportError, Mirror, Registered, Store, log_model, register
 from concord.tracking.datasets import log_data
 from concord.training.advice import advice
 from concord.training.checkpoint import MODEL
 from concord.training.job import Job, JobFile
-from concord.training.metric_names import environments_of
+from concord.training.metric_names import environments_of, short_metrics
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig
 
 # MLflow's folder for the weights of a model that is not exported, and the line about it.
 _WEIGHTS = "weights"
 _NOT_CALLED = "the job's risk does not call it as a function of tensors"
 FIGURES, _METRICS = "figures", "metrics.json"
+_SENDING_SECONDS = 30.0  # how long MLflow may take to have a later registration
 _NAMED = 8  # more environments of a score are counted
 
 
@@ -48,7 +49,7 @@ def finish(
     Returns the run's report, and whether MLflow took all. ``lineage`` becomes tags of the registered version.
     """
     run_id = str(run.run_id)
-    metrics = {key: value for key, value in run.metrics.items() if "/" not in key}
+    metrics = short_metrics(run.metrics)
     run.folder.write(_METRICS, json.dumps(run.metrics, indent=1))
     model = last_model(job.job, config, run)
     for path in _draw(job, config, run, model, info):
@@ -72,14 +73,7 @@ def finish(
             store.set_tag(run_id, "mlflow.note.content", line)  # shown on MLflow's page of the run
             info(line)
         if config.run.register and uri is not None:
-            name = job.model_name(config)
-            criterion, mode = checked.criterion
-            if criterion not in metrics:
-                raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
-            unfit = shortfall(job.job, config, metrics)
-            scored = scored_on(criterion, environments)
-            store.set_tag(run_id, JOB, job.name)
-            registered = register(store, uri, run_id, name, metrics, criterion, mode, lineage, unfit, scored)
+            registered = _register(job, config, store, run_id, uri, metrics, checked, lineage)
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True
     except (RunFailedError, InputError) as error:  # the training is finished
@@ -100,13 +94,77 @@ def finish(
     return report, tracked
 
 
+def _register(
+    job: JobFile,
+    config: ResolvedConfig,
+    store: Store,
+    run_id: str,
+    uri: str,
+    metrics: Mapping[str, float],
+    checked: PreflightResult,
+    lineage: Mapping[str, str] | None = None,
+) -> Registered:
+    """Register a run's model in MLflow, to be compared with other versions."""
+    criterion, mode = checked.criterion
+    if criterion not in metrics:
+        raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
+    unfit, scored = shortfall(job.job, config, metrics), scored_on(criterion, checked.environments)
+    store.set_tag(run_id, JOB, job.name)
+    return register(store, uri, run_id, job.model_name(config), metrics, criterion, mode, lineage, unfit, scored)
+
+
+def register_later(job: JobFile, run: Run, tracking_uri: str | None = None) -> str:
+    """Register the model of a run that is finished, if it is not registered; return the version's URI (InputError if
+    it has no model in MLflow)."""
+    report = run.report
+    if report is None or report["model"] is None:
+        raise InputError(f"run {run.name}: has no model in MLflow to register")
+    if report["registration"] is not None:
+        return str(report["model"])
+    trained = model_of_run(job, run.output, run.name)
+    config = trained.config.resolve()
+    store = Store.open(run.output, tracking_uri)
+    checked = preflight(trained.job, config)
+    registered = _register(trained.job, config, store, trained.run_id, report["model"], report["metrics"], checked)
+    uri = f"models:/{registered.name}/{registered.version}"
+    again = {**report, "model": uri, "champion": registered.champion, "registration": registered.reason}
+    mirror = Mirror(store)
+    with run.folder.locked("run"), reopened(run, mirror) as opened:
+        opened.append("ended", status="FINISHED", report=again)
+        opened.sync()
+    mirror.close(_SENDING_SECONDS)
+    return uri
+
+
+def figures_of(job: JobFile, run: Run, info: Info) -> dict[str, Any]:
+    """The figures of a finished run, by name: matplotlib's, or the frames of a moving picture."""
+    trained = model_of_run(job, run.output, run.name)
+    return _figures(trained.job, trained.config.resolve(), run, trained.model, info)
+
+
 def _draw(job: JobFile, config: ResolvedConfig, run: Run, model: torch.nn.Module | None, info: Info) -> list[Path]:
-    """Draw the figures of every run of the platform's loop, and the job's own."""
-    if job.job.loop is not None and job.job.figures is None:
+    """Write the figures of a run into its folder; return the files."""
+    drawn = _figures(job, config, run, model, info)
+    if not drawn:
         return []
     from concord.analysis.figures import save
-    from concord.analysis.training_curves import training_curves
     from concord.analysis.trajectory_figures import moving_picture
+
+    return [
+        moving_picture(figure, run.folder.path / FIGURES / f"{name}.gif")
+        if isinstance(figure, torch.Tensor)
+        else save(figure, run.folder.path / FIGURES / f"{name}.png")
+        for name, figure in drawn.items()
+    ]
+
+
+def _figures(
+    job: JobFile, config: ResolvedConfig, run: Run, model: torch.nn.Module | None, info: Info
+) -> dict[str, Any]:
+    """The figures of every run of the platform's loop, and the job's own, by name."""
+    if job.job.loop is not None and job.job.figures is None:
+        return {}
+    from concord.analysis.training_curves import training_curves
 
     measure = "accuracy" if "train_accuracy" in run.metrics else "loss"
     drawn = {"curves": training_curves(run.history, measure)} if job.job.loop is None else {}
@@ -115,12 +173,7 @@ def _draw(job: JobFile, config: ResolvedConfig, run: Run, model: torch.nn.Module
             drawn |= job.job.figures(job.job, config, run, model)
         except Exception as error:  # the user's code; the training is kept
             info(f"the job's figures could not be drawn ({reason(error, job.path)})")
-    return [
-        moving_picture(figure, run.folder.path / FIGURES / f"{name}.gif")
-        if isinstance(figure, torch.Tensor)
-        else save(figure, run.folder.path / FIGURES / f"{name}.png")
-        for name, figure in drawn.items()
-    ]
+    return drawn
 
 
 def shortfall(job: Job[Any], config: ResolvedConfig, metrics: Mapping[str, float]) -> str | None:

@@ -24,8 +24,9 @@ from concord.errors import InputError
 from concord.options import RESULT, Role, flag_of, names_of, option_values, options_of
 from concord.record import Run, folder_of, read_run
 from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
+from concord.runs.definitions import Definition, definitions
 from concord.storage import Folder, display_path
-from concord.training.job import JobFile
+from concord.training.job import Job, JobFile
 from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
 
 KEYS = "keys"  # the index, in the output folder
@@ -115,7 +116,7 @@ def run_key(job: JobFile, config: ResolvedConfig, data: str | None, **further: A
     usual = frozenset(name for name in options if values[name] == declared[name].default)
     given = {name: plain(value) for name, value in further.items() if value}
     rule = {name: _hash(text) for name, text in config.sources().items()}
-    return Key(job.name, options | given, usual, {**job_sources(job.path, job.source), **rule}, data)
+    return Key(job.name, options | given, usual, {**_sources_of(job), **rule}, data)
 
 
 def plain(value: Any) -> Any:
@@ -183,6 +184,22 @@ def index_run(run: Run) -> None:
     """Name a finished run under its key."""
     if run.key:
         (Folder(run.output) / KEYS).write(run.key, run.name, durable=False)
+
+
+def _sources_of(job: JobFile) -> Mapping[str, str]:
+    """The hashes of what training can reach of a job, by file, or by name if no file defines the job."""
+    if not job.made_here:
+        return job_sources(job.path, job.source)
+    found: dict[str, list[str]] = {}
+    for each in job_definitions(job.job):
+        found.setdefault(each.name, []).append(each.content)
+    return {name: _hash(contents) for name, contents in found.items()}
+
+
+def job_definitions(job: Job[Any]) -> list[Definition]:
+    """What training can reach of a job that no file defines."""
+    trained = {name: part for name, part in vars(job).items() if name not in {*_NOT_TRAINED, "config"}}
+    return definitions({**trained, "config": type(job.config)})
 
 
 @functools.lru_cache(maxsize=64)

@@ -193,7 +193,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
         return
     tell = _EventSender(channel, process)
     try:
-        file = task.job()
+        file = task.sent.load()
         config = task.config(file)
         with _exported(task, file.name, config, process) as so_far:
             for _ in evaluations_here(task, file.job, config, process, tell, beginning.checkpoint, so_far=so_far):

@@ -31,7 +31,7 @@ from concord.runs.submission.profile import described
 from concord.storage import require_space
 from concord.tracking import Mirror
 from concord.training.advice import mask_lines
-from concord.training.job import JobFile, command_line
+from concord.training.job import JobFile
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.process import tune_process
 
@@ -123,7 +123,7 @@ def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProg
     on_ray_train = needs_ray_train(config)
     if not on_ray_train:
         tune_process()
-    task = RunTask(job.path, job.source, job.rule, option_values(config), run.folder, on_ray_train)
+    task = RunTask(job.sent, option_values(config), run.folder, on_ray_train)
     with contextlib.closing(execute(task, job, config, take, start)) as evaluations:
         try:
             for evaluation in evaluations:
@@ -184,7 +184,7 @@ def methods_command(job: JobFile, config: TrainConfig, given: Collection[str] = 
     """The command that compares methods on the data of a run: with the given options that say which data they are."""
     common = options_of(TrainConfig).keys() - {"data_dir"}
     values = {name: value for name, value in option_values(config).items() if name in {*given} - common}
-    return command_line("compare", job.reference, "methods", options=values)
+    return job.command("compare", "methods", options=values)
 
 
 def mask_parameters(config: ResolvedTrainConfig, environments: int) -> dict[str, float]:

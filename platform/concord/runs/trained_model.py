@@ -13,8 +13,9 @@ from concord.runs.execute import CHECKPOINTS, kept_checkpoint
 from concord.runs.spec import restored_config
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
-from concord.training.job import Job, JobFile, command_line, with_recorded_rule
+from concord.training.job import Job, JobFile, with_recorded_rule
 from concord.training.loop import build_model
+from concord.training.metric_names import short_metrics
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.rule_file import RuleFile
 
@@ -52,7 +53,7 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     record = run.record
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a run of job {record['job']}, not of {job.name}")
-    again = command_line("train", job.reference, options={"name": name, "resume": True})
+    again = job.command("train", options={"name": name, "resume": True})
     if run.status != "FINISHED" or run.run_id is None:
         raise InputError(f"--name {name}: is not finished; run {again}")
     recorded = {**record["config"], "output": str(output)}  # it may have been moved
@@ -60,8 +61,7 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     model = last_model(job.job, config, run)
     if model is None:
         raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}; {again} makes one")
-    metrics = {key: value for key, value in run.metrics.items() if "/" not in key}
-    return TrainedModel(name, run.run_id, job, config, model, metrics)
+    return TrainedModel(name, run.run_id, job, config, model, short_metrics(run.metrics))
 
 
 def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path | None = None) -> TrainedModel:

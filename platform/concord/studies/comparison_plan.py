@@ -64,7 +64,7 @@ class ComparisonPlan(GroupPlan):
         """The command that makes or continues the tables, without secrets."""
         name = {} if self.name == self.job.name else {"name": self.name}
         options = {**self.job.for_command(self.given), **name, "output": self.base.run.output, **self.where}
-        return command_line("compare", self.job.reference, *self.tables, options=options)
+        return self.job.command("compare", *self.tables, options=options)
 
     @property
     def asked(self) -> Mapping[str, Mapping[str, Any]]:
@@ -109,7 +109,7 @@ def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
     if not found:
         raise InputError(
             f"job {job.name}: has no tables to compare; give it comparisons={{…}}, or compare methods with "
-            f"concord compare {job.reference} {METHODS}, or {LEAVE_ONE_OUT}"
+            f"{job.command('compare', METHODS)}, or {LEAVE_ONE_OUT}"
         )
     for name, makes in ((METHODS, "tunes each method"), (LEAVE_ONE_OUT, "leaves out each environment")):
         if name in found:

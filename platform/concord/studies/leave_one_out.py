@@ -127,8 +127,7 @@ def leave_one_out_as_recorded(
     given = dict(record.get("asked", {}).get(LEAVE_ONE_OUT, {}))
     if FOLDS not in given:
         raise InputError(
-            f"table {LEAVE_ONE_OUT}: there is none in {output}; "
-            f"concord compare {job.reference} {LEAVE_ONE_OUT} makes it"
+            f"table {LEAVE_ONE_OUT}: there is none in {output}; {job.command('compare', LEAVE_ONE_OUT)} makes it"
         )
     folds = given.pop(FOLDS)
     command = restored_config(leave_one_out_options_for(job), given).with_options(output=output, name=name)

@@ -38,7 +38,7 @@ from concord.studies.search import config_at
 from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
-from concord.training.job import command_line, with_rule
+from concord.training.job import with_rule
 from concord.training.loop import estimated_seconds
 from concord.training.rule_file import RuleFile, config_with_rule
 
@@ -293,7 +293,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                     done = f"{len(found) + len(failed)} of {len(plan.studies)} methods"
                     info(f"{done}; the others take about {duration(takes)}")
     except (StoppedError, KeyboardInterrupt):
-        again = command_line("compare", plan.job.reference, METHODS, *words)
+        again = plan.job.command("compare", METHODS, *words)
         raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
@@ -345,4 +345,4 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     }
     if RuleFile.is_reference(method):
         changed["aggregator"] = method
-    return command_line("train", plan.job.reference, options={**changed, "output": plan.base.run.output})
+    return plan.job.command("train", options={**changed, "output": plan.base.run.output})

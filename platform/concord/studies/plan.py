@@ -37,7 +37,6 @@ from concord.studies.search import (
 from concord.studies.study_options import SharingOptions, StudyOptions
 from concord.tracking import Store
 from concord.training import JobFile, RunConfig, TrainConfig
-from concord.training.job import command_line
 from concord.training.options import parallel_of
 
 # The number of environments left out for the short list, without --folds.
@@ -180,7 +179,7 @@ class StudyPlan(GroupPlan):
         unkept = names_of(type(self.base), Role.UNKEPT)
         where = {name: value for name, value in option_values(self.base).items() if name in unkept and value}
         options = {"name": self.name, "output": self.base.run.output, **where}
-        return command_line("tune", self.job.reference, options=options)
+        return self.job.command("tune", options=options)
 
     @property
     def new_seeds(self) -> range:

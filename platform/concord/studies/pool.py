@@ -221,9 +221,7 @@ class Pool:
         # Ray Tune needs a resource; a process that only waits must take no CPU from its workers.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
         task = RunTask(
-            job.path,
-            job.source,
-            job.rule,
+            job.sent,
             option_values(self.plan.base),
             folder=self.group.run.folder,
             scratch=self.group.run.folder / _SCRATCH,

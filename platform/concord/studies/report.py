@@ -73,7 +73,7 @@ def report_groups(
     reported: dict[str, Any] = {} if own is None else dict(own.make(options, info))
     studies = [] if tables or options.only else _studies(job.name, options)
     if own is None and not compared and not studies:
-        again = f"concord tune {job.reference} makes one"
+        again = f"{job.command('tune')} makes one"
         raise InputError(f"report: job {job.name} has no study in {options.output}; {again}")
     figures = dict(reported.pop("figures", {}))
     for comparison in compared.values():

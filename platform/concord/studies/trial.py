@@ -318,7 +318,7 @@ class TrialProcess(Trainable):
 
     @functools.cached_property
     def _job(self) -> JobFile:
-        return self._pool.task.job()
+        return self._pool.task.sent.load()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Prepare for the next run in the same process."""

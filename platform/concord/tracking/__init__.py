@@ -4,7 +4,7 @@
 `log_model` and `register` keep models and the champion among them.
 """
 
-from concord.tracking.exported_model import ExportError, load_program, log_model
+from concord.tracking.exported_model import ExportError, load_predictor, load_program, log_model
 from concord.tracking.mirror import Mirror
 from concord.tracking.registry import ModelVersion, Registered, models, promote, register, show
 from concord.tracking.store import Store, TrackedRun
@@ -16,6 +16,7 @@ __all__ = [
     "Registered",
     "Store",
     "TrackedRun",
+    "load_predictor",
     "load_program",
     "log_model",
     "models",

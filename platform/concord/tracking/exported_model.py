@@ -120,15 +120,11 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
     modules: MLflow would put these before all others, and a later import would run them.
     """
     import_mlflow()
-    import mlflow.artifacts
     import mlflow.pytorch
     from mlflow.models import Model
 
     with failures(store.uri, f"load {version.uri}"), tempfile.TemporaryDirectory() as folder:
-        source = store.client.get_model_version_download_uri(version.name, str(version.version))
-        if source.startswith("models:/m-"):
-            source = store.client.get_logged_model(source.removeprefix("models:/")).artifact_location
-        path = mlflow.artifacts.download_artifacts(source, dst_path=folder, tracking_uri=store.uri)
+        path = _download(store, f"models:/{version.name}/{version.version}", folder)
         try:
             network = Path(path) / "artifacts" / "network"  # of a table's model
             if network.exists():
@@ -140,6 +136,38 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
         except Exception as error:  # any error of PyTorch's reader
             raise RunFailedError(f"{version.uri}: cannot be loaded ({one_line(error)})") from error
     return program
+
+
+def load_predictor(store: Store, uri: str) -> Any:
+    """Load a model of this store by its URI, ``models:/NAME/VERSION`` or ``models:/m-…``, as MLflow serves it.
+
+    Its ``predict`` takes a frame of a table's columns, or arrays. A model that needs to unpickle anything is refused
+    (RunFailedError).
+    """
+    import_mlflow()
+    import mlflow.pyfunc
+
+    with failures(store.uri, f"load {uri}"), tempfile.TemporaryDirectory() as folder:
+        path = _download(store, uri, folder)
+        try:
+            with environment_variables(_WITHOUT_PICKLE):
+                return mlflow.pyfunc.load_model(path)
+        except Exception as error:  # any error of PyTorch's reader
+            raise RunFailedError(f"{uri}: cannot be loaded ({one_line(error)})") from error
+
+
+def _download(store: Store, uri: str, folder: str) -> str:
+    """Download the files of a model into this folder; return their folder in it."""
+    import mlflow.artifacts
+
+    source = uri
+    if not uri.startswith("models:/m-"):
+        name, _, version = uri.removeprefix("models:/").partition("/")
+        source = store.client.get_model_version_download_uri(name, version)
+    if source.startswith("models:/m-"):
+        source = store.client.get_logged_model(source.removeprefix("models:/")).artifact_location
+    path: str = mlflow.artifacts.download_artifacts(source, dst_path=folder, tracking_uri=store.uri)
+    return path
 
 
 def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, description: Any) -> Any:

@@ -128,6 +128,14 @@ class Store:
         except Exception as error:  # any error of network, proxy or driver makes the store unusable
             raise InputError(f"{option}: {one_line(error)}; {right}") from None
 
+    @classmethod
+    def existing(cls, output: Path, tracking_uri: str | None = None) -> "Store":
+        """Open a store, see :meth:`open`; a folder without one is refused (InputError)."""
+        local = tracking_uri is None and "MLFLOW_TRACKING_URI" not in os.environ
+        if local and not (output / "mlflow.db").exists():
+            raise InputError(f"--output {display_path(output)}: has no MLflow store; a run of concord train makes one")
+        return cls.open(output, tracking_uri)
+
     @cached_property
     def client(self) -> Any:
         """MLflow's own client of this store, for operations without a method here."""

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from concord.job_files import built_in_jobs, job_name
 from concord.objectives import Objective
 from concord.options import as_words, defaults_of, options_of
 from concord.record import Evaluation, Run
-from concord.redaction import redact_words
+from concord.redaction import redact_words, without_secrets
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.storage import display_path, resolve
@@ -274,18 +275,65 @@ def _with_aggregator(config: TrainConfig, objective: Callable[[Any], Objective])
 
 
 @dataclass(frozen=True)
+class SentJob:
+    """A job on its way to another process.
+
+    Attributes:
+        path, source: the job's file, from whose text the process makes it.
+        rule: the user's own aggregator, if there is one.
+        value: a job that no file defines; Ray sends what it consists of by value.
+    """
+
+    path: str
+    # Ray keeps its configuration as text, so this leaves out long values and possible passwords.
+    source: str = field(repr=False)
+    rule: RuleFile | None = None
+    value: Job[Any] | None = field(default=None, repr=False)
+
+    def load(self) -> "JobFile":
+        """The job."""
+        if self.value is None:
+            return job_from_source(self.path, self.source, self.rule)
+        file = JobFile(self.value, self.path, self.source, made_here=True)
+        return file if self.rule is None else with_rule(file, self.rule)
+
+
+@dataclass(frozen=True)
 class JobFile:
     """A job and the text of its file, which is sent to the workers.
 
     Attributes:
         job: the job, with its name filled in.
+        path, source: its file; of a job that is made in a notebook or program, that program and no text.
         rule: the user's own rule that --aggregator names; its fields are options of the job.
+        made_here: whether a notebook or program has made it, in place of a file of its own.
     """
 
     job: Job[Any]
     path: str
     source: str
     rule: RuleFile | None = None
+    made_here: bool = False
+
+    @staticmethod
+    def of(job: "Job[Any] | JobFile | str | Path") -> "JobFile":
+        """The job of this name, in this file, or made in this program (InputError if it is none)."""
+        if isinstance(job, JobFile):
+            return job
+        if isinstance(job, str | Path):
+            return load_job(str(job))
+        if not isinstance(job, Job):
+            raise InputError(f"job {job!r:.80}: is of type {type(job).__name__}; give a name, a Python file, or a Job")
+        program = getattr(sys.modules["__main__"], "__file__", None)
+        path = Path(program or "notebook").absolute()
+        named = replace(job, name=job.name or job_name(path))
+        _check_parts(named, str(path))
+        return JobFile(named, str(path), "", made_here=True)
+
+    @property
+    def sent(self) -> SentJob:
+        """The job, for another process."""
+        return SentJob(self.path, self.source, self.rule, self.job if self.made_here else None)
 
     @property
     def name(self) -> str:
@@ -297,6 +345,14 @@ class JobFile:
     def reference(self) -> str:
         """The name of a built-in job, else the job's file, as in a command."""
         return next((name for name, file in built_in_jobs().items() if file.resolve() == Path(self.path)), self.path)
+
+    def command(self, verb: str, *words: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """A command on this job, for a shell; on one that a program has made, the call of Python's interface."""
+        if not self.made_here:
+            return command_line(verb, self.reference, *words, options=options)
+        given = [repr(word) for word in words]
+        given += [f"{name}={value!r}" for name, value in without_secrets(_shown(options)).items()]
+        return f"concord.{verb}({', '.join(['job', *given])})"
 
     def for_command(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of options as a command on this machine takes them: the user's own rule by its file's path."""
@@ -325,12 +381,16 @@ class JobFile:
 
 def command_line(verb: str, job: str, *words: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
     """A command on a job, for a shell: words, then options without secrets; the default output folder is left out."""
-    shown = {
+    return shlex.join(["concord", verb, job, *redact_words([*words, *as_words(_shown(options))])])
+
+
+def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a command has them: folders as text, without the default output folder."""
+    return {
         name: display_path(value) if isinstance(value, Path) else value
         for name, value in options.items()
         if name != "output" or value not in (DEFAULT_OUTPUT, resolve(DEFAULT_OUTPUT))
     }
-    return shlex.join(["concord", verb, job, *redact_words([*words, *as_words(shown)])])
 
 
 def load_job(reference: str) -> JobFile:

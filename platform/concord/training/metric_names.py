@@ -39,6 +39,11 @@ def environment_metric(measure: str, split: str, environment: str) -> str:
     return f"{measure}/{split}/{environment}"
 
 
+def short_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics without those of single environments and layers."""
+    return {name: value for name, value in metrics.items() if "/" not in name}
+
+
 def split_of(metric: str, measure: str) -> str | None:
     """The split, if it is the metric of this measure in one environment."""
     parts = metric.split("/", 2)

@@ -1,0 +1,1 @@
+"""The public interface of Python, which ``concord`` exports, and which the command line calls."""

@@ -1,0 +1,222 @@
+"""The calls of the public interface that train: a run, a study, a comparison; and the search for runs.
+
+The command line reads its words into the same :class:`~concord.interface.command_options.JobCommand` and calls the same
+functions.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError, UnfinishedError
+from concord.interface.command_options import JobCommand, command_of
+from concord.interface.results import Comparison, Methods, Run, Runs, Study
+from concord.interface.surroundings import left_as_found
+from concord.logs import info
+from concord.options import options_of
+from concord.runs.lifecycle import is_interrupted
+from concord.runs.preflight import preflight
+from concord.runs.run import run as run_job
+from concord.space import Entry, format_entry
+from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, plan_comparison
+from concord.studies.criterion import metric_on
+from concord.tracking import Store
+from concord.tracking.run_search import Condition, field_name, find_runs
+from concord.training.comparison import Comparison as Table
+from concord.training.job import Job, JobFile
+
+AnyJob = str | Path | Job[Any] | JobFile
+_CONFIGURATIONS = "configurations"  # the table of configurations that a call gives
+_SPLITS = {"train": "train", "held_out": "held-out", "validation": "validation", "ood": "o.o.d."}
+# Endings of metrics of which smaller is better.
+_SMALL_IS_GOOD = ("loss", "spread", "error", "rmse")
+
+
+def train(job: AnyJob, **options: Any) -> Run:
+    """Train a job, or with ``name`` and ``resume=True`` continue a run.
+
+    Args:
+        job: a name from ``concord jobs``, the path of a Python file with ``job = Job(…)``, or a :class:`Job`.
+        options: as on the command line, with ``_`` for ``-``: ``lr=0.01, test=["west"]``. ``concord train JOB
+            --help-all`` explains them.
+
+    Raises:
+        InputError: an option or the job is wrong; nothing was written.
+        RunFailedError: the training failed; it can be resumed. StoppedError: it was interrupted.
+    """
+    with left_as_found():
+        return trained(command_of("train", JobFile.of(job), options))
+
+
+def trained(command: JobCommand) -> Run:
+    """The run of a command."""
+    recorded = run_job(command.job, command.options, info, given=command.given)
+    return Run(recorded, command.job, command.options.run.tracking_uri)
+
+
+def tune(job: AnyJob, *, vary: Mapping[str, Entry] | Sequence[str] = (), **options: Any) -> Study:
+    """Search for the best options of a job: a study. The same ``name`` continues it.
+
+    Args:
+        job: as in :func:`train`.
+        vary: what is varied, beside or in place of the job's own space: ``{"lr": LogUniform(1e-4, 1.0), "l2":
+            Choice(0.0, 1e-4)}``, or texts as after ``--vary``.
+        options: of the study, such as ``trials``, and of the job, which are then the same in every trial.
+
+    Raises:
+        As :func:`train`.
+    """
+    with left_as_found():
+        if isinstance(vary, Mapping):
+            vary = [format_entry(name, entry) for name, entry in vary.items()]
+        texts = {"vary": [vary] if isinstance(vary, str) else list(vary)} if vary else {}
+        return tuned(command_of("tune", JobFile.of(job), {**options, **texts}))
+
+
+def tuned(command: JobCommand) -> Study:
+    """The study of a command."""
+    from concord.studies.plan import plan_study
+
+    plan = plan_study(command.job, command.options, set(command.given), command.sources)
+    from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
+
+    return Study(run_study(plan, info), command.job, command.options.config.run.tracking_uri)
+
+
+def compare(
+    job: AnyJob, table: str | Sequence[str] | Mapping[str, Mapping[str, Any]] = (), **options: Any
+) -> Comparison:
+    """Compare configurations of a job over seeds; runs that exist already are not trained again.
+
+    Args:
+        job: as in :func:`train`.
+        table: the name of a table of the job, or several; by default all. Or configurations: the options of each row,
+            by its name. Or ``"methods"``, which tunes each method, or ``"leave-one-out"``, which leaves out each
+            training environment in turn.
+        options: of the comparison, such as ``seeds``, and of the job, which are then the same in every run.
+
+    Raises:
+        As :func:`train`; UnfinishedError if some runs failed, with the others kept.
+    """
+    with left_as_found():
+        file = JobFile.of(job)
+        if isinstance(table, Mapping):
+            file, table = _with_table(file, table, options), _CONFIGURATIONS
+        result = compared(command_of("compare", file, options, [table] if isinstance(table, str) else list(table)))
+        require_finished(result)
+        return result
+
+
+def compared(command: JobCommand) -> Comparison:
+    """The tables of a command."""
+    if METHODS in command.tables:
+        from concord.studies.methods import plan_methods, run_methods
+
+        plan = plan_methods(command.job, command.options, command.given)
+        return Methods(run_methods(plan, command.words(), info), command.job)
+    if LEAVE_ONE_OUT in command.tables:
+        from concord.studies.leave_one_out import plan_leave_one_out  # imports Ray, which takes a second
+
+        tables = plan_leave_one_out(command.job, command.options, command.given)
+    else:
+        tables = plan_comparison(command.job, command.tables, command.options, command.given)
+    from concord.studies.comparison_run import run_comparison  # imports Ray Tune, which takes seconds
+    from concord.studies.results import write_lines
+
+    result = run_comparison(tables, info)
+    if (results := command.options.comparison.results) is not None:
+        for table in result.tables:
+            if table.runs:  # else rows that were kept earlier would be lost
+                info(f"kept in {write_lines(table.runs, results, command.job.name, table.name)}")
+    return Comparison(result.tables, result.failed, result)
+
+
+def require_finished(result: Comparison) -> None:
+    """Refuse a comparison of which some runs failed (UnfinishedError with the result as JSON)."""
+    if not result.failed:
+        return
+    name, failure = next(iter(result.failed.items()))
+    what, again = ("methods", "") if isinstance(result, Methods) else ("runs", "; the same command tries again")
+    first = f"{name}: {failure.splitlines()[0]}"
+    shown = {} if result.result is None else result.result.as_json()
+    raise UnfinishedError(f"failed {what}: {len(result.failed)}, the first of them {first}{again}", shown)
+
+
+def _with_table(job: JobFile, configurations: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]) -> JobFile:
+    """The job with a table of these configurations; its columns are the measure that compares models, by split."""
+    job.require_platform_loop("compare with configurations")
+    known = options_of(type(job.job.config))
+    given = {name: value for name, value in options.items() if name in known}
+    checked = preflight(job, command_of("train", job, {**next(iter(configurations.values()), {}), **given}).options)
+    criterion = checked.criterion[0].removeprefix("worst_")
+    split = next((each for each in _SPLITS if criterion.startswith(f"{each}_")), "")
+    measure = criterion.removeprefix(f"{split}_")
+    metrics = {f"{shown} {measure}": metric_on(split, measure) for split, shown in _SPLITS.items()}
+    columns = {heading: metric for heading, metric in metrics.items() if metric in checked.reported}
+    table = Table(configurations, columns=columns)
+    return dataclasses.replace(job, job=dataclasses.replace(job.job, comparisons={_CONFIGURATIONS: table}))
+
+
+def runs(
+    *,
+    job: str | None = None,
+    where: str | Sequence[str] = (),
+    status: str | None = None,
+    name: str | None = None,
+    study: str | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    show: Sequence[str] = (),
+    top: int = 1000,
+    output: str | Path = DEFAULT_OUTPUT,
+    tracking_uri: str | None = None,
+) -> Runs:
+    """The tracked runs of all jobs, the newest first.
+
+    Args:
+        job: only runs of this job.
+        where: conditions that all hold, such as ``"ood_auc > 0.7"`` or ``"objective = irm"``.
+        status: running, interrupted, finished, failed or killed.
+        name: only runs whose name contains this text.
+        study: the trials of this study instead.
+        metric: orders the runs, the best first; those without it are left out.
+        mode: ``max`` or ``min`` for the metric; by default min for losses and errors.
+        show: further options and metrics, of which at least one run must have each.
+        top: the most runs.
+        output: the folder of runs.
+        tracking_uri: of MLflow's store, if it is not in that folder.
+
+    Raises:
+        InputError: a condition is wrong, or no run has its option or metric.
+    """
+    right = "give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"
+    conditions = [Condition.of("--where", text, right) for text in ([where] if isinstance(where, str) else where)]
+    if mode and not metric:
+        raise InputError(f"--mode {mode}: needs a metric; give --metric")
+    if top < 1:
+        raise InputError(f"--top {top}: must be at least 1")
+    order = field_name(metric) if metric else None
+    found = find_runs(
+        Store.existing(Path(output), tracking_uri),
+        top,
+        job=job,
+        status=status,
+        name=name,
+        study=study,
+        where=conditions,
+        metric=order,
+        largest=mode == "max" or (mode is None and not str(order).endswith(_SMALL_IS_GOOD)),
+        show=list(map(field_name, show)),
+        shown=partial(_with_interruption, Path(output)),
+    )
+    return Runs(found, Path(output), tracking_uri)
+
+
+def _with_interruption(output: Path, run: Any) -> Any:
+    """The run, as interrupted if MLflow shows it as running but no process holds its folder."""
+    if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
+        return dataclasses.replace(run, status="INTERRUPTED")
+    return run

@@ -1,0 +1,344 @@
+"""What the public interface returns: runs, studies, and comparisons, from their records."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError
+from concord.logs import info
+from concord.record import FOLDERS, folder_of, read_record, require_run
+from concord.record import Run as RecordedRun
+from concord.runs.finish import figures_of, register_later
+from concord.runs.trained_model import model_of_run
+from concord.studies.comparison_run import TABLES, ComparisonResult
+from concord.studies.proposals import Trial
+from concord.studies.recommendation import MethodsResult
+from concord.studies.results import ResultLine, StudyResult, read_study, table_of_lines
+from concord.table import Column, Table
+from concord.tracking import Store, TrackedRun, load_predictor
+from concord.training.job import JobFile
+from concord.training.metric_names import short_metrics
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from torch import nn
+
+
+class Run:
+    """A run: its metrics, history, figures and model.
+
+    Attributes:
+        name: for the command line, as in ``concord analyze JOB --name NAME``.
+        status: FINISHED, FAILED or KILLED; None while it runs.
+        metrics: at the end, by name, without those of single environments; see :attr:`environments`.
+        options: resolved, by name.
+    """
+
+    def __init__(self, recorded: RecordedRun, job: JobFile | None = None, tracking_uri: str | None = None) -> None:
+        self._recorded, self._job, self._tracking_uri = recorded, job, tracking_uri
+        self.name = recorded.name
+        self.status = recorded.status
+        self.metrics = short_metrics(recorded.metrics)
+        self.options = dict(recorded.options)
+
+    @property
+    def history(self) -> "pandas.DataFrame":
+        """Every evaluation: a row each, by epoch, with the metrics and the step."""
+        import pandas
+
+        rows = [{"epoch": at.epoch, "step": at.step, **short_metrics(at.metrics)} for at in self._recorded.history]
+        frame = pandas.DataFrame(rows or None, columns=None if rows else ["epoch", "step"])
+        return frame.loc[:, ~frame.columns.duplicated()].set_index("epoch")
+
+    @property
+    def environments(self) -> "pandas.DataFrame":
+        """The measures of each environment at the end: a row for each part of the data, by split and environment."""
+        import pandas
+
+        found: dict[tuple[str, str], dict[str, float]] = {}
+        for name, value in self._recorded.metrics.items():
+            measure, *place = name.split("/", 2)
+            if len(place) == 2:
+                found.setdefault((place[0], place[1]), {})[measure] = value
+        index = pandas.MultiIndex.from_tuples(list(found), names=["split", "environment"]) if found else None
+        return pandas.DataFrame(list(found.values()), index=index)
+
+    def frame(self) -> "pandas.DataFrame":
+        """The run in one row: its metrics, its options, its time."""
+        import pandas
+
+        row = {"status": self.status, **self.metrics, **_new(self.options, self.metrics)}
+        return pandas.DataFrame([row], index=pandas.Index([self.name], name="run"))
+
+    def as_json(self) -> Mapping[str, Any]:
+        """The contract of ``concord train --json``."""
+        ended = self._recorded.ended or {}
+        found: Mapping[str, Any] = ended.get("report") or ended.get("untracked") or {}
+        return found
+
+    @property
+    def folder(self) -> Path:
+        """Its folder; of a run at an address, a copy on this machine."""
+        return self._recorded.folder.path
+
+    @property
+    def store(self) -> str:
+        """The address of its MLflow store, without a password."""
+        return str(self._recorded.record["store"])
+
+    def figures(self) -> Mapping[str, "Figure"]:
+        """The figures of the run, by name, as its folder has them."""
+        return figures_of(self._require_job(), self._recorded, info)
+
+    def model(self) -> "nn.Module":
+        """The trained model, on the CPU, in evaluation mode."""
+        return model_of_run(self._require_job(), self._recorded.output, self.name).model
+
+    def predict(self, inputs: Any) -> Any:
+        """Predictions of the model in MLflow: of a table's rows as a frame, else of arrays as the model takes them."""
+        return self._predictor.predict(inputs)
+
+    @cached_property
+    def _predictor(self) -> Any:
+        uri = (self._recorded.report or {}).get("model")
+        if uri is None:
+            raise InputError(f"run {self.name}: has no model in MLflow; use model(), the module")
+        return load_predictor(Store.open(self._recorded.output, self._tracking_uri), uri)
+
+    def register(self) -> str:
+        """Register the model, if it is not; return the version as ``models:/NAME/VERSION``."""
+        return register_later(self._require_job(), self._recorded, self._tracking_uri)
+
+    def _require_job(self) -> JobFile:
+        if self._job is None:
+            name = self._recorded.record["job"]
+            raise InputError(f"run {self.name}: is of job {name}, which is not built in; give load(NAME, job=…)")
+        return self._job
+
+    def __repr__(self) -> str:
+        return f"<concord run {self.name}: {self.status or 'running'}>"
+
+    def _repr_html_(self) -> str:
+        shown = {name: value for name, value in self.metrics.items() if not name.startswith(("worst_", "step"))}
+        rows = [[name, value] for name, value in sorted(shown.items())]
+        table = Table([Column("metric"), Column("value")], Table.plain(["", ""], rows).rows, title=repr(self)[1:-1])
+        return table._repr_html_()
+
+
+class Study:
+    """A study: its trials, and the best of them.
+
+    Attributes:
+        name: the same name continues it.
+    """
+
+    def __init__(self, result: StudyResult, job: JobFile | None = None, tracking_uri: str | None = None) -> None:
+        self.result, self._job, self._tracking_uri = result, job, tracking_uri
+        self.name = str(result.record["name"])
+
+    @property
+    def best(self) -> Run:
+        """The best trial, a run like any other."""
+        best = self.result.best.run
+        assert best is not None
+        return Run(require_run(folder_of(best.output, best.name)), self._job, self._tracking_uri)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of the best trial, with those of environments left out for it."""
+        return short_metrics(self.result.metrics(self.result.best))
+
+    def frame(self) -> "pandas.DataFrame":
+        """A row for each trial that ended, best first: its point, its metrics, its failure."""
+        import pandas
+
+        trials: list[Trial] = [*self.result.finished, *self.result.failed]
+        rows = []
+        for each in trials:
+            point = {**each.point, **each.resolved}
+            metrics = {} if each.failure is not None else short_metrics(self.result.metrics(each))
+            name = each.run.name if each.run is not None else None
+            rows.append({"run": name, **point, **_new(metrics, point), "failure": each.failure})
+        return pandas.DataFrame(rows, index=pandas.Index([each.number for each in trials], name="trial"))
+
+    def figures(self) -> Mapping[str, "Figure"]:
+        """The course of the search, and the effect of each option, by name."""
+        return self.result.figures(info)
+
+    def __repr__(self) -> str:
+        count = len(self.result.finished)
+        return f"<concord study {self.name}: {count} trials finished, {len(self.result.failed)} failed>"
+
+    def _repr_html_(self) -> str:
+        parts = [self.result.best_table(), self.result.selections_table()]
+        return f"<p>{repr(self)[1:-1]}</p>" + "".join(each._repr_html_() for each in parts)
+
+
+class Comparison:
+    """Tables of configurations over seeds.
+
+    Attributes:
+        tables: by name.
+        failed: the failures of runs, by label.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], failed: Mapping[str, str], result: ComparisonResult | MethodsResult | None = None
+    ) -> None:
+        self.result, self.failed = result, dict(failed)
+        self.tables = {table.name: table for table in tables}
+
+    @property
+    def table(self) -> Table:
+        """The table, if there is one."""
+        if len(self.tables) != 1:
+            raise InputError(f"there are {len(self.tables)} tables: {', '.join(self.tables)}; take one of tables")
+        return next(iter(self.tables.values()))
+
+    @property
+    def runs(self) -> "pandas.DataFrame":
+        """A row for each finished run: table, configuration, seed and values."""
+        import pandas
+
+        rows = [
+            {"table": name, "configuration": line.configuration, "seed": line.seed, **line.values}
+            for name, table in self.tables.items()
+            for line in table.runs
+        ]
+        return pandas.DataFrame(rows)
+
+    def frame(self) -> "pandas.DataFrame":
+        """The table with means, standard deviations and counts over seeds; several below one another."""
+        import pandas
+
+        frames = {name: table.frame() for name, table in self.tables.items()}
+        return next(iter(frames.values())) if len(frames) == 1 else pandas.concat(frames, names=["table"])
+
+    def markdown(self) -> str:
+        """The tables in Markdown."""
+        return "\n".join(table.markdown() for table in self.tables.values())
+
+    def figures(self) -> Mapping[str, "Figure"]:
+        """The tables' figures by name, if their configurations all have runs."""
+        return self.result.figures(info) if isinstance(self.result, ComparisonResult) else {}
+
+    def __repr__(self) -> str:
+        return f"<concord comparison: {', '.join(self.tables)}, {len(self.failed)} runs failed>"
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self.tables.values())
+
+
+class Methods(Comparison):
+    """A study of each method, and the recommendation.
+
+    Attributes:
+        studies: by method.
+        recommended: the method.
+        reasons: the recommendation, its evidence and the rule behind it, in words.
+        train: the command that trains a model with the recommended method and its settings.
+    """
+
+    def __init__(self, result: MethodsResult, job: JobFile | None = None) -> None:
+        super().__init__([dataclasses.replace(result.table(), name="methods")], result.failed, result)
+        self.studies = {method: Study(study, job) for method, study in result.studies.items()}
+        self.recommended, self.reasons, self.train = result.recommended, result.lines(), result.train
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() + "".join(f"<p>{line}</p>" for line in self.reasons)
+
+
+class Runs(Sequence[Run]):
+    """The runs that a search found, in its order; each is read from its folder when it is asked for.
+
+    Attributes:
+        names: of the runs.
+        tracked: the runs as MLflow has them.
+    """
+
+    def __init__(self, tracked: Sequence[TrackedRun], output: Path, tracking_uri: str | None = None) -> None:
+        self.tracked, self._output, self._tracking_uri = tracked, output, tracking_uri
+        self.names = [each.name for each in tracked]
+
+    def frame(self) -> "pandas.DataFrame":
+        """A row for each run: job, status, beginning, metrics and options."""
+        import pandas
+
+        rows = []
+        for each in self.tracked:
+            about = {"job": each.tags.get("concord.job"), "status": each.status.lower(), "started": each.started}
+            found = {**about, **short_metrics(each.metrics)}
+            rows.append({**found, **_new(each.parameters, found)})
+        return pandas.DataFrame(rows, index=pandas.Index(self.names, name="run"))
+
+    @overload
+    def __getitem__(self, place: int) -> Run: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Runs": ...
+    def __getitem__(self, place: int | slice) -> "Run | Runs":
+        if isinstance(place, slice):
+            return Runs(self.tracked[place], self._output, self._tracking_uri)
+        recorded = require_run(folder_of(self._output, self.names[place]))
+        return Run(recorded, _job_of(recorded.record, None), self._tracking_uri)
+
+    def __len__(self) -> int:
+        return len(self.tracked)
+
+    def __repr__(self) -> str:
+        return f"<concord runs: {', '.join(self.names) or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        html: str = self.frame()._repr_html_()
+        return html
+
+
+def load(
+    name: str, job: Any = None, *, output: str | Path = DEFAULT_OUTPUT, tracking_uri: str | None = None
+) -> Run | Study | Comparison:
+    """The run, study or comparison of this name.
+
+    Args:
+        name: as ``concord runs`` shows it.
+        job: its job, needed for the model and figures of a job that is not built in.
+        output: the folder of runs.
+        tracking_uri: of MLflow's store, if it is not in that folder.
+
+    Raises:
+        InputError: nothing has this name, or its record is damaged.
+    """
+    for kind in FOLDERS:
+        folder = folder_of(Path(output), name, kind)
+        record = read_record(folder, kind)
+        if record is None:
+            continue
+        of = _job_of(record, job)
+        if kind == "run":
+            return Run(require_run(folder), of, tracking_uri)
+        if kind == "study":
+            return Study(read_study(folder), of, tracking_uri)
+        return Comparison(list(_tables(folder.path / TABLES, record)), {})
+    raise InputError(f"{name}: no run, study or comparison in {output} has this name; concord.runs() lists them")
+
+
+def _tables(folder: Path, record: Mapping[str, Any]) -> Iterator[Table]:
+    """The tables of a comparison, from their lines."""
+    for table in record.get("asked", {}):
+        if lines := ResultLine.read_all(folder / f"{record['job']}-{table}.jsonl"):
+            yield table_of_lines(table, lines)
+
+
+def _job_of(record: Mapping[str, Any], job: Any) -> JobFile | None:
+    from concord.job_files import built_in_jobs
+
+    if job is not None:
+        return JobFile.of(job)
+    return JobFile.of(str(record["job"])) if record["job"] in built_in_jobs() else None
+
+
+def _new(values: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with names that are not known."""
+    return {name: value for name, value in values.items() if name not in known}

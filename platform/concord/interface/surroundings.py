@@ -1,0 +1,43 @@
+"""Leaves a process as a call of the interface has found it, so that a second training is as the first."""
+
+import contextlib
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from concord.storage import disk_errors_in_one_line
+
+# The loggers of Ray whose level a session or a pool changes.
+_LOGGERS = ("ray", "ray.tune", "ray.train")
+
+
+@contextlib.contextmanager
+def left_as_found() -> Iterator[None]:
+    """Restore environment variables, random states, threads and log levels after the body; a disk's error is one line.
+
+    Sessions of Ray and signal handlers are restored by who changes them.
+    """
+    variables, threads = dict(os.environ), torch.get_num_threads()
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with disk_errors_in_one_line(), warnings.catch_warnings():
+            for category in (FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            yield
+    finally:
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])
+        torch.set_rng_state(drawn[2])
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
