@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from concord.interface.commands import compare, runs, train, tune
     from concord.interface.results import load
     from concord.space import Choice, Integers, LogUniform, OneOf, Uniform
+    from concord.training.callback import Callback
     from concord.training.evaluation import Measure
     from concord.training.job import Job
     from concord.training.options import TrainConfig
 
 __all__ = [
+    "Callback",
     "Choice",
     "Environments",
     "InputError",
@@ -40,6 +42,7 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("compare", "runs", "train", "tune"), "concord.interface.commands"),
     "load": "concord.interface.results",
+    "Callback": "concord.training.callback",
     "Environments": "concord.environments",
     "Job": "concord.training.job",
     "Measure": "concord.training.evaluation",

@@ -13,6 +13,10 @@ def printable(text: str) -> str:
 class InputError(ValueError):
     """Invalid input. One line: the option, its value, what is wrong, what to do (exit status 2)."""
 
+    def _render_traceback_(self) -> list[str]:
+        """The error in a notebook, which asks for this: the line."""
+        return [f"concord: {format_for_cli(self)}"]
+
     def __str__(self) -> str:
         return printable(super().__str__())
 
@@ -64,6 +68,10 @@ def last_line(error: BaseException) -> str:
 
 class RunFailedError(RuntimeError):
     """The work failed, although the input was valid (exit status 1)."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The error in a notebook, which asks for this: the line."""
+        return [f"concord: {self}"]
 
 
 class TrainingFailedError(RunFailedError):

@@ -65,8 +65,8 @@ class Evaluation(NamedTuple):
 
     @property
     def ended_early(self) -> bool:
-        """Whether the run ends here, before its last epoch, since the environments are equally hard."""
-        return bool(self.metrics.get("spread_reached", 0.0))
+        """Whether the run ends here, before its last epoch: environments are equally hard, or patience is over."""
+        return any(self.metrics.get(name, 0.0) for name in ("spread_reached", "out_of_patience"))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, plan_compari
 from concord.studies.criterion import metric_on
 from concord.tracking import Store
 from concord.tracking.run_search import Condition, field_name, find_runs
+from concord.training.callback import Callback
 from concord.training.comparison import Comparison as Table
 from concord.training.job import Job, JobFile
 
@@ -35,11 +36,12 @@ _SPLITS = {"train": "train", "held_out": "held-out", "validation": "validation",
 _SMALL_IS_GOOD = ("loss", "spread", "error", "rmse")
 
 
-def train(job: AnyJob, **options: Any) -> Run:
+def train(job: AnyJob, *, callbacks: Sequence[Callback] = (), **options: Any) -> Run:
     """Train a job, or with ``name`` and ``resume=True`` continue a run.
 
     Args:
         job: a name from ``concord jobs``, the path of a Python file with ``job = Job(…)``, or a :class:`Job`.
+        callbacks: called as the run trains, see :class:`~concord.training.callback.Callback`.
         options: as on the command line, with ``_`` for ``-``: ``lr=0.01, test=["west"]``. ``concord train JOB
             --help-all`` explains them.
 
@@ -48,12 +50,14 @@ def train(job: AnyJob, **options: Any) -> Run:
         RunFailedError: the training failed; it can be resumed. StoppedError: it was interrupted.
     """
     with left_as_found():
-        return trained(command_of("train", JobFile.of(job), options))
+        if wrong := [each for each in callbacks if not isinstance(each, Callback)]:
+            raise InputError(f"callbacks: {wrong[0]!r:.80} is no Callback; give objects of a class derived from it")
+        return trained(command_of("train", JobFile.of(job), options), callbacks)
 
 
-def trained(command: JobCommand) -> Run:
+def trained(command: JobCommand, callbacks: Sequence[Callback] = ()) -> Run:
     """The run of a command."""
-    recorded = run_job(command.job, command.options, info, given=command.given)
+    recorded = run_job(command.job, command.options, info, command.given, callbacks)
     return Run(recorded, command.job, command.options.run.tracking_uri)
 
 
@@ -155,6 +159,8 @@ def _with_table(job: JobFile, configurations: Mapping[str, Mapping[str, Any]], o
     split = next((each for each in _SPLITS if criterion.startswith(f"{each}_")), "")
     measure = criterion.removeprefix(f"{split}_")
     metrics = {f"{shown} {measure}": metric_on(split, measure) for split, shown in _SPLITS.items()}
+    if not checked.environments.validation:  # then a copy of the held-out examples' numbers
+        del metrics[f"{_SPLITS['validation']} {measure}"]
     columns = {heading: metric for heading, metric in metrics.items() if metric in checked.reported}
     table = Table(configurations, columns=columns)
     return dataclasses.replace(job, job=dataclasses.replace(job.job, comparisons={_CONFIGURATIONS: table}))

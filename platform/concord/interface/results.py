@@ -50,9 +50,9 @@ class Run:
         """Every evaluation: a row each, by epoch, with the metrics and the step."""
         import pandas
 
-        rows = [{"epoch": at.epoch, "step": at.step, **short_metrics(at.metrics)} for at in self._recorded.history]
-        frame = pandas.DataFrame(rows or None, columns=None if rows else ["epoch", "step"])
-        return frame.loc[:, ~frame.columns.duplicated()].set_index("epoch")
+        rows = [{"step": at.step, **short_metrics(at.metrics)} for at in self._recorded.history]
+        epochs = pandas.Index([at.epoch for at in self._recorded.history], name="epoch")
+        return pandas.DataFrame(rows, index=epochs).drop(columns="epoch", errors="ignore")
 
     @property
     def environments(self) -> "pandas.DataFrame":

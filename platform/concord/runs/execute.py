@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,9 +20,11 @@ import torch
 from concord import logs
 from concord.environments.summary import PURPOSES
 from concord.errors import CheckpointError, InputError, RunFailedError, first_line
+from concord.options import option_values
 from concord.record import Evaluation, Run
 from concord.runs.failures import failure, is_outage
 from concord.storage import DiskError, Folder, disk_errors_in_one_line, storage_credentials
+from concord.training.callback import Callback, TrainingRun
 from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_checksums
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.job import Job, JobFile, SentJob
@@ -56,6 +58,7 @@ class RunTask:
         scratch: the folder for Ray Train's own files, which every node reaches; by default inside ``folder``.
         checkpoint_seconds: the least time between two checkpoints before the last one, for a group's runs; None: the
             checkpoints that the options ask for.
+        callbacks: beside the job's.
     """
 
     sent: SentJob
@@ -65,6 +68,7 @@ class RunTask:
     on_ray_train: bool = False
     scratch: Folder | None = None
     checkpoint_seconds: float | None = None
+    callbacks: tuple[Callback, ...] = ()
     log_context: logs.Context = field(default_factory=logs.context)
     storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 
@@ -107,6 +111,51 @@ def execute(
     After an outage, training continues from the last checkpoint, or starts again without one. ``start`` names the
     checkpoint to resume from; None starts a new run. ``load`` returns data that this process has already.
     """
+    if callbacks := (*job.job.callbacks, *task.callbacks):
+        yield from _with_callbacks(callbacks, task, job, config, sink, start, load)
+    else:
+        yield from _executed(task, job, config, sink, start, load)
+
+
+def _with_callbacks(
+    callbacks: Sequence[Callback],
+    task: RunTask,
+    job: JobFile,
+    config: ResolvedConfig,
+    sink: Sink,
+    start: str | None,
+    load: Callable[[], WorkerData] | None,
+) -> Generator[Evaluation, None, None]:
+    """Execute a run, and call the callbacks as its events come."""
+    run = TrainingRun(task.folder.place.name, task.folder.path, option_values(config), resumed=start is not None)
+
+    def called(name: str, /, **fields: Any) -> None:
+        sink(name, **fields)
+        for each in callbacks:
+            if name == "metrics":
+                each.on_metrics(fields["step"], fields["metrics"])
+            elif name == "evaluated":
+                each.on_evaluation(Evaluation(**fields))
+            elif name == "checkpoint":
+                each.on_checkpoint(task.folder.path / CHECKPOINTS / fields["name"], fields["step"])
+
+    for each in callbacks:
+        each.on_train_begin(run)
+    try:
+        yield from _executed(task, job, config, called, start, load)
+    finally:
+        for each in callbacks:
+            each.on_train_end(run)
+
+
+def _executed(
+    task: RunTask,
+    job: JobFile,
+    config: ResolvedConfig,
+    sink: Sink,
+    start: str | None,
+    load: Callable[[], WorkerData] | None,
+) -> Generator[Evaluation, None, None]:
     if task.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray
 
@@ -144,6 +193,7 @@ def evaluations_here(
 ) -> Iterator[Evaluation]:
     """Train in this process, which may be one of several in the default process group."""
     recorder = Recorder(task, process, sink, start)
+    callbacks = (*job.callbacks, *task.callbacks)
     if job.loop is not None:
         last, evaluations = job.loop.epochs(config), job.loop.run(config, recorder)
     else:
@@ -155,7 +205,7 @@ def evaluations_here(
             recorder.data = [dataclasses.asdict(each) for each in prepared.summaries]
             return prepared
 
-        evaluations = training(job, given, process, recorder, recorder.start, load_data, so_far)
+        evaluations = training(job, given, process, recorder, recorder.start, load_data, so_far, callbacks)
     for evaluation in evaluations:
         recorder.report_data()
         if process.rank == 0:

@@ -31,7 +31,7 @@ from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
 
 KEYS = "keys"  # the index, in the output folder
 # The parts of a Job that decide what is shown of runs, or which runs are made, but not what a run learns.
-_NOT_TRAINED = frozenset({"comparisons", "data", "figures", "name", "report", "reproduces", "studies"})
+_NOT_TRAINED = frozenset({"callbacks", "comparisons", "data", "figures", "name", "report", "reproduces", "studies"})
 
 
 class Difference(NamedTuple):

@@ -112,6 +112,8 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
         reported["kept_fraction"] = None
     if config.schedule.stop_spread > 0:
         reported["spread_reached"] = None
+    if config.schedule.patience > 0:
+        reported["out_of_patience"] = None
     _check_criterion(job, reported)
     if config.schedule.keep == "best":
         best_by(job.job, config, reported, own)

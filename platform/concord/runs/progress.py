@@ -1,10 +1,11 @@
 """Shows progress: a bar on a terminal, a line every ten seconds elsewhere."""
 
 import abc
+import html
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -55,20 +56,53 @@ class Display(RichProgress):
                 yield Padding(Text(task.fields["details"], style="dim"), (0, 0, 0, 2))
 
 
-class Progress(abc.ABC):
-    """Shows how far work is: a bar on a terminal, a line at most every ten seconds elsewhere; a context manager.
+class NotebookBar:
+    """A bar in the output of a notebook's cell, with the numbers in lines under it."""
 
-    Without a terminal a line needs some progress since the last one.
+    def __init__(self, what: str) -> None:
+        from IPython.display import display
+
+        self._shown = display(self._html(what), display_id=True)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        from IPython.display import HTML
+
+        self._shown.update(HTML(""))
+
+    def waiting(self, what: str) -> None:
+        """Show a bar without a value with this text."""
+        self._shown.update(self._html(what))
+
+    def counting(self, what: str, done: float, total: int, count: str, seconds: float | None, details: str) -> None:
+        """Show ``done`` of ``total``, see :meth:`Display.counting`."""
+        left = "" if seconds is None else f", {duration(seconds)} left"
+        self._shown.update(self._html(f"{what} {count}{left}", f"value={done} max={total}", details))
+
+    @staticmethod
+    def _html(text: str, value: str = "", details: str = "") -> Any:
+        from IPython.display import HTML
+
+        bar = f"<progress {value} style='width: 20em; vertical-align: middle'></progress>"
+        return HTML(f"{bar} {html.escape(text)}<br><small>{html.escape(details)}</small>")
+
+
+class Progress(abc.ABC):
+    """Shows how far work is: a bar on a terminal or in a notebook, elsewhere a line at most every ten seconds.
+
+    A context manager. A line needs some progress since the last one.
     """
 
     def __init__(self, info: Callable[[str], None], starting: str) -> None:
         self._info, self._starting = info, starting
-        self._display: Display | None = None
+        self._display: Display | NotebookBar | None = None
         self._pace = Pace()
         self._next_line, self._last_shown = time.monotonic() + _FIRST_LINE_SECONDS, -1.0
 
     def __enter__(self) -> Self:
-        if on_terminal():
+        if in_notebook():
+            self._display = NotebookBar(self._starting)
+        elif on_terminal():
             self._display = Display(self._starting)
             self._display.start()
         return self
@@ -179,6 +213,12 @@ class Pace:
 def on_terminal() -> bool:
     """Whether standard error is a terminal."""
     return sys.stderr.isatty() and not logs.as_json()
+
+
+def in_notebook() -> bool:
+    """Whether a notebook's cell runs this process."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def duration(seconds: float) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from concord.aggregation import SandMask, SignMask, TMask
@@ -31,6 +31,7 @@ from concord.runs.submission.profile import described
 from concord.storage import require_space
 from concord.tracking import Mirror
 from concord.training.advice import mask_lines
+from concord.training.callback import Callback
 from concord.training.job import JobFile
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.process import tune_process
@@ -39,11 +40,14 @@ from concord.training.process import tune_process
 _UNSENT_SECONDS = 30.0
 
 
-def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()) -> Run:
+def run(
+    job: JobFile, config: RunConfig, info: Info, given: Collection[str] = (), callbacks: Sequence[Callback] = ()
+) -> Run:
     """Train a job, or resume it, and keep everything. After a failure ``--resume`` continues from the last checkpoint.
 
     Invalid input leaves nothing of the run. ``given`` has the names of the options that the user gave, of which those
-    without an effect are named. The result's ``report`` is the contract of ``concord train --json``.
+    without an effect are named; ``callbacks`` are called beside the job's. The result's ``report`` is the contract of
+    ``concord train --json``.
     """
     started = time.perf_counter()
     config.check()
@@ -78,7 +82,7 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
             progress.training(job.epochs(config), "starting workers" if needs_ray_train(config) else "loading data")
-            _train(job, config, active.run, progress, info)
+            _train(job, config, active.run, progress, info, callbacks)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
             report, tracked = finish(job, config, active.run, active.store, checked, info)
@@ -103,7 +107,14 @@ def _spec(job: JobFile, checked: PreflightResult) -> RunSpec:
     )
 
 
-def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProgress, info: Info) -> None:
+def _train(
+    job: JobFile,
+    config: ResolvedConfig,
+    run: OpenRun,
+    progress: RunProgress,
+    info: Info,
+    callbacks: Sequence[Callback],
+) -> None:
     """Train from the last checkpoint on, and record everything."""
     start = None
     if run.record.get("group") and kept_checkpoint(run) is None:  # the group removed it, so the run begins again
@@ -123,7 +134,7 @@ def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProg
     on_ray_train = needs_ray_train(config)
     if not on_ray_train:
         tune_process()
-    task = RunTask(job.sent, option_values(config), run.folder, on_ray_train)
+    task = RunTask(job.sent, option_values(config), run.folder, on_ray_train, callbacks=tuple(callbacks))
     with contextlib.closing(execute(task, job, config, take, start)) as evaluations:
         try:
             for evaluation in evaluations:

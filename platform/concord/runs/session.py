@@ -61,6 +61,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would show a job's output twice
     if option_values(config).get("min_workers") is not None:
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _GROUP_SECONDS)
+    logging.getLogger("ray.widgets").setLevel(logging.ERROR)  # in a notebook it asks for ipywidgets, which is not used
     import ray
 
     if ray.is_initialized():

@@ -389,7 +389,7 @@ class TrialProcess(Trainable):
                     if stopped is not None:
                         evaluations.close()
                 if evaluation.ended_early and stopped is None:
-                    stopped = f"held_out_spread < {config.schedule.stop_spread:g}"
+                    stopped = config.schedule.early_end
             last = {PROGRESS: 100 * evaluation.epoch / epochs, SCORE: score, "stopped": stopped, "done": done}
             yield last
             if done:

@@ -24,6 +24,7 @@ from concord.redaction import redact_words, without_secrets
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.storage import display_path, resolve
+from concord.training.callback import Callback
 from concord.training.comparison import Comparison
 from concord.training.context import RunContext
 from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
@@ -87,6 +88,7 @@ class Job(Generic[Config]):
         comparisons: the tables of ``concord compare``, by name; or the Python file beside the job's own that has them,
             as ``comparisons = {…}``. Workers never read that file.
         loop: replaces the platform's loop, with environments, loss or risk; see :class:`Loop`.
+        callbacks: called as every run of the job trains; a loop of the job's own calls no ``on_step``.
     """
 
     environments: Callable[[Config], Environments] = _not_given
@@ -111,6 +113,7 @@ class Job(Generic[Config]):
         default=None, kw_only=True
     )
     loop: "Loop[Config] | None" = field(default=None, kw_only=True)
+    callbacks: Sequence[Callback] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.config, type) and issubclass(self.config, RunConfig):
@@ -477,4 +480,8 @@ def _check_parts(job: Job[Any], path: str) -> None:
     require(own is None or callable(own), problem)
     problem = f"objective is of type {type(job.objective).__name__}; expected a function, see Job"
     require(job.objective is None or callable(job.objective), problem)
+    problem = f"callbacks are {job.callbacks!r:.80}; expected a list of Callback objects"
+    require(
+        isinstance(job.callbacks, list | tuple) and all(isinstance(each, Callback) for each in job.callbacks), problem
+    )
     require(job.mode in ("max", "min", None), f"mode is {job.mode!r}; expected max or min")

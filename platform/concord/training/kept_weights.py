@@ -88,7 +88,7 @@ def _of_numbers(average: _Average) -> _Average:
 
 
 class BestWeights:
-    """Keeps the weights where a metric was best, and ends a run when it is below a threshold.
+    """Keeps the weights where a metric was best, and ends a run when it is below a threshold, or no longer improves.
 
     ``--stop-spread`` is the criterion of the meta-IRM paper (section 3.3): the run ends when the environments' held-out
     losses are alike. A low loss alone does not say that a predictor is invariant, since shortcuts lower it as well (Bae
@@ -99,23 +99,32 @@ class BestWeights:
         best: the best value yet, negative if large values are good; None before the first.
     """
 
-    def __init__(self, metric: str, mode: Mode, threshold: float = -math.inf, first_epoch: int = 0) -> None:
+    def __init__(
+        self, metric: str, mode: Mode, threshold: float = -math.inf, first_epoch: int = 0, patience: int = 0
+    ) -> None:
         self.metric, self._sign = metric, 1.0 if mode == "min" else -1.0
-        self.threshold = threshold
+        self.threshold, self._patience, self._since = threshold, patience, 0
         self.first_epoch = first_epoch
         self.best: float | None = None
         self.epoch = 0
         self._weights: dict[str, Tensor] = {}
 
     def see(self, metrics: Mapping[str, float], epoch: int, model: nn.Module, *, last: bool) -> bool:
-        """Take an evaluation; return whether the run must end. The last one counts even before ``first_epoch``."""
+        """Take an evaluation; return whether it is below the threshold. The last one counts even before
+        ``first_epoch``."""
+        self._since += 1
         if epoch < self.first_epoch and not last:
             return False
         value = self._sign * metrics[self.metric]
         if self.best is None or value < self.best or math.isnan(self.best):
-            self.best, self.epoch = value, epoch
+            self.best, self.epoch, self._since = value, epoch, 0
             self._weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
         return value < self.threshold
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether too many evaluations have brought no better value."""
+        return 0 < self._patience <= self._since
 
     def restore(self, model: nn.Module) -> None:
         """Restore the best weights."""
@@ -125,14 +134,14 @@ class BestWeights:
         """Write the state into the folder of a checkpoint, before its checksums."""
         if self.best is not None:
             save_file({name: value.cpu().contiguous() for name, value in self._weights.items()}, folder / BEST)
-            (folder / SEEN).write_text(json.dumps({"best": self.best, "epoch": self.epoch}))
+            (folder / SEEN).write_text(json.dumps({"best": self.best, "epoch": self.epoch, "since": self._since}))
 
     def read(self, folder: Path) -> None:
         """Read the state from the folder of a checkpoint (CheckpointError if a file is damaged or missing)."""
         verify_checkpoint(folder)
         if (folder / SEEN).exists():
             seen = json.loads((folder / SEEN).read_text())
-            self.best, self.epoch = seen["best"], seen["epoch"]
+            self.best, self.epoch, self._since = seen["best"], seen["epoch"], seen.get("since", 0)
             self._weights = load_file(folder / BEST)
 
 

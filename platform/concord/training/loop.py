@@ -30,6 +30,7 @@ from concord.objectives import Objective, ObjectiveGradients
 from concord.options import option_values
 from concord.record import Evaluation, Run
 from concord.source_file import reason
+from concord.training.callback import Callback
 from concord.training.checkpoint import (
     TRAINED,
     Progress,
@@ -120,6 +121,7 @@ def training(
     resume_from: Path | None = None,
     load: Callable[[], WorkerData] | None = None,
     so_far: StepsSoFar | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Iterator[Evaluation]:
     """Train, and yield each evaluation before its checkpoint is written; several processes use the default group.
 
@@ -131,6 +133,7 @@ def training(
         resume_from: the folder of a checkpoint to resume from; the result equals an undisturbed run's.
         load: returns the data of this process; None calls :func:`prepare`.
         so_far: updated at every step, for readers in other threads.
+        callbacks: whose ``on_step`` is called.
 
     Raises:
         InputError: the data or the checkpoint do not fit, in every process; or a dataset raised it for an example, in
@@ -139,6 +142,7 @@ def training(
     """
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
     run = _Run(job, config, process, prepared, so_far or StepsSoFar())
+    run.callbacks = callbacks
     with contextlib.closing(run.batches):
         yield from _epochs(run, context, resume_from)
 
@@ -151,7 +155,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
         first = math.ceil(schedule.stop_from * schedule.epochs)
         stopping = BestWeights("held_out_spread", "min", schedule.stop_spread, first)
     elif schedule.keep == "best":
-        stopping = BestWeights(*run.best_by())
+        stopping = BestWeights(*run.best_by(), patience=schedule.patience)
     if resume_from and stopping is not None:
         stopping.read(resume_from)
     if resume_from and process.rank == 0:
@@ -181,13 +185,16 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
         if evaluated:
             metrics |= run.evaluate(step)
             if stopping is not None:
-                progress.ended = stopping.see(metrics, progress.epoch, run.evaluated, last=last)
-                if last and not progress.ended:
+                reached = stopping.see(metrics, progress.epoch, run.evaluated, last=last)
+                progress.ended = reached or stopping.out_of_patience
+                if (last or progress.ended) and not reached:
                     stopping.restore(run.evaluated)
                     metrics |= run.evaluate(step)
                 metrics["kept_epoch"] = float(stopping.epoch)
                 if schedule.stop_spread > 0:
-                    metrics["spread_reached"] = float(progress.ended)
+                    metrics["spread_reached"] = float(reached)
+                if schedule.patience > 0:
+                    metrics["out_of_patience"] = float(progress.ended)
                 last = last or progress.ended
             if progress.epoch in compare_after:
                 metrics |= run.consistency()
@@ -257,6 +264,8 @@ class _Rows:
 
 class _Run:
     """The parts of a run in one process."""
+
+    callbacks: Sequence[Callback] = ()
 
     def __init__(
         self,
@@ -424,6 +433,8 @@ class _Run:
             skipped += len(result.skipped)
             so_far.steps, so_far.epoch, so_far.latest = so_far.steps + 1, (step + 1) / self.steps_per_epoch, result
             clock.switch(None)
+            for callback in self.callbacks:
+                callback.on_step(step + 1, self.model, result)
         seconds = time.perf_counter() - started
         means, worst = self._losses(losses.stacked(), weights.stacked())
         each = [

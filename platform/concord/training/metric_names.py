@@ -21,7 +21,7 @@ _TRAINING_METRICS = (
     *("step/loss", "step/worst_loss", "step/kept_fraction", "step/lr"),
     *("epoch", "steps_per_second", "kept_fraction", "skipped_environments", "workers"),
     MODEL_EVALUATIONS,
-    *("held_out_spread", "spread_reached", "kept_epoch"),
+    *("held_out_spread", "spread_reached", "out_of_patience", "kept_epoch"),
     *(RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS),
 )
 

@@ -2,9 +2,10 @@
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from concord.errors import InputError
 from concord.options import Learning, OptionGroup, Place, Role, Scoring, option_values
@@ -147,12 +148,19 @@ class ScheduleOptions(OptionGroup):
     keep: Literal["last", "best"] = "last"
     """Weights at the end: the last ones, or those of the best evaluation by the job's criterion, on validation
     environments or held-out examples."""
+    patience: int = 0
+    """End the run after this number of evaluations without a better value of the job's criterion, and keep the best
+    evaluation's weights (--keep best); 0 disables."""
     stop_spread: float = 0.0
     """End the run when the standard deviation of the environments' held-out losses is below this number; 0 disables. If
     the deviation never falls below, the run keeps the model with the smallest deviation."""
     stop_from: float = 0.1
     """Fraction of the run before --stop-spread applies, since untrained models have nearly equal losses."""
     # fmt: on
+
+    def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With patience the best weights are kept."""
+        return {"keep": "best"} if changes.get("patience") else {}
 
     def unused(self) -> frozenset[str]:
         """The options of disabled features."""
@@ -163,6 +171,13 @@ class ScheduleOptions(OptionGroup):
             "decay": stepwise and len(self.milestones) > 0,
         }
         return frozenset(name for name, is_used in used.items() if not is_used)
+
+    @property
+    def early_end(self) -> str:
+        """Why a run with these options ends before its last epoch."""
+        if self.stop_spread > 0:
+            return f"held_out_spread < {self.stop_spread:g}"
+        return f"{self.patience} evaluations without a better one"
 
     @property
     def averaging(self) -> tuple[str, float] | None:
@@ -196,7 +211,10 @@ class ScheduleOptions(OptionGroup):
         self.require("warmup", 0 <= self.warmup < 1, "must be a fraction of the run, in [0, 1)")
         expected = "--stop-spread decides which weights are kept; give last"
         self.require("keep", self.keep == "last" or self.stop_spread == 0, expected)
+        expected = "ends with the best evaluation's weights; give --keep best"
+        self.require("patience", self.patience == 0 or self.keep == "best", expected)
         values = option_values(self)
+        self.require_at_least(0, "patience")
         self.require_at_least(1, "epochs", "evaluations", "checkpoints")
         times = min(self.evaluations, self.epochs)
         right = f"must be from 0 to the number of evaluations, {times}"
