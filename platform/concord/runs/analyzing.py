@@ -38,6 +38,7 @@ from concord.runs.session import (
     check_local_gpus,
     ray_session,
     require_resources,
+    send_by_value,
     task_failure,
     task_results,
 )
@@ -360,6 +361,7 @@ def _by_ray(
         require_resources(where, info)
         task: Any = ray.remote(num_cpus=1, num_gpus=where.gpu_request()[0], max_retries=2)(_task)
         given = (job.sent, options)
+        send_by_value(job.sent.value)
         for name, report in task_results(task, names, lambda name: (*given, name, context())):
             if isinstance(report, InputError):
                 raise report

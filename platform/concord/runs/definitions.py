@@ -4,10 +4,12 @@ Such a job has no file whose text says what it is. Its definitions are read from
 that is not of an installed package, and the variables that it reads. So the same cell, run again, is the same job.
 """
 
+import ast
 import dataclasses
 import functools
 import hashlib
 import inspect
+import linecache
 import pickle
 import site
 import sys
@@ -47,11 +49,20 @@ def definitions(parts: Mapping[str, Any]) -> list[Definition]:
     return sorted([*found, *reader.found.values()])
 
 
+def own_modules(*values: Any) -> set[str]:
+    """The modules of the functions and classes that these values reach, but for installed ones and the program."""
+    reader = _Reader()
+    for value in values:
+        reader.text(value)
+    return reader.modules - {"__main__"}
+
+
 class _Reader:
     """Reads values as text, and collects the functions and classes among them."""
 
     def __init__(self) -> None:
         self.found: dict[int, Definition] = {}
+        self.modules: set[str] = set()
         self._seen: list[Any] = []  # kept, so that no other object takes an address
 
     def text(self, value: Any) -> str:
@@ -99,6 +110,7 @@ class _Reader:
         if id(value) in self.found:
             return
         name = value.__qualname__
+        self.modules.add(value.__module__)
         self.found[id(value)] = Definition(name, "", _source(value))  # it may refer to itself
         self._seen.append(value)
         content = self._function(value) if isinstance(value, FunctionType) else self._class(value)
@@ -159,4 +171,14 @@ def _source(value: Any) -> str | None:
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):
-        return None
+        return _source_of_class(value) if isinstance(value, type) else None
+
+
+def _source_of_class(kind: type[Any]) -> str | None:
+    """The text of a class in a notebook, from that of the cell with one of its methods."""
+    for method in filter(inspect.isfunction, vars(kind).values()):
+        cell = "".join(linecache.getlines(method.__code__.co_filename))
+        for node in ast.walk(ast.parse(cell)):
+            if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                return ast.get_source_segment(cell, node)
+    return None

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,13 +23,14 @@ from typing import Any, Literal, NamedTuple
 
 from concord.errors import InputError
 from concord.options import RESULT, Role, flag_of, names_of, option_values, options_of
-from concord.record import Run, folder_of, read_run
+from concord.record import OpenRun, Run, folder_of, read_run
 from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
 from concord.runs.definitions import Definition, definitions
 from concord.storage import Folder, display_path
 from concord.training.job import Job, JobFile
 from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
 
+_SOURCE = "job.py"
 KEYS = "keys"  # the index, in the output folder
 # The parts of a Job that decide what is shown of runs, or which runs are made, but not what a run learns.
 _NOT_TRAINED = frozenset({"callbacks", "comparisons", "data", "figures", "name", "report", "reproduces", "studies"})
@@ -194,6 +196,14 @@ def _sources_of(job: JobFile) -> Mapping[str, str]:
     for each in job_definitions(job.job):
         found.setdefault(each.name, []).append(each.content)
     return {name: _hash(contents) for name, contents in found.items()}
+
+
+def keep_source(job: JobFile, run: OpenRun) -> None:
+    """Keep the text of a job that no file defines with its run, as far as Python can give it."""
+    if job.made_here:
+        texts = [each.source for each in job_definitions(job.job) if each.source is not None]
+        run.folder.write(_SOURCE, "\n\n".join(map(textwrap.dedent, texts)))
+        run.keep_artifact(_SOURCE)
 
 
 def job_definitions(job: Job[Any]) -> list[Definition]:

@@ -21,6 +21,7 @@ from concord.runs.channel import FAILED, Channel, Message
 from concord.runs.execute import RunTask, Sink, evaluations_here
 from concord.runs.failures import end_at_sigterm, failure, is_outage
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
+from concord.runs.session import send_by_value
 from concord.storage import DiskError, Folder, apply_credentials, disk_error
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.options import ResolvedConfig
@@ -42,6 +43,7 @@ def evaluations_on_ray(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    send_by_value(task.sent.value, task.callbacks)
     scratch = task.scratch or task.folder / _SCRATCH
     # On this process's node: Ray places an actor without resources anywhere, and the run would end with that node.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

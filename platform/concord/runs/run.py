@@ -22,6 +22,7 @@ from concord.runs.execute import (
     remove_older,
 )
 from concord.runs.finish import finish
+from concord.runs.key import keep_source
 from concord.runs.lifecycle import ActiveRun, Info, open_run, reopened, reserved_run
 from concord.runs.preflight import PreflightResult, preflight, required
 from concord.runs.progress import RunProgress
@@ -65,6 +66,8 @@ def run(
             mirror = Mirror(active.store)
             with reopened(earlier, mirror) as finished:
                 unsent = mirror.close(_UNSENT_SECONDS)
+            if any(each.part == "source" for each in spec.key.differences(finished.record)):
+                info("warning: the job has changed since; what the run learned with the earlier text is kept")
             info(f"run {finished.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
             return finished
         config = spec.config.with_options(name=active.name)
@@ -75,6 +78,7 @@ def run(
             dashboard = session.enter_context(ray_session(config))
             require_resources(config, info)
         with open_run(active, spec.record(active.store), info):
+            keep_source(job, active.run)
             for line in run_summary(job, config, active, checked, given):
                 info(line)
             if idle := sorted(map(flag_of, config.unused() & {*given})):

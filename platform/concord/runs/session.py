@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs import local_ray
+from concord.runs.definitions import own_modules
 from concord.runs.failures import signal_handler
 from concord.source_file import hidden_module
 from concord.training.options import RunConfig
@@ -87,6 +89,14 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
             local_ray.shutdown()
         else:
             ray.shutdown()
+
+
+def send_by_value(*values: Any) -> None:
+    """Let Ray send the code of these values, a job's or callbacks', with them: no other process can import it."""
+    from ray import cloudpickle
+
+    for name in own_modules(*values):
+        cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:

@@ -34,10 +34,10 @@ from concord.runs.execute import (
     remove_older,
 )
 from concord.runs.failures import signal_handler
-from concord.runs.key import finished_run, index_run, plain
+from concord.runs.key import finished_run, index_run, keep_source, plain
 from concord.runs.lifecycle import ActiveRun, Info, Member, open_run, reopened, require_own, reserved_group
 from concord.runs.live_metrics import Published
-from concord.runs.session import ray_session
+from concord.runs.session import ray_session, send_by_value
 from concord.runs.spec import RunSpec
 from concord.runs.submission.profile import described
 from concord.studies.plan import GroupPlan
@@ -91,6 +91,7 @@ def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], in
             if group.resumed:  # a killed process may have left them
                 for name in (*(each for each in group.run.folder.names() if each.startswith("tune-")), _SCRATCH):
                     group.run.folder.remove(name)
+            keep_source(plan.job, group.run)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
             pool = Pool(plan, group, resources)
@@ -228,6 +229,7 @@ class Pool:
             # A loop of the job's own may write its last checkpoint before its last evaluation.
             checkpoint_seconds=_CHECKPOINT_SECONDS if job.job.loop is None else 0.0,
         )
+        send_by_value(task.sent.value)
         spec = PoolSpec(task, self.plan.evaluator, self._shared_data, resources.threads)
         trainable = tune.with_resources(tune.with_parameters(TrialProcess, pool=spec), bundles)
         published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()

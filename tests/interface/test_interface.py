@@ -1,0 +1,322 @@
+"""The public interface: what a command does, done from Python; jobs that a program makes; what is returned."""
+
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from command_line import Concord
+from hypothesis import given
+from hypothesis import strategies as st
+from made_job import made_job, model
+from recorded import without_time
+from test_readme import snippet
+
+import concord
+from concord.cli import main
+from concord.environments import Environments
+from concord.options import options_of
+from concord.record import FOLDERS, folder_of, read_run
+from concord.space import Choice, Integers, LogUniform, OneOf, Uniform, format_entry, parse_entry
+
+TINY = Path(__file__).parents[1] / "jobs" / "tiny_study.py"
+COMPARED = TINY.with_name("tiny_compared.py")
+README = Path(__file__).parents[2] / "README.md"
+QUICK = {"shortlist": 0, "reruns": 0, "register": False}
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+
+def test_the_package_imports_neither_torch_nor_ray_nor_mlflow() -> None:
+    code = "import sys, concord; dir(concord); print({'torch', 'ray', 'mlflow', 'numpy'} & {*sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"
+
+
+def test_every_exported_name_exists() -> None:
+    assert {*concord.__all__} <= {*dir(concord)}
+    assert all(getattr(concord, name) is not None for name in concord.__all__)
+
+
+# --- the same as the command line
+
+
+COMMANDS = {"train": concord.train, "tune": concord.tune, "compare": concord.compare}
+
+
+def commands_of_the_readme() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith(tuple(f"concord {name} " for name in COMMANDS))]
+
+
+def as_call(words: list[str], kind: type[Any]) -> tuple[list[str], dict[str, Any]]:
+    """The tables and the options of a command, as Python has them."""
+    tables: list[str] = []
+    options: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").replace("-", "_")
+            options[name] = []
+        else:
+            (options[name] if name else tables).append(word)
+    kinds = {name: str(option.hint) for name, option in options_of(kind).items()}
+    for name, values in options.items():
+        numbers = [float(each) if re.fullmatch(r"[\d.]+", each) else each for each in values]
+        numbers = [int(each) if str(kinds.get(name)) == "<class 'int'>" else each for each in numbers]
+        several = "tuple" in kinds.get(name, "") or name == "vary"
+        options[name] = numbers if several else numbers[0] if numbers else True
+    return tables, options
+
+
+def recorded(output: Path) -> dict[str, Any]:
+    """All runs and groups of a folder, without what is different at any two moments or in two folders."""
+    found: dict[str, Any] = {}
+    for kind, folder in FOLDERS.items():
+        for path in sorted((output / folder).glob("*")):
+            run = read_run(folder_of(output, path.name, kind), kind)
+            assert run is not None
+            config = {name: value for name, value in run.record["config"].items() if name != "output"}
+            metrics = [(*moment, without_time(each)) for moment, each in run.evaluations.items()]
+            tags = {k: v for k, v in run.record["tracking"]["tags"].items() if not k.startswith("mlflow")}
+            asked = [(each["kind"], each.get("point"), each["key"]) for each in run.asked]
+            found[f"{kind} {path.name}"] = (run.status, config, run.record["key"], tags, metrics, asked)
+    return found
+
+
+@pytest.mark.parametrize("command", commands_of_the_readme())
+def test_a_command_of_the_readme_is_the_same_call(
+    ray_cluster: None, hospitals_of_the_readme: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, verb, job, *words = shlex.split(command)
+    small = {
+        "train": ["--epochs", "1"],
+        "tune": ["--epochs", "1", "--trials", "2", "--shortlist", "0", "--reruns", "0", "--no-register"],
+        "compare": ["--epochs", "1", "--seeds", "1", "--methods", "mean"],
+    }[verb]
+    for name in [word for word in small if word.startswith("--")]:  # the command's own value of these is replaced
+        if name in words:
+            del words[words.index(name) : words.index(name) + 2]
+    by_words, by_call = hospitals_of_the_readme / "words", hospitals_of_the_readme / "call"
+    assert main([verb, job, *words, *small, "--name", "same", "--output", str(by_words)]) == 0
+    loaded = concord.training.load_job(job)  # type: ignore[attr-defined]
+    tables, options = as_call([*words, *small], type(loaded.job.config))
+    if "no_register" in options:
+        options["register"] = not options.pop("no_register")
+    for name in ("trials", "shortlist", "reruns", "seeds", "epochs"):
+        options |= {name: int(options[name])} if name in options else {}
+    options |= {"methods": ["mean"]} if "methods" in options else {}
+    COMMANDS[verb](job, *([tables] if tables else []), name="same", output=by_call, **options)
+    assert recorded(by_call) == recorded(by_words)
+
+
+@pytest.fixture
+def hospitals_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data and the job of the README, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_job.py").write_text(snippet("job"))
+    (tmp_path / "hospitals").mkdir()
+    generator = np.random.default_rng(0)
+    rows = []
+    for name in ("north", "south", "east", "west"):
+        inputs = generator.normal(size=(60, 10))
+        died = (inputs[:, 0] > 0).astype(int)
+        np.savez(tmp_path / "hospitals" / f"{name}.npz", inputs=inputs, targets=died)
+        rows.append(pandas.DataFrame({"age": inputs[:, 0], "lab": inputs[:, 1], "died": died, "hospital": name}))
+    pandas.concat(rows).to_csv(tmp_path / "patients.csv", index=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["--lr", "wide"], {"lr": "wide"}),
+        (["--epochs", "0"], {"epochs": 0}),
+        (["--threshold", "2"], {"threshold": 2}),
+        (["--leave-out", "e"], {"leave_out": "e"}),
+        (["--aggregator", "none.py:Rule"], {"aggregator": "none.py:Rule"}),
+        (["--significance", "0.1", "--threshold", "0.5"], {"significance": 0.1, "threshold": 0.5}),
+        (["--name", "no", "--resume"], {"name": "no", "resume": True}),
+        (["--config", "none.yaml"], {"config": "none.yaml"}),
+    ],
+)
+def test_a_wrong_option_has_the_line_of_the_command(
+    concord_: Concord, words: list[str], options: Mapping[str, Any]
+) -> None:
+    line = concord_("train", TINY, *words).err.strip().removeprefix("concord: ")
+    with pytest.raises(concord.InputError) as error:
+        concord.train(TINY, **options)
+    from concord.errors import format_for_cli
+
+    assert format_for_cli(error.value).replace("'", "").replace("2:", "2.0:") == line.replace("2:", "2.0:")
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (
+            lambda: concord.train("synthetic", learning_rate=1),
+            "learning_rate: there is no such option; did you mean --lr?",
+        ),
+        (lambda: concord.train("synthetic", epochs="3"), "--epochs '3': must be a whole number"),
+        (lambda: concord.train("synthetic", epochs=2.5), "--epochs 2.5: must be a whole number"),
+        (lambda: concord.train("synthetic", output=3), "--output 3: must be a path"),
+        (lambda: concord.train("no-job"), "job no-job: there is no such job"),
+        (lambda: concord.train(3), "job 3: is of type int; give a name, a Python file, or a Job"),
+        (lambda: concord.train(made_job(model=torch.nn.Linear(4, 2))), "model is of type Linear; expected a function"),
+        (lambda: concord.tune(TINY, vary={"rate": LogUniform(1e-4, 1)}), "rate: the job has no such option"),
+        (lambda: concord.tune(TINY, vary={"lr": OneOf({"a": {}})}), "vary lr: OneOf("),
+        (lambda: concord.compare(TINY, "nothing"), "job tiny-study: has no tables to compare"),
+        (lambda: concord.compare(TINY, {"a": {"rate": 1}}), "rate: there is no such option"),
+        (lambda: concord.compare(COMPARED, ["masks", "methods"]), "methods is not a table of the job; give it alone"),
+        (lambda: concord.load("nothing", output="/nowhere"), "nothing: no run, study or comparison in /nowhere"),
+        (lambda: concord.runs(output="/nowhere"), "--output /nowhere: has no MLflow store"),
+    ],
+)
+def test_a_wrong_call_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any], line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(concord.InputError) as error:
+        call()
+    assert line in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+@given(st.sampled_from([float, int, np.float32, np.float64, lambda value: torch.tensor(float(value))]))
+def test_numbers_of_any_library_are_options(kind: Callable[[Any], Any]) -> None:
+    from concord.interface.command_options import command_of
+    from concord.training.job import JobFile
+
+    command = command_of("train", JobFile.of(made_job()), {"lr": kind(1), "l2": kind(0), "milestones": [0.5]})
+    assert (command.options.optimizer.lr, command.options.schedule.milestones) == (1, (0.5,))
+    assert command.given == {"lr", "l2", "milestones"}
+
+
+VALUES = st.one_of(
+    st.booleans(), st.none(), st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False)
+)
+
+
+@given(
+    st.one_of(
+        st.lists(VALUES, min_size=2, max_size=4, unique_by=lambda value: (type(value) is bool, value)).map(
+            lambda values: Choice(*values)
+        ),
+        st.tuples(st.integers(-99, 9), st.integers(10, 99)).map(lambda bounds: Integers(*bounds)),
+        st.tuples(st.floats(-1e6, 1.0), st.floats(1.5, 1e6)).map(lambda bounds: Uniform(*bounds)),
+        st.tuples(st.floats(1e-9, 1.0), st.floats(1.5, 1e6)).map(lambda bounds: LogUniform(*bounds)),
+    )
+)
+def test_a_domain_of_python_is_the_one_of_the_command_line(domain: Any) -> None:
+    name, _, text = format_entry("lr", domain).partition("=")
+    assert (name, parse_entry("lr", text)) == ("lr", domain)
+
+
+# --- a job that a program makes
+
+
+def test_a_made_job_trains_resumes_and_says_what_it_did(output: Path) -> None:
+    first = concord.train(made_job(), output=output, name="one")
+    assert first.status == "FINISHED"
+    assert first.metrics["ood_accuracy"] > 0.5
+    assert first.history.index.tolist() == [1, 2]
+    assert first.history["ood_accuracy"].iloc[-1] == first.metrics["ood_accuracy"]
+    assert first.environments.loc[("ood", "d"), "accuracy"] == first.metrics["ood_accuracy"]
+    assert {name for _, name in first.environments.index} == {"a", "b", "c", "d"}
+    assert first.frame().loc["one", "lr"] == 0.1
+    assert first.options["batch_size"] == 16
+    assert (output / "runs" / "one" / "job.py").read_text().count("nn.Linear(4, 2)") == 1
+    inputs = torch.randn(5, 4)
+    torch.testing.assert_close(torch.from_numpy(first.predict(inputs.numpy())), first.model()(inputs).detach())
+    again = concord.train(made_job(), output=output, name="one", resume=True)
+    assert again.history.equals(first.history)
+    assert concord.load("one", made_job(), output=output).history.equals(first.history)  # type: ignore[union-attr]
+    with pytest.raises(concord.InputError, match="not built in; give load"):
+        concord.load("one", output=output).model()  # type: ignore[union-attr]
+    assert "ood_accuracy" in first._repr_html_()
+    found = concord.runs(output=output, where="ood_accuracy > 0.5", metric="ood_accuracy")
+    assert found.names == ["one"]
+    assert found[0].metrics == first.metrics
+    assert found.frame().loc["one", "job"] == "made"
+
+
+def test_a_model_that_was_not_registered_can_be_later(output: Path) -> None:
+    run = concord.train(made_job(), output=output, name="one", register=False)
+    assert concord.runs(output=output).names == ["one"]
+    assert run.register() == "models:/made/1"
+    loaded = concord.load("one", made_job(), output=output)
+    assert loaded.register() == "models:/made/1"  # type: ignore[union-attr]
+
+
+def test_another_definition_is_named_when_a_run_goes_on(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    concord.train(made_job(), output=output, name="one", register=False)
+
+    def wider(config: Any) -> torch.nn.Module:
+        return torch.nn.Sequential(model(config), torch.nn.Identity())
+
+    capsys.readouterr()
+    concord.train(made_job(model=wider), output=output, name="one", resume=True)
+    assert "warning: the job has changed since" in capsys.readouterr().err
+
+
+def test_a_made_job_trains_alike_on_ray_train_and_in_studies(ray_cluster: None, output: Path) -> None:
+    alone = concord.train(made_job(), output=output, name="alone", register=False)
+    several = concord.train(made_job(), output=output, name="several", workers=2, register=False)
+    pandas.testing.assert_frame_equal(
+        several.history.drop(columns="steps_per_second"), alone.history.drop(columns="steps_per_second"), rtol=1e-4
+    )
+    study = concord.tune(made_job(), output=output, name="study", trials=2, vary={"lr": LogUniform(1e-3, 1.0)}, **QUICK)
+    assert study.frame()["lr"].between(1e-3, 1.0).all()
+    assert study.best.metrics == {**study.best.metrics, **study.metrics}
+    assert concord.load("study", output=output).frame().equals(study.frame())  # type: ignore[union-attr]
+    table = concord.compare(
+        made_job(), {"average": {"aggregator": "mean"}, "masked": {"aggregator": "and-mask"}}, seeds=2, output=output
+    )
+    assert list(table.frame().index) == ["average", "masked"]
+    assert len(table.runs) == 4
+    assert "o.o.d. accuracy" in table.markdown()
+    assert table.table.numbers("average", "o.o.d. accuracy") == list(
+        table.runs.query("configuration == 'average'")["o.o.d. accuracy"]
+    )
+    assert (
+        concord.load("made", output=output)
+        .frame()["o.o.d. accuracy"]
+        .equals(  # type: ignore[union-attr]
+            table.frame()["o.o.d. accuracy"]
+        )
+    )
+
+
+def test_a_call_leaves_the_process_as_it_was(output: Path) -> None:
+    def state() -> tuple[Any, ...]:
+        handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        drawn = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return dict(os.environ), torch.get_num_threads(), torch.get_default_dtype(), handlers, drawn
+
+    tiny = torch.tensor(1e-40)
+    before = state()
+    first = concord.train(made_job(), output=output, name="one", register=False)
+    assert state() == before
+    assert float(tiny * 1.0) > 0
+    second = concord.train(made_job(), output=output, name="two", register=False)
+    assert state() == before
+    assert second.metrics == {**first.metrics, "steps_per_second": second.metrics["steps_per_second"]}
+    with pytest.raises(concord.InputError):
+        concord.train(made_job(), output=output, name="two")
+    assert state() == before
+
+
+def test_names_of_environments_are_taken_from_the_class_that_is_exported() -> None:
+    assert concord.Environments is Environments
