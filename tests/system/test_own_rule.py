@@ -144,7 +144,7 @@ def test_a_tilde_is_the_home_folder_before_a_rule_and_a_job(
     assert job.rule is not None
     assert (job.path, job.rule.path) == (str(rule_file.parent / "my_job.py"), str(rule_file))
     assert RuleFile.parts("~/my_rule.py:TrimmedSign") == (str(rule_file), "TrimmedSign")  # as a submission takes it
-    with pytest.raises(InputError, match="aggregator=~nobody/my_rule.py:TrimmedSign: there is no such file"):
+    with pytest.raises(InputError, match=r"aggregator=~nobody/my_rule\.py:TrimmedSign: there is no such file"):
         RuleFile.read("~nobody/my_rule.py:TrimmedSign")
 
 
