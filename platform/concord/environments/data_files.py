@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from concord.errors import ArgumentError
-from concord.storage import listing
+from concord.storage import is_remote, listing
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 _NAMED = 3  # files in a line
@@ -61,6 +61,14 @@ def kind_by_content(path: Path) -> str | None:
         return None
     text = not _CONTROL.search(begin)
     return "text, and a CSV file's name ends with .csv" if text else f"no {suffix} file by its first bytes"
+
+
+def last_change(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of change of a file, or of each file in a folder; empty for an address."""
+    if is_remote(path):
+        return ()
+    files = sorted(each for each in (path.iterdir() if path.is_dir() else [path]) if each.is_file())
+    return tuple((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
 
 
 def data_files(
