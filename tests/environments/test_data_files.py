@@ -168,7 +168,7 @@ def test_a_file_with_the_ending_of_another_kind_is_named_by_its_content(case: st
     content, own = CONTENTS[case]
     file = tmp_path / f"a{ending}"
     file.write_bytes(content)
-    kind = kind_by_content(file)
+    kind = kind_by_content(file, (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".parquet", ".npz"))
     assert kind is None if ending == own else str(kind).startswith(case.strip()), kind
     if kind is not None and ending != ".npz":
         with pytest.raises(ArgumentError, match=f"{file}: is {re.escape(kind)}; give a CSV or Parquet file"):
@@ -180,4 +180,4 @@ def test_the_header_of_a_table_is_no_other_kind(header: str) -> None:
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
         file.write(f"{header},died\n1,0\n".encode())
         file.flush()
-        assert header.startswith(("[", "{")) or kind_by_content(Path(file.name)) is None
+        assert header.startswith(("[", "{")) or kind_by_content(Path(file.name), [".csv"]) is None

@@ -47,17 +47,18 @@ def stem(name: str) -> str:
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else name).stem.strip()
 
 
-def kind_by_content(path: Path) -> str | None:
-    """What a file is by its first bytes; None if it may be what the ending of its name says."""
+def kind_by_content(path: Path, endings: Collection[str]) -> str | None:
+    """What a file is by its first bytes; None if it may be what the ending of its name says, one of those of data."""
     with path.open("rb") as file:
         begin = file.read(_BEGIN).removeprefix(codecs.BOM_UTF8).lstrip()
-    suffix = path.suffix.lower()
     if not begin:
         return "empty"
-    for first, kind, endings in _KINDS:
+    suffix = path.suffix.lower()
+    binary = any(ending.endswith(suffix) for ending in endings) and suffix in _BINARY
+    for first, kind, own in _KINDS:
         if re.match(first, begin):
-            return None if suffix in endings else kind
-    if suffix not in _BINARY:
+            return None if binary and suffix in own else kind
+    if not binary:
         return None
     text = not _CONTROL.search(begin)
     return "text, and a CSV file's name ends with .csv" if text else f"no {suffix} file by its first bytes"

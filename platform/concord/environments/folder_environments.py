@@ -65,7 +65,7 @@ def from_folder(
         except InputError:
             raise
         except Exception as error:  # each format has its own errors for an incomplete file
-            kind = kind_by_content(path)
+            kind = kind_by_content(path, _ENDINGS)
             why = f"it is {kind}" if kind else first_line(error)
             raise InputError(f"environment {name}: {path} cannot be read ({why})") from error
 

@@ -331,7 +331,7 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
     if not found.is_file():
         raise ArgumentError("data", shown, "there is no such file")
     suffix = path.suffix.lower()
-    if kind := kind_by_content(found):
+    if kind := kind_by_content(found, _ENDINGS):
         raise ArgumentError("data", shown, f"is {kind}; give a CSV or Parquet file")
     try:
         cells = read_table(found) if suffix == ".parquet" else read_cells(found, shown, form)
