@@ -94,8 +94,12 @@ def write(line: str, level: int = logging.INFO) -> None:
 
 
 def show_warnings_in_one_line() -> None:
-    """Show the warnings of this package in one line, without the place in its files; those of other code as before."""
+    """Show the warnings of this package in one line, without the place in its files; those of other code as before.
+
+    What Pillow says of an image above 89 megapixels is not shown: the image is read, and a much larger one is refused.
+    """
     warnings.formatwarning = _in_one_line
+    warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
 
 
 def _in_one_line(

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import Concord, Said
+from damaged import damage
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from tracked import points_of
 
+from concord.analysis.consistency.figures import runs_figure
 from concord.analysis.consistency.measurement import Measurement, as_cells, method_as_json, over_runs
 from concord.analysis.consistency.network import Settings, measure
 from concord.cli import main
@@ -118,6 +122,48 @@ def test_an_analysis_that_mlflow_did_not_take_is_kept_and_sent_later(
     assert store.run(run_id).metrics["analyzed/agreement"] == pytest.approx(kept["signs"]["environments"]["agreement"])
     sent = store.read_json(run_id, "consistency/consistency.json")
     assert (sent["run"], "untracked" in sent) == ("wide", False)
+
+
+def test_any_value_in_a_report_is_used_or_the_report_is_made_again(
+    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ("mask-1", "mask-2")
+    for name in runs:
+        assert main(["analyze", "synthetic", "--name", name, *QUICK, "--output", str(output)]) == 0
+    file = output / "runs" / "mask-1" / "consistency" / "consistency.json"
+    whole = json.loads(file.read_text())
+    monkeypatch.setattr("concord.runs.analyzing.analyze_model", lambda *_: whole)
+    monkeypatch.setattr("concord.analysis.figures.save", lambda _, path: path)
+
+    @settings(max_examples=12, phases=[Phase.generate])
+    @given(
+        st.data(),
+        st.sampled_from([{}, {"untracked": "no answer"}]),
+        st.sampled_from([["mask-1"], [*runs, "--results", str(output / "results"), "--json"]]),
+    )
+    def any_value(data: st.DataObject, further: dict[str, str], words: list[str]) -> None:
+        file.write_text(json.dumps({**whole, **further}))
+        damage(file, data)
+        capsys.readouterr()
+        status = main(["analyze", "synthetic", *QUICK, "--output", str(output), "--name", *words])
+        assert status == 0, capsys.readouterr().err
+
+    try:
+        any_value()
+    finally:
+        file.write_text(json.dumps(whole))
+
+
+def test_a_figure_of_runs_has_the_numbers_that_all_of_them_have() -> None:
+    parts = [Measurement("bound", 0.3, epsilon=0.1, null=0.1), Measurement("log_ratio", 0.5, null=0.2)]
+    figure = runs_figure([("and-mask", parts), ("mean", parts)])
+    assert figure is not None
+    labels = ["$I^\\epsilon$ at least, true losses, ε = 0.1", "log ratio of curvatures"]
+    assert [each.get_xlabel() for each in figure.axes] == labels
+    less = runs_figure([("and-mask", [replace(parts[0], epsilon=None)]), ("mean", parts)])
+    assert less is not None
+    assert [each.get_xlabel() for each in less.axes] == ["$I^\\epsilon$ at least, true losses"]
+    assert runs_figure([("and-mask", parts[:1]), ("mean", parts[1:])]) is None
 
 
 def test_what_is_said_is_what_the_parts_measure_of_the_last_checkpoint(

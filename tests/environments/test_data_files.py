@@ -1,7 +1,12 @@
 """Folders of data: one rule for tables, arrays and images says which files are read, and why others are not."""
 
+import bz2
 import gzip
 import io
+import lzma
+import pickle
+import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from concord.environments import Environments, from_folder, from_image_folder, image_dataset
-from concord.environments.data_files import stem
+from concord.environments.data_files import kind_by_content, stem
 from concord.environments.table import from_table
 from concord.errors import ArgumentError
 
@@ -123,3 +130,54 @@ def test_two_files_of_one_environment_and_a_folder_without_data_are_refused(
 def test_the_name_of_an_environment_is_that_of_its_file_without_endings() -> None:
     names = {"north.csv": "north", "a.2019.npz": "a.2019", "b.CSV.GZ": "b", "c .parquet": "c", "v1.2.csv.zip": "v1.2"}
     assert {name: stem(name) for name in names} == names
+
+
+ZIPPED = io.BytesIO()
+np.savez(ZIPPED, inputs=np.ones(3))
+TEXT = FRAME.to_csv(index=False).encode()
+PICTURE = io.BytesIO()
+Image.new("RGB", (4, 4)).save(PICTURE, "png")
+PHOTOGRAPH = io.BytesIO()
+Image.new("RGB", (4, 4)).save(PHOTOGRAPH, "jpeg")
+# What a file has, what it is, and the ending with which it is data.
+CONTENTS = {
+    "a Parquet file": (FRAME.to_parquet(), ".parquet"),
+    "a ZIP archive": (ZIPPED.getvalue(), ".npz"),
+    "compressed by gzip": (gzip.compress(TEXT), ".csv.gz"),
+    "compressed by bzip2": (bz2.compress(TEXT), ".csv.bz2"),
+    "compressed by xz": (lzma.compress(TEXT), ".csv.xz"),
+    "a PDF": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", None),
+    "a PNG image": (PICTURE.getvalue(), None),
+    "a JPEG image": (PHOTOGRAPH.getvalue(), None),
+    "a pickle of Python": (pickle.dumps(FRAME), None),
+    "an SQLite database": (b"SQLite format 3\0\x10\0", None),
+    "an HDF5 file": (b"\x89HDF\r\n\x1a\n\0", None),
+    "JSON": (FRAME.to_json(orient="records", indent=1).encode(), None),
+    "JSON ": (FRAME.to_json(orient="records", lines=True).encode(), None),
+    "JSON  ": (b'\xef\xbb\xbf\n{\n  "age": [1, 2]}', None),
+    "a web page": (b"\n<!doctype html><title>404</title>", None),
+    "XML": (FRAME.head(1).to_xml(parser="etree").encode(), None),
+    "text": (TEXT, ".csv"),
+    "text ": ("Größe;Süden\n1,5;2\n".encode("latin-1"), ".csv"),
+}
+
+
+@pytest.mark.parametrize("case", CONTENTS)
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".npz"])
+def test_a_file_with_the_ending_of_another_kind_is_named_by_its_content(case: str, ending: str, tmp_path: Path) -> None:
+    content, own = CONTENTS[case]
+    file = tmp_path / f"a{ending}"
+    file.write_bytes(content)
+    kind = kind_by_content(file, (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".parquet", ".npz"))
+    assert kind is None if ending == own else str(kind).startswith(case.strip()), kind
+    if kind is not None and ending != ".npz":
+        with pytest.raises(ArgumentError, match=f"{file}: is {re.escape(kind)}; give a CSV or Parquet file"):
+            from_table(file, target="died", environment="age")
+
+
+@given(st.text(st.characters(codec="latin-1", categories=["L", "N", "P", "Zs"]), min_size=1, max_size=20))
+def test_the_header_of_a_table_is_no_other_kind(header: str) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".csv") as file:
+        file.write(f"{header},died\n1,0\n".encode())
+        file.flush()
+        assert header.startswith(("[", "{")) or kind_by_content(Path(file.name), [".csv"]) is None

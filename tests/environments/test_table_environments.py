@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import json
 import zipfile
+from collections.abc import Callable
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -462,6 +464,36 @@ def test_a_column_that_names_the_rows_makes_no_environments() -> None:
     with pytest.raises(ArgumentError, match=f"environment=name: has 1200 values in 1200 rows, {few}"):
         environments(frame, environment="name", test=[])
     assert len(environments(frame, environment="ward", test=[]).train) == 240
+
+
+NO_CLASSES: dict[str, tuple[Callable[[int], Any], str]] = {
+    "dates of ISO 8601": (lambda row: f"2025-{row % 12 + 1:02}-{row % 28 + 1:02}", "84 different dates in 900"),
+    "moments": (lambda row: pd.Timestamp("2025-01-01") + pd.Timedelta(row % 30, "h"), "30 different dates"),
+    "days of a database": (lambda row: date(2025, 1, row % 28 + 1), "28 different dates .* '2025-01-01'"),
+    "identifiers": (lambda row: f"p{row}", "900 different values .* 'p0'"),
+    "free text": (lambda row: f"{row * 2 // 3} " + "x" * 500, "600 different values in .* '0 x{38}', which"),
+    "numbers of rows": (lambda row: row, "900 different values in 900 training rows"),
+}
+
+
+@pytest.mark.parametrize("case", NO_CLASSES)
+@pytest.mark.parametrize("task", [None, "classification"])
+def test_a_target_of_dates_or_of_a_value_a_row_is_no_target_of_classes(case: str, task: Any) -> None:
+    value, message = NO_CLASSES[case]
+    frame = patients(300).assign(given=[value(row) for row in range(1200)])
+    if case == "numbers of rows" and task is None:
+        assert environments(frame, target="given").table.classes is None
+        return
+    with pytest.raises(ArgumentError, match=f"target=given: has .*{message}.* are no classes; give a column of"):
+        environments(frame, target="given", task=task, test=["west"])
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(125, 50), (10, 20), (15, 22), (300, 450)])
+def test_a_target_of_many_honest_classes_is_taken(rows: int, classes: int) -> None:
+    frame = patients(rows).assign(given=[f"kind {row % classes}" for row in range(4 * rows)])
+    assert environments(frame, target="given", test=[]).table.outputs == classes
+    dated = frame.assign(given=[f"2025-01-{row % 20 + 1:02}" for row in range(4 * rows)])
+    assert environments(dated, target="given", test=[]).table.outputs == 20
 
 
 def test_a_target_with_one_value_or_a_strange_one_is_refused() -> None:

@@ -114,6 +114,30 @@ def test_the_program_of_the_page_predicts_for_raw_rows(trained: Path) -> None:
     assert "(" + str(len(patients())) + ", 2)" in printed
 
 
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_table_that_was_edited_is_read_again(kind: str, tmp_path: Path) -> None:
+    frame = patients()
+    parts = {"all": frame} if kind == "file" else dict(iter(frame.groupby("hospital")))
+    for name, rows in parts.items():
+        rows.to_csv(tmp_path / f"{name}.csv", index=False)
+    data = tmp_path / "all.csv" if kind == "file" else tmp_path
+    job = load_job("table").job
+    config = job.config.with_options(data=data, environment="hospital", target="died", test=("west",))
+    first, width = job.environments(config), len(job.model(config).state_dict())
+    assert job.environments(config) is first
+    for name, rows in parts.items():
+        ward = np.resize(["a", "b"], len(rows))
+        rows.assign(ward=ward, died=1 - rows.died).to_csv(tmp_path / f"{name}.csv", index=False)
+    again = job.environments(config)
+    assert again.version != first.version
+    assert again.table.frame.died.tolist() == [1 - died for died in first.table.frame.died]
+    assert again.table.kinds == {**first.table.kinds, "ward": "category"}
+    assert len(job.model(config).state_dict()) > width
+    if kind == "folder":
+        frame[frame.hospital == "west"].assign(hospital="mars").to_csv(tmp_path / "mars.csv", index=False)
+        assert "mars" in job.environments(config).names
+
+
 def ask(port: int, rows: list[dict[str, Any]]) -> tuple[int, Any]:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/invocations",

@@ -138,6 +138,22 @@ def test_the_fields_of_a_rule_are_options_beside_the_job_s(rule_file: Path) -> N
     assert config.with_options(objective="irm").resolve().method == "irm-TrimmedSign"
 
 
+@pytest.mark.parametrize("words", [["--aggregator=~/my_rule.py:TrimmedSign"], ["--config=~/options.yaml"]])
+def test_a_tilde_is_the_home_folder_before_a_rule_and_a_job(
+    words: list[str], rule_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell leaves it where the option and its value are one word, and in a file."""
+    monkeypatch.setenv("HOME", str(rule_file.parent))
+    (rule_file.parent / "options.yaml").write_text("aggregator: ~/my_rule.py:TrimmedSign\n")
+    (rule_file.parent / "my_job.py").write_text(Path(JOB).read_text())
+    job = read_command("train", load_job("~/my_job.py"), words, "concord train").job
+    assert job.rule is not None
+    assert (job.path, job.rule.path) == (str(rule_file.parent / "my_job.py"), str(rule_file))
+    assert RuleFile.parts("~/my_rule.py:TrimmedSign") == (str(rule_file), "TrimmedSign")  # as a submission takes it
+    with pytest.raises(InputError, match=r"aggregator=~nobody/my_rule\.py:TrimmedSign: there is no such file"):
+        RuleFile.read("~nobody/my_rule.py:TrimmedSign")
+
+
 def test_help_has_the_fields_with_what_the_file_says_of_them(
     rule_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

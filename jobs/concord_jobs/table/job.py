@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -12,6 +12,7 @@ import tyro
 from torch import Tensor, nn
 
 from concord.environments.csv_file import CsvFormat
+from concord.environments.data_files import last_change
 from concord.environments.table import Kind, TableEnvironments, from_table
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
@@ -108,7 +109,7 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
     options.check()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        table = _table.__wrapped__(options).table
+        table = _read(options).table
     summary = {**table_summary(table), "warnings": [str(each.message) for each in caught]}
     for line in lines(summary):
         info(line)
@@ -116,7 +117,18 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
 
 
 @functools.lru_cache(maxsize=1)
+def _unchanged(options: TableOptions, change: Hashable) -> TableEnvironments:
+    """The table of a file or folder that last changed so."""
+    del change
+    return _read(options)
+
+
 def _table(options: TableOptions) -> TableEnvironments:
+    assert options.data is not None
+    return _unchanged(options, last_change(options.data))
+
+
+def _read(options: TableOptions) -> TableEnvironments:
     assert options.data is not None
     return from_table(
         options.data,
@@ -132,7 +144,7 @@ def _table(options: TableOptions) -> TableEnvironments:
 
 
 def environments(config: TableConfig) -> TableEnvironments:
-    """An environment for each value of the column, read once in each process."""
+    """An environment for each value of the column; in each process read once, and again after a change."""
     return _table(config.table)
 
 

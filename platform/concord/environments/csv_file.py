@@ -5,7 +5,12 @@ fills up. A column is converted as a whole or stays text, so no cell is lost and
 """
 
 import codecs
+import contextlib
+import io
+import itertools
+import re
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,7 @@ _TRUE, _FALSE = ("True", "TRUE", "true"), ("False", "FALSE", "false")
 SPACES = r"\s+"
 _CODE = r"^0\d|^\d+[eE]\d+$"  # digits that begin with a zero, and codes such as 1e5
 _EXACT = 2**53  # float64 has every whole number up to it
+_LONG_ROW = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # in an error of pandas
 _BLOCK = 8 << 20  # bytes that Arrow parses at once; a row must fit
 
 
@@ -129,8 +135,16 @@ def _arrow_cells(path: Path, form: CsvFormat, refuse: Any = None) -> pa.Table:
 
 
 def _between_spaces(path: Path, shown: str, form: CsvFormat) -> pa.Table:
-    """The cells of a file whose columns are between spaces; pandas refuses a row with too many cells."""
-    frame = pd.read_csv(path, sep=SPACES, encoding=form.encoding, header=None, dtype=str, keep_default_na=False)
+    """The cells of a file whose columns are between spaces."""
+    try:
+        frame = pd.read_csv(path, sep=SPACES, encoding=form.encoding, header=None, dtype=str, keep_default_na=False)
+    except pd.errors.ParserError as error:
+        if long := _LONG_ROW.search(str(error)):
+            expected, number, found = map(int, long.groups())
+            with _opened(path) as file, io.TextIOWrapper(file, form.encoding) as lines:
+                line = next(itertools.islice(lines, number - 1, None))
+            raise _ragged(shown, number, " ".join(line.split()), found, expected) from None
+        raise
     last = frame.iloc[:, -1]
     if short := ((last == "") | last.isna()).to_numpy().nonzero()[0].tolist():
         row = [cell for cell in frame.iloc[short[0]] if isinstance(cell, str) and cell]
@@ -144,7 +158,10 @@ def _ragged(shown: str, number: int, text: str, found: int, expected: int) -> Ar
     line = text.strip("\r\n").replace("\n", "\\n")
     short = line if len(line) <= 60 else f"{line[:60]}…"
     problem = f"row {number} has {found} cells, and the header, row 1, has {expected}: {short}"
-    return ArgumentError("data", shown, f"{problem}; give each row the cells of the header")
+    right = "give each row the cells of the header"
+    if number == 2 and found == expected + 1 and not line.endswith((",", ";", "\t", "|", " ")):
+        right = "if rows begin with names, as R writes them, write the table with row.names = FALSE; else " + right
+    return ArgumentError("data", shown, f"{problem}; {right}")
 
 
 def _require_separator(shown: str, line: str) -> None:
@@ -163,10 +180,13 @@ def _require_closed_quotes(path: Path, shown: str, cells: pa.Table) -> None:
             raise ArgumentError("data", shown, f"a quote is never closed, before {last[:40]!r}; close or remove it")
 
 
-def _opened(path: Path) -> Any:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     """The content of a file, decompressed by the end of its name."""
     kind = infer_compression(path.name)
-    return pa.OSFile(str(path)) if kind is None else compr[kind](path.open("rb"), mode="rb")
+    with contextlib.ExitStack() as closing:
+        file: Any = closing.enter_context(pa.OSFile(str(path)) if kind is None else path.open("rb"))
+        yield file if kind is None else closing.enter_context(compr[kind](file, mode="rb"))
 
 
 def _is_encoding_error(path: Path, form: CsvFormat, error: Exception) -> bool:

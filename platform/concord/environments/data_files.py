@@ -1,25 +1,44 @@
 """Chooses the data files in a user's folder, and says which others are left out and why."""
 
+import codecs
+import re
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from concord.errors import ArgumentError
-from concord.storage import listing
+from concord.storage import is_remote, listing
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 _NAMED = 3  # files in a line
-# The first bytes of a file, what it is, and the ending with which it can be data.
-_KINDS = (
-    (b"PAR1\x15", "a Parquet file, whose name must end with .parquet", ".parquet"),
-    (b"PK\3\4", "a ZIP archive, such as a spreadsheet, an .npz file or one of torch.save", ".zip"),
-    (b"\x1f\x8b\x08", "compressed by gzip, so its name must end with .gz", ".gz"),
-    (b"\x93NUMPY", "an array of numpy.save", None),
-    (b"\xd0\xcf\x11\xe0", "a spreadsheet", None),
-    (b"<!DOCTYPE", "a web page", None),
-    (b"<html", "a web page", None),
-    (b"version https://git-lfs", "a pointer of Git LFS; git lfs pull fetches the file", None),
+_BEGIN = 512  # bytes that show what a file is
+# The first bytes of a file, what it is, and the endings with which it can be data.
+_KINDS: tuple[tuple[bytes, str, tuple[str, ...]], ...] = (
+    (rb"PAR1[\x00-\x08\x0e-\x1f]", "a Parquet file, whose name must end with .parquet", (".parquet",)),
+    (rb"PK[\x03\x05]", "a ZIP archive, such as a spreadsheet, an .npz file or one of torch.save", (".zip", ".npz")),
+    (rb"\x1f\x8b\x08", "compressed by gzip, so its name must end with .gz", (".gz",)),
+    (rb"BZh\d1AY", "compressed by bzip2, so its name must end with .bz2", (".bz2",)),
+    (rb"\xfd7zXZ", "compressed by xz, so its name must end with .xz", (".xz",)),
+    (rb"\x28\xb5\x2f\xfd", "compressed by Zstandard", ()),
+    (rb"\x93NUMPY", "an array of numpy.save", ()),
+    (rb"\x80[\x02-\x05]", "a pickle of Python", ()),
+    (rb"ARROW1\0|FEA1", "a Feather file", ()),
+    (rb"SQLite format 3\0", "an SQLite database", ()),
+    (rb"\x89HDF", "an HDF5 file", ()),
+    (rb"RD[AX][23]\n", "a file of R's save", ()),
+    (rb"<stata_dta>", "a file of Stata", ()),
+    (rb"\xd0\xcf\x11\xe0", "a spreadsheet", ()),
+    (rb"%PDF-", "a PDF", ()),
+    (rb"\x89PNG", "a PNG image", ()),
+    (rb"\xff\xd8\xff", "a JPEG image", ()),
+    (rb"GIF8[79]a", "a GIF image", ()),
+    (rb"(?i:<!doctype|<html)", "a web page", ()),
+    (rb"<\?xml", "XML", ()),
+    (rb"[\[{]\s*[\[{\"]", "JSON", ()),
+    (rb"version https://git-lfs", "a pointer of Git LFS; git lfs pull fetches the file", ()),
 )
+_BINARY = {ending for *_, endings in _KINDS for ending in endings}
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
 
 
 def stem(name: str) -> str:
@@ -28,13 +47,29 @@ def stem(name: str) -> str:
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else name).stem.strip()
 
 
-def kind_by_content(path: Path) -> str | None:
-    """What a file is by its first bytes; None if it may be what the ending of its name says."""
+def kind_by_content(path: Path, endings: Collection[str]) -> str | None:
+    """What a file is by its first bytes; None if it may be what the ending of its name says, one of those of data."""
     with path.open("rb") as file:
-        begin = file.read(32).lstrip()
+        begin = file.read(_BEGIN).removeprefix(codecs.BOM_UTF8).lstrip()
+    if not begin:
+        return "empty"
     suffix = path.suffix.lower()
-    kinds = (kind for first, kind, ending in _KINDS if begin.startswith(first) and ending != suffix)
-    return next(kinds, None) if begin else "empty"
+    binary = any(ending.endswith(suffix) for ending in endings) and suffix in _BINARY
+    for first, kind, own in _KINDS:
+        if re.match(first, begin):
+            return None if binary and suffix in own else kind
+    if not binary:
+        return None
+    text = not _CONTROL.search(begin)
+    return "text, and a CSV file's name ends with .csv" if text else f"no {suffix} file by its first bytes"
+
+
+def last_change(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of change of a file, or of each file in a folder; empty for an address."""
+    if is_remote(path):
+        return ()
+    files = sorted(each for each in (path.iterdir() if path.is_dir() else [path]) if each.is_file())
+    return tuple((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
 
 
 def data_files(

@@ -65,8 +65,8 @@ def from_folder(
         except InputError:
             raise
         except Exception as error:  # each format has its own errors for an incomplete file
-            kind = kind_by_content(path)
-            why = first_line(error) + (f"; it is {kind}" if kind else "")
+            kind = kind_by_content(path, _ENDINGS)
+            why = f"it is {kind}" if kind else first_line(error)
             raise InputError(f"environment {name}: {path} cannot be read ({why})") from error
 
     return Environments(load, **purposes, version=functools.partial(_version, files))

@@ -34,6 +34,7 @@ Task = Literal["classification", "regression"]
 _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
 _MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values name the rows
 _EXAMPLE_ROWS = 5
+_LONGEST_EXAMPLE = 40  # letters of a value in an error
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
 _ENDINGS = (".csv", *(f".csv{each}" for each in COMPRESSIONS), ".parquet")
 _TEXT_KINDS = {"category": "a category", "ignore": "left out"}
@@ -330,7 +331,7 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
     if not found.is_file():
         raise ArgumentError("data", shown, "there is no such file")
     suffix = path.suffix.lower()
-    if kind := kind_by_content(found):
+    if kind := kind_by_content(found, _ENDINGS):
         raise ArgumentError("data", shown, f"is {kind}; give a CSV or Parquet file")
     try:
         cells = read_table(found) if suffix == ".parquet" else read_cells(found, shown, form)
@@ -424,6 +425,7 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
         if not few:
             raise ArgumentError("target", target, f"{unread}, or --task classification")
         warnings.warn(f"target {target}: {unread}, or --task classification; its values are classes", stacklevel=3)
+    _require_classes(values, target)
     try:
         found = values.unique().tolist()
         if all(each.is_integer() for each in found if isinstance(each, float)):
@@ -438,3 +440,13 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
     if strange := sorted(set(frame[target].unique().tolist()) - set(classes), key=str):
         raise ArgumentError("target", target, f"no training environment has its value {strange[0]}")
     return classes
+
+
+def _require_classes(values: pd.Series, target: str) -> None:
+    """Refuse dates, and values that fewer than two rows have, such as identifiers and free text (ArgumentError)."""
+    count, rows, dates = values.nunique(), len(values), _kind(values) == "date"
+    if count > (_MOST_CLASSES if dates else max(_MOST_CLASSES, rows / 2)):
+        found = f"has {count} different {'dates' if dates else 'values'} in {rows} training rows"
+        example = repr(str(values.iloc[0])[:_LONGEST_EXAMPLE])
+        right = "give a column of classes, or of numbers for a regression"
+        raise ArgumentError("target", target, f"{found}, such as {example}, which are no classes; {right}")

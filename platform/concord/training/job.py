@@ -18,7 +18,7 @@ from concord.errors import InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.job_files import built_in_jobs, job_name
 from concord.objectives import Objective
-from concord.options import as_words, defaults_of, options_of
+from concord.options import as_words, defaults_of, options_of, path_of
 from concord.record import Evaluation, Run
 from concord.redaction import redact_words, without_secrets
 from concord.source_file import read_source, run_source
@@ -399,10 +399,9 @@ def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
 def load_job(reference: str) -> JobFile:
     """The job of this name, or the job in this file."""
     known = built_in_jobs()
-    path = known.get(reference, Path(reference))
-    if reference not in known and path.suffix != ".py":
+    if reference not in known and not reference.endswith(".py"):
         raise InputError(f"job {reference}: there is no such job; give one of {', '.join(known)}, or a Python file")
-    path = path.resolve()
+    path = (known.get(reference) or path_of(reference)).resolve()
     source = read_source(path, lambda problem: InputError(f"job {reference}: {problem}"))
     return job_from_source(str(path), source)
 

@@ -22,7 +22,7 @@ from concord.aggregation.rules_by_name import rule_with
 from concord.aggregation.weighting import Weighting, weights_of
 from concord.errors import ArgumentError, InputError
 from concord.hyperparameters import Hyperparameter, options_of_part
-from concord.options import defaults_of, flag_of, options_of
+from concord.options import defaults_of, flag_of, options_of, path_of
 from concord.source_file import read_source, refusing, run_source
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class RuleFile:
         if not file.endswith(".py") or not name.isidentifier():
             expected = "name the rule in the file: FILE.py:RULE"
             raise ArgumentError("aggregator", reference, expected)
-        return file, name
+        return str(path_of(file)), name
 
     @property
     def file_name(self) -> str:

@@ -116,8 +116,8 @@ def layers_figure(found: Consistency, title: str) -> Figure | None:
 
 
 _RUN_PANELS = {
-    "bound": "$I^\\epsilon$ at least, true losses, ε = {:g}",
-    "quadratic_low": "$I^\\epsilon$ of the quadratic at least, ε = {:g}",
+    "bound": "$I^\\epsilon$ at least, true losses",
+    "quadratic_low": "$I^\\epsilon$ of the quadratic at least",
     "log_ratio": "log ratio of curvatures",
 }
 
@@ -127,7 +127,7 @@ def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> Figure | N
     whole_networks = [
         (method, {each.name: each for each in found if each.whole}) for method, found in runs
     ]  # the largest ε
-    names = [name for name in _RUN_PANELS if any(name in found for _, found in whole_networks)]
+    names = [name for name in _RUN_PANELS if all(name in found for _, found in whole_networks)]
     if not names:
         return None
     accuracy = next((name for name in ACCURACIES if all(name in found for _, found in whole_networks)), None)
@@ -143,7 +143,8 @@ def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> Figure | N
             null = [each[name].null for each in found]
             axes.scatter(null, heights, facecolors="none", edgecolors=colour, s=26, label=f"{label}, null")
         _draw_axis(axes, [number for _, found in whole_networks for number in (found[name].value, found[name].null)])
-        axes.set_xlabel(_RUN_PANELS[name].format(whole_networks[0][1][name].epsilon), fontsize=9)
+        epsilon = whole_networks[0][1][name].epsilon
+        axes.set_xlabel(_RUN_PANELS[name] + ("" if epsilon is None else f", ε = {epsilon:g}"), fontsize=9)
         if accuracy is None:
             axes.set_yticks(range(len(methods)), [method_name(method) for method in methods])
     grid[0].set_ylabel((accuracy or "").replace("_", " ").replace("ood", "o.o.d."))
