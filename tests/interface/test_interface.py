@@ -55,8 +55,7 @@ COMMANDS = {"train": concord.train, "tune": concord.tune, "compare": concord.com
 
 
 def commands_of_the_readme() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    lines = [line.partition("#")[0].strip() for line in README.read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if line.startswith(tuple(f"concord {name} " for name in COMMANDS))]
 
 
