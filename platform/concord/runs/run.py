@@ -75,10 +75,7 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
             _train(job, config, active.run, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
-            report, tracked = finish(job, config, active.run, active.store, checked, info)
-            # Without ``report`` --resume keeps it in MLflow later.
-            found = {**report, "seconds": round(time.perf_counter() - started, 3)}
-            active.report = {"report" if tracked else "untracked": found}
+            active.report = finish(job, config, active.run, active.store, checked, info, started=started)
     return active.run
 
 
@@ -118,7 +115,7 @@ def _train(job: JobFile, config: ResolvedConfig, run: OpenRun, progress: RunProg
     if not on_ray_train:
         tune_process()
     task = RunTask(job.path, job.source, job.rule, option_values(config), run.folder, on_ray_train)
-    with contextlib.closing(execute(task, job, config, take, start)) as evaluations:
+    with contextlib.closing(execute(task, job, take, start)) as evaluations:
         try:
             for evaluation in evaluations:
                 progress.show({**evaluation.metrics, "epoch": float(evaluation.epoch)})
