@@ -45,6 +45,10 @@ _GROUP_SECONDS = "10"
 # How long Ray tries to reach a cluster, in seconds; a variable of its environment.
 _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
 
+# Ray does not show lines of its processes in which this is found. If all processes of a job receive SIGTERM, Ray's
+# dashboard ends first, and the cleaner of placement groups says each second that it cannot be asked.
+_HIDDEN_LINES = "Failed to query Ray Train Controller actor state"
+
 # The default of --wait-for-resources. A cloud starts a node with a GPU in about ten minutes.
 _WAIT_MINUTES = 30.0
 _CHECK_EVERY_SECONDS = 1.0
@@ -59,6 +63,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would show a job's output twice
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _HIDDEN_LINES)
     if option_values(config).get("min_workers") is not None:
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _GROUP_SECONDS)
     import ray
@@ -101,6 +106,10 @@ def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
     try:
         with signal_handler(signal.SIGTERM), environment_variables(connecting):
             context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:  # Ray's handler took the signal in place of this process's
+            signal.raise_signal(signal.SIGTERM)
+        raise
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"{option} {address}: no Ray cluster answers there ({first_line(error)})") from error
     except OSError as error:
