@@ -42,13 +42,13 @@ def finish(
     store: Store,
     checked: PreflightResult,
     info: Info,
+    started: float | None,
     lineage: Mapping[str, str] | None = None,
-    started: float | None = None,
 ) -> dict[str, Any]:
     """Draw the figures of a trained run, keep data and model in MLflow, and tell what may help.
 
     Returns the fields of the run's end: its ``report``, or ``untracked`` if MLflow did not take all, which ``--resume``
-    tries again. ``lineage`` becomes tags of the registered version; the report's seconds are since ``started``.
+    tries again. The report's seconds are since ``started``; ``lineage`` becomes tags of the registered version.
     """
     run_id = str(run.run_id)
     metrics = {key: value for key, value in run.metrics.items() if "/" not in key}

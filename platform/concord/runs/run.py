@@ -75,7 +75,7 @@ def run(job: JobFile, config: RunConfig, info: Info, given: Collection[str] = ()
             _train(job, config, active.run, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
-            active.report = finish(job, config, active.run, active.store, checked, info, started=started)
+            active.report = finish(job, config, active.run, active.store, checked, info, started)
     return active.run
 
 

@@ -45,10 +45,6 @@ _GROUP_SECONDS = "10"
 # How long Ray tries to reach a cluster, in seconds; a variable of its environment.
 _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
 
-# Ray does not show lines of its processes in which this is found. If all processes of a job receive SIGTERM, Ray's
-# dashboard ends first, and the cleaner of placement groups says each second that it cannot be asked.
-_HIDDEN_LINES = "Failed to query Ray Train Controller actor state"
-
 # The default of --wait-for-resources. A cloud starts a node with a GPU in about ten minutes.
 _WAIT_MINUTES = 30.0
 _CHECK_EVERY_SECONDS = 1.0
@@ -63,13 +59,15 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would show a job's output twice
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _HIDDEN_LINES)
     if option_values(config).get("min_workers") is not None:
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _GROUP_SECONDS)
     import ray
 
     if ray.is_initialized():
-        yield None
+        try:
+            yield None
+        finally:
+            local_ray.show_lines(True)
         return
     check_current_folder()
     check_cluster(config)

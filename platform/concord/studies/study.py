@@ -238,7 +238,7 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping
             info(f"the model could not be kept in MLflow: {error}; the same --name tries again")
             return {}
         config = plan.parts("trial", winner.number, winner.point)[0].config
-        end = finish(plan.job, config, opened, pool.group.store, checked, info, tags)
+        end = finish(plan.job, config, opened, pool.group.store, checked, info, None, tags)
         opened.append("ended", status="FINISHED", **end)
         opened.sync()
     (report,) = end.values()
