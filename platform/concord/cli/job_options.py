@@ -103,7 +103,7 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
     if command == "tune":
         return options_for(job.job.config, list(job.job.studies))
     from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS
-    from concord.studies.leave_one_out import leave_one_out_options_for  # imports Ray, which takes a second
+    from concord.studies.leave_one_out import leave_one_out_options_for
     from concord.studies.methods import methods_options_for
 
     for name, options_of_name in ((METHODS, methods_options_for), (LEAVE_ONE_OUT, leave_one_out_options_for)):

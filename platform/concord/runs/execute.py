@@ -100,7 +100,6 @@ def only_process(config: RunConfig) -> ProcessContext:
 def execute(
     task: RunTask,
     job: JobFile,
-    config: ResolvedConfig,
     sink: Sink,
     start: str | None,
     load: Callable[[], WorkerData] | None = None,
@@ -110,6 +109,7 @@ def execute(
     After an outage, training continues from the last checkpoint, or starts again without one. ``start`` names the
     checkpoint to resume from; None starts a new run. ``load`` returns data that this process has already.
     """
+    config = task.config(job)
     if task.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray
 
