@@ -11,7 +11,7 @@ from command_line import Concord, Said
 from damaged import damage
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tracked import points_of
+from tracked import lose_run, points_of
 
 from concord.analysis.consistency.figures import runs_figure
 from concord.analysis.consistency.measurement import Measurement, as_cells, method_as_json, over_runs
@@ -107,14 +107,15 @@ def test_an_analysis_that_mlflow_did_not_take_is_kept_and_sent_later(
     file, store = output / "runs" / "wide" / "consistency" / "consistency.json", Store.open(output)
     words = ["synthetic", "--name", "wide", "--examples", "32", "--parts", "signs"]
     run_id = model_of_run(load_job("synthetic"), output, "wide").run_id
-    store.client.delete_run(run_id)
+    obstacle = output / "artifacts" / run_id / "artifacts" / "consistency"
+    obstacle.write_text("a file in place of the folder")
     said = analyze(*words)
     assert said.status == 0
     assert "wide: could not be kept in MLflow (" in said.err
     kept = json.loads(file.read_text())
     assert "untracked" in kept
 
-    store.client.restore_run(run_id)
+    obstacle.unlink()
     again = analyze(*words)
     assert "wide: was analyzed before with these options" in again.err
     assert "could not be kept" not in again.err
@@ -164,6 +165,39 @@ def test_a_figure_of_runs_has_the_numbers_that_all_of_them_have() -> None:
     assert less is not None
     assert [each.get_xlabel() for each in less.axes] == ["$I^\\epsilon$ at least, true losses"]
     assert runs_figure([("and-mask", parts[:1]), ("mean", parts[1:])]) is None
+
+
+@pytest.mark.parametrize("gone", ["deleted", "lost"])
+def test_an_analyzed_run_that_mlflow_lacks_is_restored_or_tracked_again(
+    analyze: Callable[..., Said], output: Path, gone: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(output)
+    run_id = model_of_run(load_job("synthetic"), output, "mean-slow").run_id
+    trained = points_of(store, run_id, "ood_accuracy")
+    if gone == "deleted":
+        store.client.delete_run(run_id)
+    else:
+        lose_run(output / "mlflow.db", run_id)
+    said = analyze("synthetic", "--name", "mean-slow", *QUICK, "--parts", "signs", "--again", "--json")
+    assert f"tracking at {store.uri} has {gone} run {run_id}; " in caplog.text
+    assert "could not be kept" not in said.err
+    tracked = store.run(said.json["run_id"])
+    assert (tracked.run_id == run_id) == (gone == "deleted")
+    assert (tracked.name, tracked.status) == ("mean-slow", "FINISHED")
+    assert points_of(store, tracked.run_id, "ood_accuracy") == trained
+    assert tracked.metrics["analyzed/agreement"] == pytest.approx(said.json["signs"]["environments"]["agreement"])
+    assert store.read_json(tracked.run_id, "consistency/consistency.json")["run_id"] == tracked.run_id
+    assert "was analyzed before" in analyze("synthetic", "--name", "mean-slow", *QUICK, "--parts", "signs").err
+
+
+def test_a_run_of_another_store_is_analyzed_and_not_tracked_in_this_one(
+    analyze: Callable[..., Said], output: Path, tmp_path: Path
+) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    said = analyze("synthetic", "--name", "normed-1", *QUICK, "--parts", "signs", "--tracking-uri", other)
+    assert said.status == 0
+    assert f"(--tracking-uri {other}: the run normed-1 was started with sqlite:///{output}/mlflow.db)" in said.err
+    assert not [*Store.open(output, other).search("")]
 
 
 def test_what_is_said_is_what_the_parts_measure_of_the_last_checkpoint(

@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,11 @@ from waiting import wait_for
 from concord.cli import main
 from concord.record import folder_of
 from concord.runs.execute import CHECKPOINTS
+from concord.runs.failures import sigterm_as_interrupt
 from concord.runs.local_ray import receive_sigterm, sigterm_blocked
+from concord.runs.session import ray_session
 from concord.tracking import Store
+from concord.training import TrainConfig
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
 
@@ -34,11 +38,11 @@ def test_what_starts_with_ray_does_not_receive_sigterm_and_workers_do() -> None:
     deaf.wait()
 
 
-def send_to_all(process: Command) -> list[int]:
-    """SIGTERM to every process of a command, as by ``scancel``; return their ids."""
+def send_to_all(process: Command, number: signal.Signals = signal.SIGTERM) -> list[int]:
+    """A signal to every process of a command, as by ``scancel``; return their ids."""
     started = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for each in started:
-        each.send_signal(signal.SIGTERM)
+        each.send_signal(number)
     return [each.pid for each in started]
 
 
@@ -50,6 +54,7 @@ def stopped(words: list[str], when: Callable[[], object]) -> tuple[str, list[int
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1, errors
     assert "Traceback" not in errors
+    assert "PlacementGroupCleaner" not in errors
     return errors.splitlines()[-1], pids
 
 
@@ -73,6 +78,38 @@ def test_a_folder_with_too_long_a_path_for_sockets_is_named(
     )
     assert "Traceback" not in errors
     assert not (output / "runs").exists()
+
+
+def test_sigterm_that_ray_takes_while_it_starts_is_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as Ray does
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # another thread receives what this one blocks
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt() as termination, ray_session(TrainConfig()):
+        pass
+    assert termination.requested
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("started", ["gcs_server", "raylet"])
+def test_a_run_told_to_end_while_ray_starts_leaves_nothing(output: Path, number: signal.Signals, started: str) -> None:
+    with Command("train", JOB_FILE, "--output", output, "--name", "a", "--workers", "2", "--epochs", "50") as process:
+        command = psutil.Process(process.pid)
+        wait_for(lambda: started in {each.name() for each in command.children()}, 240)
+        pids = send_to_all(process, number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert re.fullmatch(r"concord: stopped.*", errors.splitlines()[-1]), errors
+    assert "Traceback" not in errors
+    wait_for(lambda: not any(map(lives, pids)))
+    assert "RUNNING" not in statuses(output)
 
 
 @linux

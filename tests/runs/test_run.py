@@ -20,13 +20,14 @@ from tracked import points_of, tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
+from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD, Run, read_events
 from concord.runs.preflight import preflight
 from concord.runs.run import run
 from concord.runs.trained_model import model_of_run
 from concord.storage import read_lines
-from concord.tracking import Store, models, show
+from concord.tracking import Store, load_program, models, show
 from concord.training import load_job
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
@@ -135,6 +136,34 @@ def test_a_run_stopped_after_its_training_has_its_data_in_mlflow_once_it_is_resu
     done = start(output, name="stopped", epochs=1, workers=workers, resume=True)
     logged = Store.open(output, None).client.get_run(str(done.run_id)).inputs.dataset_inputs
     assert {each.dataset.name for each in logged} == {*"abcd", *(f"{name}, held out" for name in "abc")}
+
+
+@pytest.mark.parametrize("default", [False, True], ids=["output", "working-folder"])
+def test_a_stopped_run_continues_where_its_folder_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: bool
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def train(folder: Path, *more: str) -> int:
+        monkeypatch.chdir(folder if default else tmp_path)
+        place = [] if default else ["--output", str(folder / DEFAULT_OUTPUT)]
+        return main(["train", JOB_FILE, "--name", "a", "--epochs", "1", *place, *more])
+
+    before, after = tmp_path / "before", tmp_path / "äfter #2"
+    before.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("concord.runs.run.finish", stop)
+        assert train(before) == 1
+    store = Store.open(before / DEFAULT_OUTPUT)
+    (stopped,) = tracked_runs(store, "shared-rule", finished_only=False)
+    before.rename(after)
+    assert train(after, "--resume") == 0
+    store = Store.open(after / DEFAULT_OUTPUT)
+    (finished,) = tracked_runs(store, "shared-rule", finished_only=False)
+    assert (finished.run_id, stopped.status, finished.status) == (stopped.run_id, "KILLED", "FINISHED")
+    assert load_program(store, show(store, "shared-rule")) is not None
+    assert [path.name for path in tmp_path.iterdir()] == [after.name]
 
 
 def test_a_run_that_does_not_register_keeps_its_model(calm: Run) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from ports import free_port
 from recorded import described, report_of
 from test_run import JOB_FILE, OPTIONS, command, recorded_checkpoints, start
 from torch import nn
-from tracked import tracked_runs
+from tracked import lose_run, tracked_runs
 from waiting import wait_for
 from web_server import serving
 
@@ -242,10 +241,8 @@ def test_a_resumed_run_whose_store_was_lost_is_tracked_from_its_first_step_again
             for step in steps:
                 run.run.append("metrics", step=step, metrics={"loss": float(step)})
         if store == "first":
-            lost = run.run.run_id
-            with contextlib.closing(sqlite3.connect(output / "mlflow.db")) as database, database:
-                for table in ("params", "tags", "metrics", "latest_metrics", "runs"):
-                    database.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (lost,))
+            lost = str(run.run.run_id)
+            lose_run(output / "mlflow.db", lost)
     assert lines == [f"tracking at sqlite:///{output}/mlflow.db has lost run {lost}; a new run takes the whole record"]
     tracked_run = tracked(output)["a"]
     run_id = tracked_run.run_id

@@ -21,6 +21,7 @@ from ray_head import Head
 from ray_workers import QUIET
 from test_readme import snippet
 from tracked import tracked_runs
+from waiting import wait_for
 from web_server import Quiet, serving
 
 import concord
@@ -512,6 +513,29 @@ def test_a_submission_is_stopped_once(
     status, refused = outcome(capsys, "stop", "nothing", *where)
     assert status == 2
     assert "nothing: there is no such submission" in refused["error"]
+
+
+@pytest.mark.slow
+def test_a_study_stopped_while_its_winner_is_registered_runs_no_longer(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(JOB.parent)
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    study = ["tune", "slow_figures.py", "--name", "slow", "--trials", "2", "--shortlist", "0", "--reruns", "0"]
+    status, submitted = outcome(capsys, "submit", *study, *where)
+    assert status == 0
+    output = head.folder / "runs"
+    wait_for(lambda: [*output.glob("runs/slow-trial-*/being-registered")], 240)
+    status, stopped = outcome(capsys, "stop", submitted["submission"], *where)
+    assert (status, stopped["status"]) == (0, "stopped")
+    assert require_run(folder_of(output, "slow", "study"), "study").status == "KILLED"
+    assert {require_run(folder_of(output, f"slow-trial-{number}")).status for number in range(2)} == {"FINISHED"}
+    of_study = [each for each in Store.open(output).search("") if each.name.startswith("slow")]
+    assert sorted((each.name, each.status) for each in of_study) == [
+        ("slow", "KILLED"),
+        ("slow-trial-0", "FINISHED"),
+        ("slow-trial-1", "FINISHED"),
+    ]
 
 
 @pytest.mark.slow

@@ -667,7 +667,7 @@ def test_an_unfinished_trial_continues_on_another_machine(
 
         start = last_checkpoint(run, lambda _: None)
         task = RunTask(job.sent, option_values(config), run.folder, checkpoint_seconds=0.0)
-        with contextlib.closing(execute(task, job, config, take, start)) as training:
+        with contextlib.closing(execute(task, job, take, start)) as training:
             return [each.epoch for each in itertools.islice(training, evaluations)]
 
     first = begun()

@@ -30,6 +30,7 @@ from test_run import children_named
 from waiting import wait_for
 
 from concord.cli import main
+from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD, Run, folder_of, read_run, require_run
 from concord.runs.execute import CHECKPOINTS
@@ -42,7 +43,7 @@ from concord.studies.search import Search, config_at
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for
 from concord.studies.trial import without
-from concord.tracking import Store, show
+from concord.tracking import Store, load_program, show
 from concord.training import ProcessContext, load_job
 from concord.training.context import Silent
 from concord.training.loop import training
@@ -985,6 +986,37 @@ def test_trials_deleted_in_mlflow_are_restored_when_the_study_goes_on(ray_cluste
     present = {each.run_id for each in store.search("tags.`concord.run` != ''")}
     assert present >= {*trials}
     whole(output, 3)
+
+
+@pytest.mark.parametrize("default", [False, True], ids=["output", "working-folder"])
+def test_a_study_goes_on_where_its_folder_was_moved(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: bool
+) -> None:
+    def tune(folder: Path, trials: int) -> StudyResult:
+        monkeypatch.chdir(folder if default else tmp_path)
+        place = [] if default else ["--output", str(folder / DEFAULT_OUTPUT)]
+        words = ["tune", JOB_FILE, "--method", "averaged", "--name", "s", "--trials", str(trials), "--concurrent", "1"]
+        assert main([*words, *place, "--reruns", "0", "--shortlist", "0", "--no-register"]) == 0
+        return whole(folder / DEFAULT_OUTPUT, trials)
+
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    begun = tune(before, 2)
+    before.rename(after)
+    continued = tune(after, 3)
+    assert points(continued)[:2] == points(begun)
+    assert continued.record["run_id"] == begun.record["run_id"]
+    assert [path.name for path in tmp_path.iterdir()] == [after.name]
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b c", "a%20b", "größe 大"])
+def test_a_study_takes_an_output_folder_of_any_name(ray_cluster: None, tmp_path: Path, name: str) -> None:
+    output = tmp_path / name
+    study(output, trials=1, register=True)
+    whole(output, 1)
+    store = Store.open(output)
+    assert load_program(store, show(store, "tiny-study")) is not None
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 # --- what a study refuses

@@ -209,7 +209,7 @@ def part_of_a_run(folder: Folder, seconds: float, evaluations: int | None) -> li
 
         task = RunTask(file.sent, option_values(config), folder, checkpoint_seconds=seconds)
         start = last_checkpoint(run, lambda _: None)
-        with contextlib.closing(execute(task, file, config, take, start)) as training:
+        with contextlib.closing(execute(task, file, take, start)) as training:
             return list(itertools.islice(training, evaluations))
 
 

@@ -31,7 +31,7 @@ from concord.record import folder_of
 from concord.redaction import redact
 from concord.runs.execute import only_process
 from concord.runs.key import Key, plain
-from concord.runs.lifecycle import Info
+from concord.runs.lifecycle import Info, tracked_id
 from concord.runs.progress import Display, on_terminal
 from concord.runs.session import (
     check_gpus,
@@ -214,10 +214,13 @@ def _store_report(report: Mapping[str, Any], options: AnalyzeOptions, folder: Fo
     folder.write(file, json.dumps(stored, indent=1))
     try:
         store = Store.open(options.output, options.tracking_uri)
+        if options.name and (run_id := tracked_id(folder, store)) != stored["run_id"]:
+            stored["run_id"] = run_id
+            folder.write(file, json.dumps(stored, indent=1))
         measured = read_measurements({**report, "metrics": {}})  # MLflow has the run's accuracies
         metrics = {f"analyzed/{name}": value for name, value in as_metrics(measured).items()}
-        store.log_metrics(report["run_id"], metrics)
-        store.log_files(report["run_id"], here, FOLDER)
+        store.log_metrics(stored["run_id"], metrics)
+        store.log_files(stored["run_id"], here, FOLDER)
     except (RunFailedError, InputError) as error:
         stored["untracked"] = str(error)
         folder.write(file, json.dumps(stored, indent=1))

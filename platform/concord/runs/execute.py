@@ -20,7 +20,6 @@ import torch
 from concord import logs
 from concord.environments.summary import PURPOSES
 from concord.errors import CheckpointError, InputError, RunFailedError, first_line
-from concord.options import option_values
 from concord.record import Evaluation, Run
 from concord.runs.failures import failure, is_outage
 from concord.storage import DiskError, Folder, disk_errors_in_one_line, storage_credentials
@@ -101,7 +100,6 @@ def only_process(config: RunConfig) -> ProcessContext:
 def execute(
     task: RunTask,
     job: JobFile,
-    config: ResolvedConfig,
     sink: Sink,
     start: str | None,
     load: Callable[[], WorkerData] | None = None,
@@ -112,22 +110,21 @@ def execute(
     checkpoint to resume from; None starts a new run. ``load`` returns data that this process has already.
     """
     if callbacks := (*job.job.callbacks, *task.callbacks):
-        yield from _with_callbacks(callbacks, task, job, config, sink, start, load)
+        yield from _with_callbacks(callbacks, task, job, sink, start, load)
     else:
-        yield from _executed(task, job, config, sink, start, load)
+        yield from _executed(task, job, sink, start, load)
 
 
 def _with_callbacks(
     callbacks: Sequence[Callback],
     task: RunTask,
     job: JobFile,
-    config: ResolvedConfig,
     sink: Sink,
     start: str | None,
     load: Callable[[], WorkerData] | None,
 ) -> Generator[Evaluation, None, None]:
     """Execute a run, and call the callbacks as its events come."""
-    run = TrainingRun(task.folder.place.name, task.folder.path, option_values(config), resumed=start is not None)
+    run = TrainingRun(task.folder.place.name, task.folder.path, task.options, resumed=start is not None)
 
     def called(name: str, /, **fields: Any) -> None:
         sink(name, **fields)
@@ -142,20 +139,16 @@ def _with_callbacks(
     for each in callbacks:
         each.on_train_begin(run)
     try:
-        yield from _executed(task, job, config, called, start, load)
+        yield from _executed(task, job, called, start, load)
     finally:
         for each in callbacks:
             each.on_train_end(run)
 
 
 def _executed(
-    task: RunTask,
-    job: JobFile,
-    config: ResolvedConfig,
-    sink: Sink,
-    start: str | None,
-    load: Callable[[], WorkerData] | None,
+    task: RunTask, job: JobFile, sink: Sink, start: str | None, load: Callable[[], WorkerData] | None
 ) -> Generator[Evaluation, None, None]:
+    config = task.config(job)
     if task.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray
 

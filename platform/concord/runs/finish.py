@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,13 @@ def finish(
     store: Store,
     checked: PreflightResult,
     info: Info,
+    started: float | None,
     lineage: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Any], bool]:
+) -> dict[str, Any]:
     """Draw the figures of a trained run, keep data and model in MLflow, and tell what may help.
 
-    Returns the run's report, and whether MLflow took all. ``lineage`` becomes tags of the registered version.
+    Returns the fields of the run's end: its ``report``, or ``untracked`` if MLflow did not take all, which ``--resume``
+    tries again. The report's seconds are since ``started``; ``lineage`` becomes tags of the registered version.
     """
     run_id = str(run.run_id)
     metrics = short_metrics(run.metrics)
@@ -84,14 +87,14 @@ def finish(
         "job": job.name,
         "name": run.name,
         "run_id": run_id,
-        "seconds": 0.0,
+        "seconds": 0.0 if started is None else round(time.perf_counter() - started, 3),
         "model": uri if registered or not config.run.register else None,
         "champion": registered.champion if registered else False,
         "registration": registered.reason if registered else None,
         "artifacts": run.folder.display_path,
         "metrics": metrics,
     }
-    return report, tracked
+    return {"report" if tracked else "untracked": report}
 
 
 def _register(

@@ -138,9 +138,8 @@ def _reserved(
             run = check(folder)
             if run is None:
                 folder.empty()  # at an address: left from a run of this name that was removed from the storage
-            elif run.record["store"] != redact(store.uri) and _is_elsewhere(store, run):
-                begun = f"the {kind} {folder.place.name} was started with {run.record['store']}"
-                raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
+            else:
+                _require_same_store(store, run)
             reserved = ActiveRun(kind, folder, store, run, termination=termination)
             try:
                 yield reserved
@@ -152,9 +151,12 @@ def _reserved(
                         above.rmdir()
 
 
-def _is_elsewhere(store: Store, run: Run) -> bool:
-    """Whether the MLflow run of a record is in another store, not in this one at another address."""
-    return run.run_id is not None and store.recover_run(run.run_id) == "lost"
+def _require_same_store(store: Store, run: Run) -> None:
+    """Refuse a store (InputError) that lacks the run since it is another one, not the run's at another address."""
+    if run.record["store"] == redact(store.uri) or run.run_id is None or store.recover_run(run.run_id) != "lost":
+        return
+    begun = f"the {run.record['kind']} {run.name} was started with {run.record['store']}"
+    raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
 
 
 def is_interrupted(output: Path, name: str, run_id: str) -> bool:
@@ -305,6 +307,27 @@ def reopened(run: Run, mirror: Mirror, group: OpenRun | None = None) -> Iterator
         mirror.add(opened, group)
         yield opened
         mirror.finish(opened)
+
+
+def send_again(run: Run, store: Store) -> tuple[Run, int]:
+    """Give MLflow what it lacks of a run that ended, or all of it if its MLflow run was deleted or lost.
+
+    Returns the run, perhaps with another MLflow run, and the number of events that are still not sent.
+    """
+    mirror = Mirror(store)
+    with reopened(run, mirror) as opened:
+        return opened, mirror.close(_SENDING_SECONDS)
+
+
+def tracked_id(folder: Folder, store: Store) -> str:
+    """The id of a finished run's MLflow run, which exists: one that was deleted or lost is restored or made again."""
+    with folder.locked("run"):
+        run = require_run(folder)
+        _require_same_store(store, run)
+        run, unsent = send_again(run, store)
+    if run.run_id is None:
+        raise RunFailedError(f"tracking at {redact(store.uri)} did not take run {run.name}: {unsent} events are kept")
+    return run.run_id
 
 
 class Member(ActiveRun):

@@ -36,6 +36,16 @@ def receive_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGTERM)
 
 
+def show_lines(shown: bool) -> None:
+    """Show what Ray's processes print, or hide it: if all processes of a job receive SIGTERM, Ray's dashboard ends, and
+    others print for as long as they live that it does not answer.
+    """
+    import ray
+
+    worker: Any = ray._private.worker
+    worker._worker_logs_enabled = shown
+
+
 def shutdown() -> None:
     """Disconnect this process, and kill Ray's processes; ``ray.shutdown`` would wait for each after a SIGTERM."""
     import psutil
@@ -44,6 +54,7 @@ def shutdown() -> None:
     worker: Any = ray._private.worker
     node, worker._global_node = worker._global_node, None
     ray.shutdown()
+    show_lines(True)
     if node is None:  # it did not start
         return
     workers: list[psutil.Process] = []

@@ -66,8 +66,10 @@ def evaluations_on_ray(
             raise TrainingFailedError(_reason(training.error, task)) from training.error
     finally:
         if training.is_alive():
+            local = local_ray.is_running()
+            local_ray.show_lines(not local)
             channel.stop.remote()
-            training.join(_LOCAL_STOPPING_SECONDS if local_ray.is_running() else _STOPPING_SECONDS)
+            training.join(_LOCAL_STOPPING_SECONDS if local else _STOPPING_SECONDS)
         ray.kill(channel)
         scratch.delete()
 

@@ -23,22 +23,18 @@ from concord.runs.execute import (
 )
 from concord.runs.finish import finish
 from concord.runs.key import keep_source
-from concord.runs.lifecycle import ActiveRun, Info, open_run, reopened, reserved_run
+from concord.runs.lifecycle import ActiveRun, Info, open_run, reserved_run, send_again
 from concord.runs.preflight import PreflightResult, preflight, required
 from concord.runs.progress import RunProgress
 from concord.runs.session import check_cluster, ray_session, require_resources
 from concord.runs.spec import RunSpec, resolved_paths, run_tags
 from concord.runs.submission.profile import described
 from concord.storage import require_space
-from concord.tracking import Mirror
 from concord.training.advice import mask_lines
 from concord.training.callback import Callback
 from concord.training.job import JobFile
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.process import tune_process
-
-# How long a resumed finished run retries to send events to MLflow.
-_UNSENT_SECONDS = 30.0
 
 
 def run(
@@ -63,11 +59,9 @@ def run(
         contextlib.ExitStack() as session,
     ):
         if (earlier := active.earlier) is not None and earlier.report is not None:
-            mirror = Mirror(active.store)
-            with reopened(earlier, mirror) as finished:
-                unsent = mirror.close(_UNSENT_SECONDS)
-            if any(each.part == "source" for each in spec.key.differences(finished.record)):
+            if any(each.part == "source" for each in spec.key.differences(earlier.record)):
                 info("warning: the job has changed since; what the run learned with the earlier text is kept")
+            finished, unsent = send_again(earlier, active.store)
             info(f"run {finished.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
             return finished
         config = spec.config.with_options(name=active.name)
@@ -89,10 +83,7 @@ def run(
             _train(job, config, active.run, progress, info, callbacks)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
-            report, tracked = finish(job, config, active.run, active.store, checked, info)
-            # Without ``report`` --resume keeps it in MLflow later.
-            found = {**report, "seconds": round(time.perf_counter() - started, 3)}
-            active.report = {"report" if tracked else "untracked": found}
+            active.report = finish(job, config, active.run, active.store, checked, info, started)
     return active.run
 
 
@@ -139,7 +130,7 @@ def _train(
     if not on_ray_train:
         tune_process()
     task = RunTask(job.sent, option_values(config), run.folder, on_ray_train, callbacks=tuple(callbacks))
-    with contextlib.closing(execute(task, job, config, take, start)) as evaluations:
+    with contextlib.closing(execute(task, job, take, start)) as evaluations:
         try:
             for evaluation in evaluations:
                 progress.show({**evaluation.metrics, "epoch": float(evaluation.epoch)})

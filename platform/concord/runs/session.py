@@ -67,7 +67,10 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     import ray
 
     if ray.is_initialized():
-        yield None
+        try:
+            yield None
+        finally:
+            local_ray.show_lines(True)
         return
     check_current_folder()
     check_cluster(config)
@@ -112,6 +115,10 @@ def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
     try:
         with signal_handler(signal.SIGTERM), environment_variables(connecting):
             context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:  # Ray's handler took the signal in place of this process's
+            signal.raise_signal(signal.SIGTERM)
+        raise
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"{option} {address}: no Ray cluster answers there ({first_line(error)})") from error
     except OSError as error:

@@ -238,10 +238,10 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping
             info(f"the model could not be kept in MLflow: {error}; the same --name tries again")
             return {}
         config = plan.parts("trial", winner.number, winner.point)[0].config
-        report, tracked = finish(plan.job, config, opened, pool.group.store, checked, info, tags)
-        end: dict[str, Any] = {"report" if tracked else "untracked": report}
+        end = finish(plan.job, config, opened, pool.group.store, checked, info, None, tags)
         opened.append("ended", status="FINISHED", **end)
         opened.sync()
+    (report,) = end.values()
     return {**{name: report[name] for name in ("model", "champion", "registration")}, "winner_of": winner.run.name}
 
 

@@ -374,7 +374,7 @@ class TrialProcess(Trainable):
         epochs, last = self._job.epochs(config), None
         for percent, score in asked["earlier"]:  # a scheduler judges a continued run by all its evaluations
             yield {PROGRESS: percent, SCORE: score, "done": False}
-        evaluations = self._evaluations(task, config, asked["start"], load)
+        evaluations = self._evaluations(task, asked["start"], load)
         for evaluation in evaluations:
             metrics = evaluator.metrics(evaluation.metrics)
             stopped = None
@@ -400,12 +400,12 @@ class TrialProcess(Trainable):
         yield {**(last or {SCORE: 0.0}), PROGRESS: 100.0, "done": True}
 
     def _evaluations(
-        self, task: RunTask, config: Any, start: str | None, load: Callable[[], WorkerData] | None
+        self, task: RunTask, start: str | None, load: Callable[[], WorkerData] | None
     ) -> Generator[Evaluation, None, None]:
         """From a checkpoint on; from the beginning if there is none, or one that cannot be loaded."""
         loaded = False
         try:
-            with contextlib.closing(execute(task, self._job, config, self._take, start, load)) as evaluations:
+            with contextlib.closing(execute(task, self._job, self._take, start, load)) as evaluations:
                 for evaluation in evaluations:
                     loaded = True
                     yield evaluation
@@ -414,7 +414,7 @@ class TrialProcess(Trainable):
                 raise
             _logger.warning("the run begins again: %s", format_for_cli(error))
             self._take("began", resumed=False)
-            yield from execute(task, self._job, config, self._take, None, load)
+            yield from execute(task, self._job, self._take, None, load)
 
     def _shared(self, config: TrainConfig) -> WorkerData:
         shared, left_out = self._pool.shared, config.data.leave_out

@@ -127,6 +127,7 @@ def follow_move(file: Path, artifacts: Path) -> None:
                     replaced = f"UPDATE {table} SET {column} = ? || substr({column}, ?)"
                     where = f"WHERE substr({column} || '/', 1, ?) = ?"
                     connection.execute(f"{replaced} {where}", (present, len(other) + 1, *of_other))
+            import_mlflow().tracking._tracking_service.utils._artifact_repos_cache.clear()  # in a notebook
 
 
 def _revision(connection: Any) -> str | None:
