@@ -135,7 +135,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Ray on this machine, started once and used by the runs of all tests."""
-    from concord.runs.session import ray_session
+    from concord.execution.session import ray_session
     from concord.training import TrainConfig
 
     with forked_workers(tmp_path_factory.mktemp("ray")), ray_session(TrainConfig()):
@@ -212,7 +212,7 @@ def s3() -> Iterator[s3_server.Server]:
 def without_figures() -> Iterator[None]:
     """For files that look at no figure of a run or study: drawing takes half of a tiny run's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("concord.runs.finish._draw", lambda *_: [])
+        patch.setattr("concord.execution.finish._draw", lambda *_: [])
         patch.setattr("concord.studies.results.StudyResult.figures", lambda *_: {})
         yield
 

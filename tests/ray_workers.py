@@ -43,7 +43,7 @@ _RAY = (
 )
 _CONCORD = (
     "concord.tracking.store",
-    "concord.runs.ray_train",
+    "concord.execution.ray_train",
     "concord.studies.trial",
     *(["concord.reinforcement.policy_optimization"] if importlib.util.find_spec("procgen") else []),
 )

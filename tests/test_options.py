@@ -20,12 +20,12 @@ from concord.cli import main
 from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
+from concord.execution.key import recorded_config
+from concord.execution.spec import restored_config
 from concord.interface.option_file import FileOptions
 from concord.job_files import built_in_jobs
 from concord.options import OptionGroup, Role, as_text, did_you_mean, names_of, option_values, options_of
 from concord.record import write_record
-from concord.runs.key import recorded_config
-from concord.runs.spec import restored_config
 from concord.storage import Folder
 from concord.training import TrainConfig, load_job
 from concord.training.job import Job

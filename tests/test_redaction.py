@@ -14,10 +14,10 @@ from recorded import described
 
 from concord.cli import main
 from concord.errors import InputError, TrainingFailedError
+from concord.execution.run import run
 from concord.options import option_values
 from concord.record import RECORD, write_record
 from concord.redaction import is_hidden, is_secret, is_secret_file, redact, redact_words, without_secrets
-from concord.runs.run import run
 from concord.storage import Folder
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study

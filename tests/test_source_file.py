@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from concord.errors import InputError
-from concord.runs.session import check_current_folder
+from concord.execution.session import check_current_folder
 from concord.source_file import hidden_module, run_source
 
 

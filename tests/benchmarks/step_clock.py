@@ -7,10 +7,10 @@ from torch.nn.functional import cross_entropy
 
 from concord.aggregation import AndMask
 from concord.benchmark import Row, interleaved
+from concord.execution.live_metrics import RunSamples
 from concord.gradients import StackedGradients, StepClock
 from concord.gradients.step_clock import Part
 from concord.models import MLP
-from concord.runs.live_metrics import RunSamples
 from concord.training.context import StepsSoFar
 from concord.training.process import tune_process
 

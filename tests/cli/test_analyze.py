@@ -18,8 +18,8 @@ from concord.analysis.consistency.measurement import Measurement, as_cells, meth
 from concord.analysis.consistency.network import Settings, measure
 from concord.cli import main
 from concord.errors import ArgumentError
-from concord.runs.analyzing import environment_losses, require_comparable
-from concord.runs.trained_model import model_of_run, model_of_version
+from concord.execution.analyzing import environment_losses, require_comparable
+from concord.execution.trained_model import model_of_run, model_of_version
 from concord.tracking import Store, models
 from concord.training import load_job
 from documents import with_tables
@@ -133,7 +133,7 @@ def test_any_value_in_a_report_is_used_or_the_report_is_made_again(
         assert main(["analyze", "synthetic", "--name", name, *QUICK, "--output", str(output)]) == 0
     file = output / "runs" / "mask-1" / "consistency" / "consistency.json"
     whole = json.loads(file.read_text())
-    monkeypatch.setattr("concord.runs.analyzing.analyze_model", lambda *_: whole)
+    monkeypatch.setattr("concord.execution.analyzing.analyze_model", lambda *_: whole)
     monkeypatch.setattr("concord.analysis.figures.save", lambda _, path: path)
 
     @settings(max_examples=12, phases=[Phase.generate])

@@ -15,7 +15,7 @@ from process_table import linux, lives
 from waiting import wait_for
 from web_server import Quiet, serving
 
-from concord.runs.submission.profile import running_dashboard
+from concord.execution.submission.profile import running_dashboard
 from concord.tracking import Store
 
 PATIENCE = 120.0

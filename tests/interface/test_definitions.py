@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concord.runs.definitions import definitions
+from concord.execution.definitions import definitions
 
 PROGRAM = '''
 import functools
 import torch
 from torch import nn
-from concord.runs.definitions import definitions
+from concord.execution.definitions import definitions
 
 RATE = 0.5
 

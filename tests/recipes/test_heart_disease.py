@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from concord.environments import Environment
 from concord.errors import InputError
-from concord.runs.run import run
+from concord.execution.run import run
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.evaluation import auc

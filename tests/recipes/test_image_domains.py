@@ -17,7 +17,7 @@ from torch import nn
 
 from concord.cli import main
 from concord.errors import InputError
-from concord.runs.trained_model import model_of_run
+from concord.execution.trained_model import model_of_run
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
 

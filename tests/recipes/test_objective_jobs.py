@@ -13,9 +13,9 @@ from test_shortcut_environments import write_sst2
 
 from concord.cli import main
 from concord.errors import InputError
+from concord.execution.finish import shortfall
+from concord.execution.preflight import preflight
 from concord.job_files import built_in_jobs
-from concord.runs.finish import shortfall
-from concord.runs.preflight import preflight
 from concord.studies.plan import plan_study
 from concord.studies.study_options import options_for
 from concord.training import ProcessContext, load_job, train

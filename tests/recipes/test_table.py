@@ -27,8 +27,8 @@ from test_table_environments import patients
 
 from concord.cli import main
 from concord.environments.table import from_table
+from concord.execution.trained_model import model_of_run
 from concord.models.table_network import TableNetwork
-from concord.runs.trained_model import model_of_run
 from concord.studies.trial import share_data
 from concord.tracking import Store
 from concord.tracking.exported_model import ExportError, log_model

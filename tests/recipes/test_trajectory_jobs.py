@@ -12,7 +12,7 @@ from concord.cli import main
 from concord.environments import BatchStream
 from concord.environments.sharded import ShardedData
 from concord.errors import InputError
-from concord.runs.preflight import preflight
+from concord.execution.preflight import preflight
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent

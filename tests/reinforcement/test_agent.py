@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tracked import points_of, tracked_runs
 
 from concord.errors import CheckpointError, InputError, RunFailedError
+from concord.execution.run import run
 from concord.record import read_events, require_run
 from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.agent_options import AgentConfig
@@ -33,7 +34,6 @@ from concord.reinforcement.expert import load_expert, save_expert, shipped_exper
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.reinforcement.reward_scale import ScaledRewards
 from concord.reinforcement.state_files import read_state, write_state
-from concord.runs.run import run
 from concord.tracking import Store, load_program, show
 from concord.training import Evaluation, Silent, load_job
 

@@ -93,7 +93,7 @@ def _serve(library: ctypes.CDLL) -> None:
     os.dup2(2, 1)
     import imported_once  # noqa: F401
 
-    for module in ("cli.running", "runs.run", "studies.comparison_run", "studies.study", "studies.leave_one_out"):
+    for module in ("cli.running", "execution.run", "studies.comparison_run", "studies.study", "studies.leave_one_out"):
         importlib.import_module(f"concord.{module}")
     for line in sys.stdin:
         asked = json.loads(line)

@@ -16,8 +16,8 @@ import pytest
 from faulty_commands import FAULTS, Ended, FaultyCommands, faulty_commands
 from recorded import without_time
 
+from concord.execution.execute import CHECKPOINTS, kept_checkpoint
 from concord.record import FOLDERS, Kind, folder_of, read_run
-from concord.runs.execute import CHECKPOINTS, kept_checkpoint
 from concord.training.checkpoint import MODEL
 
 JOBS = Path(__file__).parents[1] / "jobs"

@@ -26,8 +26,8 @@ from concord.analysis.figures import save
 from concord.analysis.trajectory_figures import moving_picture
 from concord.cli import main
 from concord.errors import InputError, RunFailedError
+from concord.execution.run import run
 from concord.record import folder_of, require_run
-from concord.runs.run import run
 from concord.storage import (
     DiskError,
     Folder,

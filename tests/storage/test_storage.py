@@ -31,12 +31,12 @@ from concord.cli import main
 from concord.environments import from_folder
 from concord.environments.images import ImageOptions, image_dataset
 from concord.errors import InputError, RunFailedError
+from concord.execution.execute import RunTask, execute, last_checkpoint
+from concord.execution.lifecycle import ActiveRun, Member
+from concord.execution.run import run
+from concord.execution.spec import RunSpec
 from concord.options import option_values
 from concord.record import EVENTS, RECORD, OpenRun, folder_of, require_run
-from concord.runs.execute import RunTask, execute, last_checkpoint
-from concord.runs.lifecycle import ActiveRun, Member
-from concord.runs.run import run
-from concord.runs.spec import RunSpec
 from concord.storage import (
     Folder,
     StorageError,

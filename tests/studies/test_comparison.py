@@ -25,9 +25,9 @@ from waiting import wait_for
 from concord.cli import main
 from concord.environments import Environments
 from concord.errors import ArgumentError, InputError, StoppedError
+from concord.execution.execute import CHECKPOINTS
 from concord.options import option_values
 from concord.record import EVENTS, Run, folder_of, read_run, require_run
-from concord.runs.execute import CHECKPOINTS
 from concord.studies.comparison_plan import ComparisonPlan, plan_as_recorded, recorded_command
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.tracking import Store

@@ -32,8 +32,8 @@ from waiting import wait_for
 from concord.cli import main
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.execution.execute import CHECKPOINTS
 from concord.record import EVENTS, RECORD, Run, folder_of, read_run, require_run
-from concord.runs.execute import CHECKPOINTS
 from concord.storage import Folder
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.pool import SCHEDULER

@@ -28,12 +28,12 @@ from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_imp
 from concord.environments import Environments, ExampleSource
 from concord.environments.tree import Tree
 from concord.errors import InputError
+from concord.execution.execute import CHECKPOINTS, RunTask, execute, last_checkpoint, remove_older
+from concord.execution.key import Key
+from concord.execution.lifecycle import ActiveRun, Member, open_run, reserved_group
+from concord.execution.spec import RunSpec
 from concord.options import OptionGroup, option_values
 from concord.record import EVENTS, OpenRun, Run, folder_of, read_record, read_run, require_run, write_record
-from concord.runs.execute import CHECKPOINTS, RunTask, execute, last_checkpoint, remove_older
-from concord.runs.key import Key
-from concord.runs.lifecycle import ActiveRun, Member, open_run, reserved_group
-from concord.runs.spec import RunSpec
 from concord.storage import Folder
 from concord.studies.criterion import (
     SCORED_ON,
@@ -244,8 +244,8 @@ def test_a_run_is_found_by_its_key_or_by_all_of_it_but_the_data(tmp_path: Path) 
 
 def test_without_a_terminal_a_line_comes_after_ten_seconds_and_some_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("concord.runs.progress.time.monotonic", lambda: now)
-    monkeypatch.setattr("concord.runs.progress.on_terminal", lambda: False)
+    monkeypatch.setattr("concord.execution.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("concord.execution.progress.on_terminal", lambda: False)
     lines: list[str] = []
     shown = GroupProgress("trials", 4, lines.append)
     for at, percent in ((0.0, 0.0), (3.0, 0.0), (4.0, 50.0), (14.0, 50.0), (20.0, 50.0), (21.0, 75.0)):

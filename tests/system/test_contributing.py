@@ -11,8 +11,8 @@ import pytest
 import torch
 from planned_comparison import planned
 
-from concord.runs.failures import is_outage
-from concord.runs.run import run
+from concord.execution.failures import is_outage
+from concord.execution.run import run
 from concord.studies.comparison_run import run_comparison
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent

@@ -18,12 +18,12 @@ from concord.cli.job_options import early_values, read_command, with_canonical_r
 from concord.cli.parsing import job_and_words, parse
 from concord.cli.submit import check_command
 from concord.errors import InputError
+from concord.execution.key import recorded_config
+from concord.execution.run import run
+from concord.execution.submission.package import inside
 from concord.interface import command_options
 from concord.options import option_values
 from concord.record import EVENTS, folder_of, require_run
-from concord.runs.key import recorded_config
-from concord.runs.run import run
-from concord.runs.submission.package import inside
 from concord.space import Choice, Uniform
 from concord.storage import append_line
 from concord.studies.plan import plan_study

@@ -21,7 +21,7 @@ from ports import free_port
 from recorded import report_of
 
 from concord.errors import InputError
-from concord.runs.run import run
+from concord.execution.run import run
 from concord.training import load_job
 from concord_jobs.punctuated_sst2.data import read_glove
 

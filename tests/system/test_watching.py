@@ -24,8 +24,8 @@ from torch.nn.functional import cross_entropy
 from waiting import wait_for
 
 from concord.environments import Environments
+from concord.execution.live_metrics import RUN_METRICS, Metric, Published, RunSamples, Sample
 from concord.gradients import EnvironmentStep, StepClock
-from concord.runs.live_metrics import RUN_METRICS, Metric, Published, RunSamples, Sample
 from concord.studies.proposals import STUDY_METRICS
 from concord.training import Job, ProcessContext, TrainConfig, train
 from concord.training.context import Silent, StepsSoFar

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from concord.environments import Environments
-from concord.runs.finish import scored_on
+from concord.execution.finish import scored_on
 from concord.tracking import Registered, Store, models, promote, register, show
 from concord.tracking.registry import CHAMPION
 

@@ -13,9 +13,9 @@ from torch import nn
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
+from concord.execution.preflight import preflight
 from concord.objectives import GroupDRO, Objective
 from concord.record import write_record
-from concord.runs.preflight import preflight
 from concord.studies.plan import plan_study
 from concord.studies.study_options import options_for
 from concord.tracking import Store

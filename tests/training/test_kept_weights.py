@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from concord.environments import BatchStream, Environments
 from concord.errors import InputError
-from concord.runs.preflight import preflight
-from concord.runs.run import run
-from concord.runs.trained_model import model_of_version
+from concord.execution.preflight import preflight
+from concord.execution.run import run
+from concord.execution.trained_model import model_of_version
 from concord.tracking import Store
 from concord.training import Job, JobFile, ProcessContext, TrainConfig, load_job, loop, train
 from concord.training.checkpoint import MODEL, TRAINED, read_weights

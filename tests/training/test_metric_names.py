@@ -14,8 +14,8 @@ from torch import nn
 
 from concord.environments import Environment, Environments
 from concord.errors import InputError
+from concord.execution.preflight import preflight
 from concord.metric_name import metric_name
-from concord.runs.preflight import preflight
 from concord.training import Job, TrainConfig
 from concord.training.context import ProcessContext, Silent
 from concord.training.evaluation import EvaluatedPart, Measure, evaluate

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from concord.environments.sharded import SPLITS, RowGroupData, Split, data_folder
-from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
+from concord.execution.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
 
 _LARGEST_SEED = 2**32 - 1  # NumPy makes one word of it, so that no two keys are equal

@@ -8,7 +8,7 @@ from typing import Any
 
 from concord.environments.sharded import RowGroupData, ShardedData, data_folder
 from concord.errors import ArgumentError
-from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
+from concord.execution.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 from concord.storage import display_path
 from concord_jobs.distill_mujoco.simulator import MujocoTrajectories, Simulator, Split, require_mujoco, simulate
 

@@ -7,9 +7,9 @@ from typing import Any
 from concord.analysis.consistency.measurement import Measurement, method_as_json, over_runs, read_measurements
 from concord.cli.output import table
 from concord.cli.parsing import given_options, job_and_words, parse
+from concord.execution.analyzing import AnalyzeOptions
 from concord.logs import info
 from concord.options import science_values
-from concord.runs.analyzing import AnalyzeOptions
 from concord.storage import resolve
 from concord.table import format_value
 from concord.training.job import command_line
@@ -23,7 +23,7 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     options.check()
     from concord.analysis.consistency.figures import runs_figure
     from concord.analysis.figures import save
-    from concord.runs.analyzing import analyze as analyze_models
+    from concord.execution.analyzing import analyze as analyze_models
 
     reports = analyze_models(job, options, info)
     for report in reports:

@@ -53,7 +53,7 @@ def with_file_options(options: OptionGroup) -> WithFile:
 
 def print_options(job: "JobFile", options: Any, as_json: bool) -> Mapping[str, Any]:
     """Print the options, see ``--print-config``."""
-    from concord.runs.key import recorded_config
+    from concord.execution.key import recorded_config
 
     recorded = job.for_command(recorded_config(options))
     if not as_json:

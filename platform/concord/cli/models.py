@@ -130,7 +130,7 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     store = Store.existing(options.output, options.tracking_uri)
     if not store.uri.startswith("http"):
         _require_free(options.host, options.port)
-    from concord.runs.submission.profile import described, running_dashboard
+    from concord.execution.submission.profile import described, running_dashboard
 
     dashboard = running_dashboard()
     shown_dashboard = described(dashboard) if dashboard else "no Ray of yours runs here; a run shows the address"

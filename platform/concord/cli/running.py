@@ -109,12 +109,12 @@ class Demo:
 def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Compare the AND-mask with the average."""
     options = parse(Demo, words, "concord demo")
+    from concord.execution.execute import needs_ray_train
+    from concord.execution.preflight import preflight
+    from concord.execution.session import ray_session
+    from concord.execution.submission.profile import described
     from concord.interface.command_options import JobCommand
     from concord.interface.commands import trained
-    from concord.runs.execute import needs_ray_train
-    from concord.runs.preflight import preflight
-    from concord.runs.session import ray_session
-    from concord.runs.submission.profile import described
     from concord.tracking import Store
     from concord.training.job import load_job
 

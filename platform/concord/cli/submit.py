@@ -110,8 +110,8 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
         return print_options(command.job, command.options, as_json)
     name = check_command(command)
-    from concord.runs.submission.package import packed
-    from concord.runs.submission.profile import Profile
+    from concord.execution.submission.package import packed
+    from concord.execution.submission.profile import Profile
 
     profile = Profile.find(options.profile, options.address, options.token_file, options.tracking_uri)
     if profile.tracking_uri is not None and redact(profile.tracking_uri) != profile.tracking_uri:
@@ -139,7 +139,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
     with packed(files.folder, options.size_limit, files.needed, files.texts) as package:
-        from concord.runs.submission.cluster import Cluster  # imports Ray, which takes a second
+        from concord.execution.submission.cluster import Cluster  # imports Ray, which takes a second
 
         cluster = Cluster(profile)
         labels = {"command": command.name, "job": job.name, "name": name}
@@ -168,7 +168,7 @@ class SentFiles:
         self.texts: dict[Path, str] = {}
 
     def _take(self, file: Path) -> str:
-        from concord.runs.submission.package import inside
+        from concord.execution.submission.package import inside
 
         self.folder = self.folder or Path.cwd()
         self.needed.append(inside(file, self.folder))
@@ -249,8 +249,8 @@ def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _cluster(options: _ClusterOptions) -> Any:
-    from concord.runs.submission.cluster import Cluster
-    from concord.runs.submission.profile import Profile
+    from concord.execution.submission.cluster import Cluster
+    from concord.execution.submission.profile import Profile
 
     return Cluster(Profile.find(options.profile, options.address, options.token_file))
 
@@ -268,7 +268,7 @@ def check_command(command: "JobCommand") -> str:
         for word in as_words({option: value}):
             if redact(word) != word:
                 raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
-    from concord.runs.spec import new_names
+    from concord.execution.spec import new_names
 
     job, options = command.job, command.options
     if command.name == "compare":

@@ -3,7 +3,7 @@
 A file holds row groups, which are read one at a time: the states of a level, the frames of a trajectory. A row group
 maps names to arrays ``(rows, ...)``; an array of several dimensions is a column of bytes, and the column's metadata say
 its type and shape. The manifest has the options that the data were made with, and for each file its checksum and the
-row groups. :mod:`concord.runs.sharded_data` makes such data.
+row groups. :mod:`concord.execution.sharded_data` makes such data.
 """
 
 import hashlib

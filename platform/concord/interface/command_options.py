@@ -8,6 +8,7 @@ from typing import Any
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.execution.spec import restored_config
 from concord.interface.option_file import FileOptions
 from concord.options import (
     NEEDED,
@@ -24,7 +25,6 @@ from concord.options import (
     shortened,
 )
 from concord.record import folder_of, read_record, require_run
-from concord.runs.spec import restored_config
 from concord.storage import check_address, resolve
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.study_options import compare_options_for, options_for

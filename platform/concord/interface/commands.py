@@ -12,14 +12,14 @@ from typing import Any
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, UnfinishedError
+from concord.execution.lifecycle import is_interrupted
+from concord.execution.preflight import preflight
+from concord.execution.run import run as run_job
 from concord.interface.command_options import JobCommand, command_of
 from concord.interface.results import Comparison, Methods, Run, Runs, Study
 from concord.interface.surroundings import left_as_found
 from concord.logs import info
 from concord.options import options_of
-from concord.runs.lifecycle import is_interrupted
-from concord.runs.preflight import preflight
-from concord.runs.run import run as run_job
 from concord.space import Entry, format_entry
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, plan_comparison
 from concord.studies.criterion import metric_on

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.execution.finish import figures_of, register_later
+from concord.execution.trained_model import model_of_run
 from concord.logs import info
 from concord.record import FOLDERS, folder_of, read_record, require_run
 from concord.record import Run as RecordedRun
-from concord.runs.finish import figures_of, register_later
-from concord.runs.trained_model import model_of_run
 from concord.studies.comparison_run import TABLES, ComparisonResult
 from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult

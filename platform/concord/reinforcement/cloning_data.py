@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.sharded import SPLITS, RowGroup, RowGroupData, ShardedData, Split, data_folder
+from concord.execution.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 from concord.reinforcement.actor_critic import Policy
 from concord.reinforcement.episodes import Step, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
@@ -26,7 +27,6 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 
 _DATA = "coinrun-clone"
 _TOGETHER = 16  # environments of a level, stepped together

@@ -11,6 +11,9 @@ from typing import Any, Self
 
 from concord.analysis.figures import method_name
 from concord.errors import InputError, format_for_cli
+from concord.execution.key import Key, recorded_config
+from concord.execution.preflight import as_input_error, preflight
+from concord.execution.spec import GroupSpec, RunSpec, plain_name, resolved_paths, restored_config
 from concord.options import (
     RESULT,
     Role,
@@ -23,9 +26,6 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.runs.key import Key, recorded_config
-from concord.runs.preflight import as_input_error, preflight
-from concord.runs.spec import GroupSpec, RunSpec, plain_name, resolved_paths, restored_config
 from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.studies.criterion import TrialEvaluator

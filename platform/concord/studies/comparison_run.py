@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from concord import logs
 from concord.errors import RunFailedError, StoppedError
+from concord.execution.spec import RunSpec
 from concord.options import option_values
 from concord.record import Run, read_run
-from concord.runs.spec import RunSpec
 from concord.studies.comparison_plan import ComparisonPlan, recorded_command
 from concord.studies.leave_one_out import explained, fold_values, left_out_table, with_choices
 from concord.studies.proposals import GroupProgress, GroupRuns, ProposalList

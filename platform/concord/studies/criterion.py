@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from concord.errors import InputError
-from concord.runs.preflight import PreflightResult, required
+from concord.execution.preflight import PreflightResult, required
 from concord.studies.study_options import Selection, StudyOptions
 from concord.tracking.run_search import Condition
 from concord.training import JobFile, RunConfig, TrainConfig

@@ -16,8 +16,8 @@ from typing import Any
 
 from concord.analysis.comparison_figures import Spread, left_out_figure
 from concord.errors import InputError, format_for_cli
-from concord.runs.preflight import preflight
-from concord.runs.spec import restored_config
+from concord.execution.preflight import preflight
+from concord.execution.spec import restored_config
 from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, ComparisonPlan, plan_tables
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
 from concord.studies.methods import changes_of, check_methods, method_names

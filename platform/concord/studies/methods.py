@@ -17,16 +17,16 @@ from typing_extensions import Doc
 from concord.aggregation import RULES
 from concord.aggregation.rules_by_name import has_chance, masks, searched
 from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
+from concord.execution.execute import only_process
+from concord.execution.failures import sigterm_as_interrupt
+from concord.execution.lifecycle import Info
+from concord.execution.preflight import preflight
+from concord.execution.progress import Pace, duration
+from concord.execution.session import ray_session
 from concord.objectives import OBJECTIVES, objective_type
 from concord.options import OptionGroup, Place, Role, did_you_mean, group, names_of, option_values, options_of
 from concord.record import Run, folder_of, read_record, read_run
 from concord.redaction import is_secret
-from concord.runs.execute import only_process
-from concord.runs.failures import sigterm_as_interrupt
-from concord.runs.lifecycle import Info
-from concord.runs.preflight import preflight
-from concord.runs.progress import Pace, duration
-from concord.runs.session import ray_session
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
 from concord.studies.comparison_plan import METHODS, comparison_name, recorded_command, without_place

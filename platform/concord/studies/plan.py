@@ -13,13 +13,13 @@ import numpy as np
 
 from concord.aggregation import threshold_at_chance
 from concord.errors import InputError, format_for_cli
+from concord.execution.key import plain, recorded_config, require_same, require_secrets
+from concord.execution.preflight import PreflightResult, preflight
+from concord.execution.spec import JOB, GroupSpec, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.options import Role, names_of, option_values, options_of, science_values
 from concord.record import FOLDERS, RECORD, folder_of, read_record
 from concord.record import Kind as GroupKind
 from concord.redaction import is_secret
-from concord.runs.key import plain, recorded_config, require_same, require_secrets
-from concord.runs.preflight import PreflightResult, preflight
-from concord.runs.spec import JOB, GroupSpec, RunSpec, new_names, plain_name, resolved_paths, run_origin, run_tags
 from concord.space import Point, Space
 from concord.storage import Folder
 from concord.studies.criterion import Criterion, StopRule, TrialEvaluator, choose_criterion

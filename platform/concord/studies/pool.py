@@ -23,9 +23,7 @@ from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, Traina
 from ray.tune.search import Searcher
 
 from concord.errors import RunFailedError
-from concord.options import option_values
-from concord.record import EVENTS, Run, folder_of
-from concord.runs.execute import (
+from concord.execution.execute import (
     RunTask,
     checkpoint_step,
     kept_checkpoint,
@@ -33,13 +31,15 @@ from concord.runs.execute import (
     remove_checkpoints,
     remove_older,
 )
-from concord.runs.failures import signal_handler
-from concord.runs.key import finished_run, index_run, keep_source, plain
-from concord.runs.lifecycle import ActiveRun, Info, Member, open_run, reopened, require_own, reserved_group
-from concord.runs.live_metrics import Published
-from concord.runs.session import ray_session, send_by_value
-from concord.runs.spec import RunSpec
-from concord.runs.submission.profile import described
+from concord.execution.failures import signal_handler
+from concord.execution.key import finished_run, index_run, keep_source, plain
+from concord.execution.lifecycle import ActiveRun, Info, Member, open_run, reopened, require_own, reserved_group
+from concord.execution.live_metrics import Published
+from concord.execution.session import ray_session, send_by_value
+from concord.execution.spec import RunSpec
+from concord.execution.submission.profile import described
+from concord.options import option_values
+from concord.record import EVENTS, Run, folder_of
 from concord.studies.plan import GroupPlan
 from concord.studies.proposals import STUDY_METRICS, GroupProgress, GroupRuns, Proposer
 from concord.studies.trial import (

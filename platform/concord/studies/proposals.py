@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from concord.errors import InputError
+from concord.execution.key import Key
+from concord.execution.live_metrics import Metric, Sample
+from concord.execution.progress import Progress, duration
+from concord.execution.spec import RunSpec
 from concord.record import EVENTS, RECORD, Evaluation, Run, folder_of, read_run
-from concord.runs.key import Key
-from concord.runs.live_metrics import Metric, Sample
-from concord.runs.progress import Progress, duration
-from concord.runs.spec import RunSpec
 from concord.space import Point, frozen
 from concord.studies.criterion import Criterion, TrialEvaluator, left_out_metrics
 

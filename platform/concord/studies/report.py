@@ -13,8 +13,8 @@ from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.execution.lifecycle import Info
 from concord.record import RECORD, folder_of, read_record
-from concord.runs.lifecycle import Info
 from concord.storage import Folder, check_local_folder
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, comparison_name, comparisons_of, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison

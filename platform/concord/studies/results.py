@@ -19,8 +19,8 @@ from concord.analysis.figures import method_name, save
 from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.errors import InputError
+from concord.execution.lifecycle import ActiveRun
 from concord.record import RECORD, Run, require_run
-from concord.runs.lifecycle import ActiveRun
 from concord.space import Space
 from concord.storage import Folder, disk_errors_in_one_line, json_line
 from concord.storage.typed_json import Count, read_json

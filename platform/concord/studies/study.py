@@ -12,13 +12,13 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianSt
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.execution.execute import kept_checkpoint, remove_checkpoints
+from concord.execution.finish import finish
+from concord.execution.key import recorded_config
+from concord.execution.lifecycle import Info, reopened
+from concord.execution.preflight import preflight
+from concord.execution.spec import RunSpec
 from concord.record import OpenRun, Run, require_run
-from concord.runs.execute import kept_checkpoint, remove_checkpoints
-from concord.runs.finish import finish
-from concord.runs.key import recorded_config
-from concord.runs.lifecycle import Info, reopened
-from concord.runs.preflight import preflight
-from concord.runs.spec import RunSpec
 from concord.space import Point, format_point
 from concord.studies.criterion import SCORED_ON
 from concord.studies.plan import StudyPlan

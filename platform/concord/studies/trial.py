@@ -32,12 +32,12 @@ from concord.environments import Environment, Environments, HeldOut
 from concord.environments.source import ConcatSource, InMemory, joined
 from concord.environments.tree import merged
 from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
+from concord.execution import local_ray
+from concord.execution.execute import RunTask, execute
+from concord.execution.session import wait_for_resources, waiting_minutes
 from concord.options import OptionGroup, Role, option_values, options_of
 from concord.record import Evaluation
 from concord.redaction import redact
-from concord.runs import local_ray
-from concord.runs.execute import RunTask, execute
-from concord.runs.session import wait_for_resources, waiting_minutes
 from concord.source_file import reason
 from concord.storage import apply_credentials
 from concord.studies.criterion import TrialEvaluator

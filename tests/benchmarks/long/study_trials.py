@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from concord.benchmark import Row
+from concord.execution.spec import restored_config
 from concord.record import folder_of, require_run
-from concord.runs.spec import restored_config
 from concord.space import Space
 from concord.storage import Folder
 from concord.studies.criterion import StopRule

@@ -12,7 +12,7 @@ from mlflow_server import Server
 from ray_head import GrowingHead
 
 from concord.errors import InputError
-from concord.runs.session import require_resources, wait_for_resources, waiting_minutes
+from concord.execution.session import require_resources, wait_for_resources, waiting_minutes
 from concord.training import RunConfig, TrainConfig
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
@@ -21,7 +21,7 @@ RUN = ("--epochs", "2", "--evaluations", "1", "--batch-size", "16", "--lr", "5e-
 GPU = """
 import sys, time
 import ray
-from concord.runs.session import ray_session
+from concord.execution.session import ray_session
 from concord.studies.study_options import SharingOptions
 from concord.studies.trial import trial_resources
 from concord.training import TrainConfig

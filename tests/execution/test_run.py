@@ -22,10 +22,10 @@ from waiting import wait_for
 from concord.cli import main
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.execution.preflight import preflight
+from concord.execution.run import run
+from concord.execution.trained_model import model_of_run
 from concord.record import EVENTS, RECORD, Run, read_events
-from concord.runs.preflight import preflight
-from concord.runs.run import run
-from concord.runs.trained_model import model_of_run
 from concord.storage import read_lines
 from concord.tracking import Store, load_program, models, show
 from concord.training import load_job
@@ -130,7 +130,7 @@ def test_a_run_stopped_after_its_training_has_its_data_in_mlflow_once_it_is_resu
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("concord.runs.run.finish", stop)
+        patch.setattr("concord.execution.run.finish", stop)
         with pytest.raises(StoppedError):
             start(output, name="stopped", epochs=1, workers=workers)
     done = start(output, name="stopped", epochs=1, workers=workers, resume=True)
@@ -153,7 +153,7 @@ def test_a_stopped_run_continues_where_its_folder_was_moved(
     before, after = tmp_path / "before", tmp_path / "äfter #2"
     before.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("concord.runs.run.finish", stop)
+        patch.setattr("concord.execution.run.finish", stop)
         assert train(before) == 1
     store = Store.open(before / DEFAULT_OUTPUT)
     (stopped,) = tracked_runs(store, "shared-rule", finished_only=False)
@@ -481,7 +481,7 @@ def test_a_worker_that_always_dies_is_replaced_as_often_as_is_said(ray_cluster: 
 
 
 def test_ray_train_passes_on_variables_by_a_list_that_can_be_added_to() -> None:
-    """Not public: where it moves, ``concord.runs.ray_train`` has to follow."""
+    """Not public: where it moves, ``concord.execution.ray_train`` has to follow."""
     from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 
     assert isinstance(ENV_VARS_TO_PROPAGATE, set)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from concord.environments import Environments
-from concord.runs.lifecycle import ActiveRun
-from concord.runs.preflight import PreflightResult
-from concord.runs.run import mask_parameters, methods_command, run_summary
+from concord.execution.lifecycle import ActiveRun
+from concord.execution.preflight import PreflightResult
+from concord.execution.run import mask_parameters, methods_command, run_summary
 from concord.storage import Folder
 from concord.tracking import Store
 from concord.training import TrainConfig, load_job

@@ -30,11 +30,11 @@ from concord.cli.job_options import read_command
 from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
+from concord.execution.submission.cluster import Cluster
+from concord.execution.submission.package import inside, packed
+from concord.execution.submission.profile import Profile, described, running_dashboard
 from concord.interface.command_options import JobCommand
 from concord.record import EVENTS, folder_of, read_events, require_run
-from concord.runs.submission.cluster import Cluster
-from concord.runs.submission.package import inside, packed
-from concord.runs.submission.profile import Profile, described, running_dashboard
 from concord.studies.proposals import GroupRuns
 from concord.tracking import Store
 from concord.training import load_job
@@ -294,7 +294,7 @@ def test_the_dashboard_of_an_own_ray_is_found_and_no_token_is_shown(
     own = psutil.Process(head.process.pid)  # not a Ray of another test
     monkeypatch.setattr(psutil, "process_iter", lambda: own.children(recursive=True))
     assert running_dashboard() == head.address
-    monkeypatch.setattr("concord.runs.submission.profile.ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr("concord.execution.submission.profile.ANSWER_SECONDS", 30.0)
     assert described(head.address) == f"{head.address} (enter the token in /somewhere/token)"
 
 
@@ -473,7 +473,7 @@ class Silent(Quiet):
 
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("concord.runs.submission.cluster.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("concord.execution.submission.cluster.ANSWER_SECONDS", 0.5)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
     with serving(Silent) as port:
         cluster = Cluster(Profile.find(address=f"127.0.0.1:{port}"))

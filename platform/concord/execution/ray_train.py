@@ -1,7 +1,7 @@
 """The training loop on Ray Train: workers that own their environments, replaced when they die.
 
-The first worker sends events to a :class:`~concord.runs.channel.Channel`, from which this process takes them. Workers
-begin at the last checkpoint in it. With ``--min-workers`` the group may shrink to that number and grow again.
+The first worker sends events to a :class:`~concord.execution.channel.Channel`, from which this process takes them.
+Workers begin at the last checkpoint in it. With ``--min-workers`` the group may shrink to that number and grow again.
 Each new group divides the environments again, so none is missed or counted twice. Rules only sum over environments, so
 the result equals the undisturbed run's up to the order of additions.
 """
@@ -14,14 +14,14 @@ from typing import Any, cast
 
 from concord import logs
 from concord.errors import InputError, TrainingFailedError, last_line, picklable
+from concord.execution import local_ray
+from concord.execution.channel import FAILED, Channel, Message
+from concord.execution.execute import RunTask, Sink, evaluations_here
+from concord.execution.failures import end_at_sigterm, failure, is_outage
+from concord.execution.live_metrics import RUN_METRICS, Published, RunSamples
+from concord.execution.session import send_by_value
 from concord.process_environment import environment_variables
 from concord.record import Evaluation
-from concord.runs import local_ray
-from concord.runs.channel import FAILED, Channel, Message
-from concord.runs.execute import RunTask, Sink, evaluations_here
-from concord.runs.failures import end_at_sigterm, failure, is_outage
-from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
-from concord.runs.session import send_by_value
 from concord.storage import DiskError, Folder, apply_credentials, disk_error
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.options import ResolvedConfig

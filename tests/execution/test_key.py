@@ -16,11 +16,11 @@ from test_table_environments import patients
 from concord.cli import main
 from concord.environments.table import from_table
 from concord.errors import InputError, RunFailedError
+from concord.execution.key import KEYS, Key, finished_run, index_run, recorded_config, require_same
+from concord.execution.lifecycle import open_run, reserved_run
+from concord.execution.spec import RunSpec
 from concord.options import RESULT, names_of, option_values
 from concord.record import RECORD, OpenRun, folder_of, read_record, require_run, write_record
-from concord.runs.key import KEYS, Key, finished_run, index_run, recorded_config, require_same
-from concord.runs.lifecycle import open_run, reserved_run
-from concord.runs.spec import RunSpec
 from concord.training import JobFile, TrainConfig, load_job
 
 TEXT = '''"""A job."""
@@ -270,7 +270,7 @@ def test_a_run_resumes_on_the_data_of_its_beginning_alone(
     words = ["train", "table", "--data", str(file), "--environment", "hospital", "--target", "died"]
     words += ["--output", str(output), "--name", "a", "--epochs", "2", "--no-register"]
     with monkeypatch.context() as patch:
-        patch.setattr("concord.runs.run.remove_older", interrupted)  # after the first checkpoint
+        patch.setattr("concord.execution.run.remove_older", interrupted)  # after the first checkpoint
         assert main(words) == 1
 
     folder = folder_of(output, "a")

@@ -3,8 +3,8 @@
 import sys
 import termios
 
+from concord.execution.progress import RunProgress
 from concord.record import Evaluation, Run
-from concord.runs.progress import RunProgress
 from concord.studies.criterion import Criterion, TrialEvaluator
 from concord.studies.proposals import GroupProgress, Trial
 

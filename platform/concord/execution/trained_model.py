@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from concord.errors import InputError
+from concord.execution.execute import CHECKPOINTS, kept_checkpoint
+from concord.execution.spec import restored_config
 from concord.record import Run, folder_of, require_run
-from concord.runs.execute import CHECKPOINTS, kept_checkpoint
-from concord.runs.spec import restored_config
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
 from concord.training.job import Job, JobFile, with_recorded_rule

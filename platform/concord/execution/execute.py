@@ -20,8 +20,8 @@ import torch
 from concord import logs
 from concord.environments.summary import PURPOSES
 from concord.errors import CheckpointError, InputError, RunFailedError, first_line
+from concord.execution.failures import failure, is_outage
 from concord.record import Evaluation, Run
-from concord.runs.failures import failure, is_outage
 from concord.storage import DiskError, Folder, disk_errors_in_one_line, storage_credentials
 from concord.training.callback import Callback, TrainingRun
 from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_checksums
@@ -31,7 +31,7 @@ from concord.training.loop import training
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig, parallel_of
 from concord.training.worker_data import WorkerData, prepare
 
-_logger = logging.getLogger("concord.runs")
+_logger = logging.getLogger("concord.execution")
 
 CHECKPOINTS = "checkpoints"  # in the run's folder
 KEPT = 2  # the last ones, while a run trains
@@ -150,7 +150,7 @@ def _executed(
 ) -> Generator[Evaluation, None, None]:
     config = task.config(job)
     if task.on_ray_train:
-        from concord.runs.ray_train import evaluations_on_ray
+        from concord.execution.ray_train import evaluations_on_ray
 
         yield from evaluations_on_ray(task, config, sink, start)
         return

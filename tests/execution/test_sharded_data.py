@@ -10,7 +10,7 @@ import pytest
 
 from concord.environments.sharded import RowGroupData, ShardedData
 from concord.errors import InputError
-from concord.runs.sharded_data import MakingOptions, SplitPart, make_sharded, split_parts
+from concord.execution.sharded_data import MakingOptions, SplitPart, make_sharded, split_parts
 
 SHARDS = split_parts({"train": 5, "validation": 2, "test": 1}, 2)
 

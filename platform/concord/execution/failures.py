@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from concord.errors import RunFailedError, TrainingFailedError, first_line
+from concord.execution import local_ray
 from concord.gradients import NonFiniteGradientError
-from concord.runs import local_ray
 from concord.source_file import own_traceback, reason
 
 Outage = Callable[[Exception], bool]

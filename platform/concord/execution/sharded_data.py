@@ -23,9 +23,9 @@ from concord.environments.sharded import (
     shard_of,
 )
 from concord.errors import InputError, RunFailedError
+from concord.execution.key import Key, plain
+from concord.execution.session import ray_session, task_failure, task_results
 from concord.options import OptionGroup, Place, Unkept, flag_of, science_values
-from concord.runs.key import Key, plain
-from concord.runs.session import ray_session, task_failure, task_results
 from concord.storage import DiskError, Folder, file_checksum
 from concord.training.options import RunConfig
 from concord.training.process import tune_process

@@ -20,12 +20,12 @@ import torch
 
 from concord import logs
 from concord.errors import InputError, first_line, last_line
+from concord.execution import local_ray
+from concord.execution.definitions import own_modules
+from concord.execution.failures import signal_handler
 from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
-from concord.runs import local_ray
-from concord.runs.definitions import own_modules
-from concord.runs.failures import signal_handler
 from concord.source_file import hidden_module
 from concord.training.options import RunConfig
 

@@ -29,12 +29,12 @@ from waiting import wait_for
 from web_server import serving
 
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.execution import lifecycle
+from concord.execution.failures import end_at_sigterm, sigterm_as_interrupt
+from concord.execution.lifecycle import ActiveRun, open_run, require_own, reserved_run
+from concord.execution.session import check_cluster, require_cluster
+from concord.execution.spec import RunSpec
 from concord.record import EVENTS, RECORD, folder_of
-from concord.runs import lifecycle
-from concord.runs.failures import end_at_sigterm, sigterm_as_interrupt
-from concord.runs.lifecycle import ActiveRun, open_run, require_own, reserved_run
-from concord.runs.session import check_cluster, require_cluster
-from concord.runs.spec import RunSpec
 from concord.storage import LOCK
 from concord.tracking import Store
 from concord.tracking.store import TrackedRun
@@ -413,7 +413,7 @@ def silent() -> Iterator[int]:
     ],
 )
 def test_an_address_without_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: Any, line: str) -> None:
-    monkeypatch.setattr("concord.runs.session.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("concord.execution.session.ANSWER_SECONDS", 0.2)
     with contextlib.ExitStack() as stack:
         if callable(address):
             port = address()

@@ -10,6 +10,10 @@ from typing import Any
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.execution.execute import CHECKPOINTS, checkpoint_step
+from concord.execution.failures import Termination, sigterm_as_interrupt
+from concord.execution.key import index_run, require_same, require_secrets
+from concord.execution.spec import RunSpec, new_names
 from concord.record import (
     EVENTS,
     FOLDERS,
@@ -24,10 +28,6 @@ from concord.record import (
     write_record,
 )
 from concord.redaction import redact
-from concord.runs.execute import CHECKPOINTS, checkpoint_step
-from concord.runs.failures import Termination, sigterm_as_interrupt
-from concord.runs.key import index_run, require_same, require_secrets
-from concord.runs.spec import RunSpec, new_names
 from concord.storage import (
     LOCK,
     DiskError,

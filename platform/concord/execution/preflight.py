@@ -12,10 +12,10 @@ from concord.aggregation import SandMask, Weighting, weights_of
 from concord.environments import Environment, Environments, split_held_out
 from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError
+from concord.execution.session import check_gpus
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
-from concord.runs.session import check_gpus
 from concord.source_file import refusing
 from concord.tracking.model_call import ModelCall, first_call
 from concord.training.evaluation import (

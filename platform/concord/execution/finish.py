@@ -13,12 +13,12 @@ import torch
 from concord.environments import Environments
 from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError
+from concord.execution.execute import CHECKPOINTS
+from concord.execution.lifecycle import Info, reopened
+from concord.execution.preflight import PreflightResult, preflight, required
+from concord.execution.spec import JOB
+from concord.execution.trained_model import last_model, model_of_run
 from concord.record import OpenRun, Run
-from concord.runs.execute import CHECKPOINTS
-from concord.runs.lifecycle import Info, reopened
-from concord.runs.preflight import PreflightResult, preflight, required
-from concord.runs.spec import JOB
-from concord.runs.trained_model import last_model, model_of_run
 from concord.source_file import reason
 from concord.tracking import ExportError, Mirror, Registered, Store, log_model, register
 from concord.tracking.datasets import log_data

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from concord.errors import InputError
+from concord.execution.definitions import Definition, definitions
 from concord.options import RESULT, Role, flag_of, names_of, option_values, options_of
 from concord.record import OpenRun, Run, folder_of, read_run
 from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
-from concord.runs.definitions import Definition, definitions
 from concord.storage import Folder, display_path
 from concord.training.job import Job, JobFile
 from concord.training.options import ResolvedConfig, RunConfig, TrainConfig

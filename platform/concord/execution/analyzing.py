@@ -25,15 +25,11 @@ from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.collection import generator_for, some_examples
 from concord.errors import ArgumentError, InputError, RunFailedError, picklable
-from concord.logs import Context, context, inherit_context
-from concord.options import RESULT, OptionGroup, Place, Role, Unkept, flag_of, group, names_of, option_values
-from concord.record import folder_of
-from concord.redaction import redact
-from concord.runs.execute import only_process
-from concord.runs.key import Key, plain
-from concord.runs.lifecycle import Info, tracked_id
-from concord.runs.progress import Display, on_terminal
-from concord.runs.session import (
+from concord.execution.execute import only_process
+from concord.execution.key import Key, plain
+from concord.execution.lifecycle import Info, tracked_id
+from concord.execution.progress import Display, on_terminal
+from concord.execution.session import (
     check_gpus,
     check_local_gpus,
     ray_session,
@@ -42,8 +38,12 @@ from concord.runs.session import (
     task_failure,
     task_results,
 )
-from concord.runs.spec import resolved_paths, run_origin
-from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
+from concord.execution.spec import resolved_paths, run_origin
+from concord.execution.trained_model import TrainedModel, model_of_run, model_of_version
+from concord.logs import Context, context, inherit_context
+from concord.options import RESULT, OptionGroup, Place, Role, Unkept, flag_of, group, names_of, option_values
+from concord.record import folder_of
+from concord.redaction import redact
 from concord.storage import Folder, check_local_folder
 from concord.storage.typed_json import Fields, read_json
 from concord.tracking import Store

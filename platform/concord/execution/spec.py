@@ -17,11 +17,11 @@ import torch
 
 import concord
 from concord.errors import InputError
+from concord.execution.key import Key, recorded_config, run_key
 from concord.machine import machine
 from concord.options import as_text, flag_of, from_plain, option_values, options_of
 from concord.record import RECORD, Kind
 from concord.redaction import is_hidden, redact
-from concord.runs.key import Key, recorded_config, run_key
 from concord.storage import display_path, is_remote, require_reachable, resolve
 from concord.storage.typed_json import require_type
 from concord.tracking import Store

@@ -9,10 +9,7 @@ from typing import Any
 from concord.aggregation import SandMask, SignMask, TMask
 from concord.environments import Environments
 from concord.errors import TrainingFailedError
-from concord.options import flag_of, option_values, options_of
-from concord.record import OpenRun, Run
-from concord.redaction import redact
-from concord.runs.execute import (
+from concord.execution.execute import (
     RunTask,
     execute,
     kept_checkpoint,
@@ -21,14 +18,17 @@ from concord.runs.execute import (
     remove_checkpoints,
     remove_older,
 )
-from concord.runs.finish import finish
-from concord.runs.key import keep_source
-from concord.runs.lifecycle import ActiveRun, Info, open_run, reserved_run, send_again
-from concord.runs.preflight import PreflightResult, preflight, required
-from concord.runs.progress import RunProgress
-from concord.runs.session import check_cluster, ray_session, require_resources
-from concord.runs.spec import RunSpec, resolved_paths, run_tags
-from concord.runs.submission.profile import described
+from concord.execution.finish import finish
+from concord.execution.key import keep_source
+from concord.execution.lifecycle import ActiveRun, Info, open_run, reserved_run, send_again
+from concord.execution.preflight import PreflightResult, preflight, required
+from concord.execution.progress import RunProgress
+from concord.execution.session import check_cluster, ray_session, require_resources
+from concord.execution.spec import RunSpec, resolved_paths, run_tags
+from concord.execution.submission.profile import described
+from concord.options import flag_of, option_values, options_of
+from concord.record import OpenRun, Run
+from concord.redaction import redact
 from concord.storage import require_space
 from concord.training.advice import mask_lines
 from concord.training.callback import Callback

@@ -15,11 +15,11 @@ from tracked import tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
+from concord.execution.execute import CHECKPOINTS
+from concord.execution.failures import sigterm_as_interrupt
+from concord.execution.local_ray import receive_sigterm, sigterm_blocked
+from concord.execution.session import ray_session
 from concord.record import folder_of
-from concord.runs.execute import CHECKPOINTS
-from concord.runs.failures import sigterm_as_interrupt
-from concord.runs.local_ray import receive_sigterm, sigterm_blocked
-from concord.runs.session import ray_session
 from concord.tracking import Store
 from concord.training import TrainConfig
 

@@ -17,9 +17,9 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 import concord
 from concord.errors import InputError, RunFailedError, last_line
+from concord.execution.submission.package import Package
+from concord.execution.submission.profile import RAY_TOKEN, Profile, running_dashboard
 from concord.process_environment import environment_variables
-from concord.runs.submission.package import Package
-from concord.runs.submission.profile import RAY_TOKEN, Profile, running_dashboard
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take: the server first unpacks a package of up to 100 MiB.
