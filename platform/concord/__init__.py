@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from concord.training.callback import Callback
     from concord.training.evaluation import Measure
     from concord.training.job import Job
+    from concord.training.metric_writers import TensorBoard, WeightsAndBiases
     from concord.training.options import TrainConfig
 
 __all__ = [
@@ -30,8 +31,10 @@ __all__ = [
     "Measure",
     "OneOf",
     "RunFailedError",
+    "TensorBoard",
     "TrainConfig",
     "Uniform",
+    "WeightsAndBiases",
     "compare",
     "load",
     "runs",
@@ -46,6 +49,7 @@ _MODULES = {
     "Environments": "concord.environments",
     "Job": "concord.training.job",
     "Measure": "concord.training.evaluation",
+    **dict.fromkeys(("TensorBoard", "WeightsAndBiases"), "concord.training.metric_writers"),
     "TrainConfig": "concord.training.options",
     **dict.fromkeys(("Choice", "Integers", "LogUniform", "OneOf", "Uniform"), "concord.space"),
     **dict.fromkeys(("InputError", "RunFailedError"), "concord.errors"),

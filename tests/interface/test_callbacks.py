@@ -1,5 +1,6 @@
 """Callbacks of a run, and its early end for lack of patience."""
 
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,6 +92,32 @@ def test_what_is_no_callback_is_refused(output: Path, wrong: list[Any]) -> None:
         concord.train(made_job(), callbacks=wrong, output=output)
     with pytest.raises(concord.InputError, match="expected a list of Callback objects"):
         concord.train(made_job(callbacks=wrong), output=output)
+
+
+def test_tensorboard_has_the_metrics_of_steps_and_evaluations(output: Path) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+
+    run = concord.train(made_job(), callbacks=[concord.TensorBoard()], output=output, name="a", register=False)
+    (file,) = (output / "tensorboard" / "a").glob("events*")
+    content, found = file.read_bytes(), {}
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        event = Event.FromString(content[12 : 12 + length])
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        content = content[16 + length :]
+    last = int(run.history["step"].iloc[-1])
+    assert found["ood_accuracy", last] == pytest.approx(run.metrics["ood_accuracy"])
+    assert {step for name, step in found if name == "step/loss"} == {*range(1, last + 1)}
+
+
+def test_weights_and_biases_takes_a_run_offline(output: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    writer = concord.WeightsAndBiases("tests", mode="offline")
+    run = concord.train(made_job(), callbacks=[writer], output=output, name="a", register=False)
+    assert run.status == "FINISHED"
+    (kept,) = (output / "runs" / "a" / "wandb").glob("offline-run-*")
+    assert next(iter(kept.glob("*.wandb"))).stat().st_size > 1000
 
 
 # --- patience

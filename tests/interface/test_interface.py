@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_job import made_job, model
 from recorded import without_time
-from test_readme import snippet
+from test_readme import PYTHON, snippet
 
 import concord
 from concord.cli import main
@@ -221,6 +221,11 @@ VALUES = st.one_of(
 def test_a_domain_of_python_is_the_one_of_the_command_line(domain: Any) -> None:
     name, _, text = format_entry("lr", domain).partition("=")
     assert (name, parse_entry("lr", text)) == ("lr", domain)
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_the_page_on_python_runs_as_it_stands(ray_cluster: None, hospitals_of_the_readme: Path, name: str) -> None:
+    exec(compile(snippet(name), f"{name}.py", "exec"), {"__name__": "__main__"})
 
 
 # --- a job that a program makes

@@ -41,13 +41,14 @@ ALONE = (
     *("aggregator", "stacked", "per-example", "temporal", "objective", "objective-with-state", "own-rule"),
     *("own-objective", "seeds", "own-weighting", "own-column-rule"),
 )
+PYTHON = ("interface", "python-train", "python-compare", "python-job", "python-callback")
 LOOPS = {"hook": 1, "sharded": 2}  # and the numbers that they print
 REVIEWS = ("reviews-stacked", "reviews-per-example", "reviews-hook")
 
 
 def test_every_piece_of_python_in_the_documents_is_run() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
-    run = {*ALONE, *LOOPS, *REVIEWS, *re.findall(r'(?:snippet\("|tested: )([\w-]+)', tests)}
+    run = {*ALONE, *LOOPS, *PYTHON, *REVIEWS, *re.findall(r'(?:snippet\("|tested: )([\w-]+)', tests)}
     for page in PAGES:
         text = page.read_text()
         named = re.findall(r"<!-- tested: (\S+) -->\n```python\n", text)

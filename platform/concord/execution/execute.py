@@ -4,6 +4,7 @@ One worker trains in the caller's process, which may be one of Ray Tune. Several
 All events of the run's record (metrics of steps, evaluations, checkpoints, artifacts) go to a *sink*, in order.
 """
 
+import copy
 import dataclasses
 import itertools
 import logging
@@ -136,6 +137,8 @@ def _with_callbacks(
             elif name == "checkpoint":
                 each.on_checkpoint(task.folder.path / CHECKPOINTS / fields["name"], fields["step"])
 
+    if task.on_ray_train:
+        task = _for_workers(task)
     for each in callbacks:
         each.on_train_begin(run)
     try:
@@ -143,6 +146,15 @@ def _with_callbacks(
     finally:
         for each in callbacks:
             each.on_train_end(run)
+
+
+def _for_workers(task: RunTask) -> RunTask:
+    """The task with copies of the callbacks, without what they open or count in this process."""
+    value = task.sent.value
+    if value is not None:
+        value = dataclasses.replace(value, callbacks=[copy.copy(each) for each in value.callbacks])
+    sent = dataclasses.replace(task.sent, value=value)
+    return dataclasses.replace(task, sent=sent, callbacks=tuple(copy.copy(each) for each in task.callbacks))
 
 
 def _executed(
