@@ -57,7 +57,7 @@ def test_every_piece_of_python_in_the_documents_is_run() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -369,7 +369,9 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     if {"--config", "--print-config"} & set(rest):
         getattr(importlib.import_module(COMMANDS[command]), command)([*rest, "--print-config"], True)
     elif command in submit.SUBMITTED:
-        submit.check_command(read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}"))
+        submit.check_command(
+            read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}", continues=False)
+        )
     else:
         if command == "report" and (named := tables_and_options(rest[1:])[0]):
             assert set(named) <= set(comparisons_of(job_and_words(rest, command)[0]))

@@ -95,13 +95,14 @@ class _Reader:
         if id(value) in map(id, self._seen):
             return "again"
         self._seen.append(value)
+        kind = self.text(type(value))
         if dataclasses.is_dataclass(value):
             fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-            return self._fields(self.text(type(value)), fields)
+            return self._fields(kind, fields)
         try:
-            return hashlib.sha256(pickle.dumps(value)).hexdigest()
+            return f"{kind} {hashlib.sha256(pickle.dumps(value)).hexdigest()}"
         except Exception:  # a lock, a lambda inside: the object's own choice of an error
-            return self._fields(self.text(type(value)), getattr(value, "__dict__", {}))
+            return self._fields(kind, getattr(value, "__dict__", {}))
 
     def _fields(self, kind: str, values: Mapping[str, Any]) -> str:
         return f"{kind}({', '.join(f'{name}={self.text(value)}' for name, value in values.items())})"

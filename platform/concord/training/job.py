@@ -322,7 +322,7 @@ class JobFile:
     def of(job: "Job[Any] | JobFile | str | Path") -> "JobFile":
         """The job of this name, in this file, or made in this program (InputError if it is none)."""
         if isinstance(job, JobFile):
-            return job
+            return job if job.job.name is not None else JobFile.of(job.job)
         if isinstance(job, str | Path):
             return load_job(str(job))
         if not isinstance(job, Job):
