@@ -6,6 +6,7 @@ The kill test at its full size, 200 trials and five kills: ``pytest -m slow test
 import contextlib
 import csv
 import errno
+import itertools
 import json
 import os
 import random
@@ -33,8 +34,8 @@ from concord.cli import main
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.execution.execute import CHECKPOINTS
-from concord.record import EVENTS, RECORD, Run, folder_of, read_run, require_run
-from concord.storage import Folder
+from concord.record import EVENTS, RECORD, OpenRun, Run, folder_of, read_run, require_run
+from concord.storage import DiskError, Folder
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.pool import SCHEDULER
 from concord.studies.proposals import GroupRuns, Trial
@@ -219,6 +220,35 @@ def test_a_trials_option_of_several_numbers_has_one_place_in_the_table_of_the_be
     header, rows = result.best_table().cells()
     assert "milestones" in header
     assert list(csv.reader(result.files()["best.csv"].decode().splitlines())) == [header, *rows]
+
+
+@pytest.mark.parametrize(("event", "which"), [("data", 1), ("evaluated", 1), ("evaluated", 2), ("checkpoint", 1)])
+def test_a_trial_whose_event_cannot_be_written_is_not_finished_and_goes_on(
+    ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch, event: str, which: int
+) -> None:
+    options: dict[str, Any] = {"trials": 2, "reruns": 0, "shortlist": 0, "register": False, **IN_TURN}
+    whole = study(output / "whole", **options)
+    append, count = OpenRun.append, itertools.count(1)
+
+    def broken(run: OpenRun, name: str, /, at: int | None = None, **fields: Any) -> None:
+        if run.record["kind"] == "run" and name == event and next(count) == which:
+            raise DiskError(f"{run.file}: cannot be written (Input/output error)")
+        append(run, name, at, **fields)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(OpenRun, "append", broken)
+        with pytest.raises(DiskError, match="cannot be written"):
+            study(output / "broken", **options)
+    first = require_run(folder_of(output / "broken", "s-trial-0"))
+    assert first.status == "KILLED"
+    again = study(output / "broken", **options)
+    for before, after in zip(in_order(whole), in_order(again), strict=True):
+        assert after.point == before.point
+        assert after.run is not None
+        assert before.run is not None
+        assert [comparable(each.metrics) for each in after.run.history] == [
+            comparable(each.metrics) for each in before.run.history
+        ]
 
 
 def test_the_shortlist_leaves_none_out_where_too_few_environments_remain(ray_cluster: None, output: Path) -> None:

@@ -300,6 +300,7 @@ class _Runs(Searcher):
         self._last: dict[str, dict[str, Any]] = {}  # the last result of each
         self._again: list[Member] = []
         self._retries: dict[str, int] = {}
+        self._unrecorded: set[str] = set()  # runs of which an event could not be written: their records end before it
         self._waiting: list[RunSpec] = []
 
     def suggest(self, trial_id: str) -> Any:
@@ -353,16 +354,18 @@ class _Runs(Searcher):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         member = self._running.get(trial_id)
-        if member is None or "events" not in result:
+        if member is None or "events" not in result or member.run.name in self._unrecorded:
             return
         self._last[trial_id] = result
         run = member.run
         with self._capture_error():
+            self._unrecorded.add(run.name)
             for name, fields in json.loads(result["events"]):
                 run.append(name, **fields)
                 if name == "checkpoint":
                     run.folder.keep(EVENTS)
                     remove_older(run)
+            self._unrecorded.remove(run.name)
         if result["failure"] is None:
             self._progress.evaluated(run.name, result["percent"])
 
@@ -373,7 +376,8 @@ class _Runs(Searcher):
         if member is None:
             return
         last = self._last.pop(trial_id, None)
-        if self.interruption.requested and (error or last is None or not last["ended"]):
+        unrecorded = member.run.name in self._unrecorded
+        if unrecorded or (self.interruption.requested and (error or last is None or not last["ended"])):
             return  # given up
         del self._running[trial_id]
         name = member.run.name
