@@ -1,6 +1,6 @@
 # Each target creates .venv and installs what it needs; a second call finds it there.
-PYTHON ?= $(shell for python in python3 python3.12 python3.11; do \
-	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13 python3.14; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
 	&& echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every process would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow lint resolve rooms tables bench cluster cluster-down clean
+.PHONY: demo test test-slow test-lowest lint resolve dist rooms tables bench cluster cluster-down clean
 
 demo: $(VENV)/installed
 	$(BIN)/concord demo
@@ -21,6 +21,15 @@ test: $(VENV)/installed-dev
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow --numprocesses 0
 
+# With the lowest versions that pyproject.toml allows, for which Python 3.11 and 3.12 have wheels. Ignored are the tests
+# against libraries that need newer ones.
+QUICK := tests/aggregation tests/gradients tests/environments tests/test_options.py tests/test_space.py \
+	tests/system/test_private_interfaces.py $(patsubst %,--ignore=tests/%.py, \
+	aggregation/test_weightings gradients/test_comparing_rules environments/test_datasets)
+test-lowest: $(VENV)-lowest/installed
+	$(VENV)-lowest/bin/pytest $(QUICK)
+	$(VENV)-lowest/bin/concord train synthetic --epochs 1 --workers 2 --output $(VENV)-lowest/output
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,13 +39,20 @@ lint: $(VENV)/installed-dev
 resolve: $(VENV)/installed-dev
 	$(BIN)/python tests/system/resolution_checks.py
 
+# Wheel and sdist in dist/, checked, and tried in an empty environment.
+dist: $(VENV)/installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/system/distribution_checks.py dist
+
 rooms: $(VENV)/installed-dev
 	$(BIN)/python docs/rooms.py
 
 tables: $(VENV)/installed
 	$(BIN)/python docs/documents.py docs/results README.md docs/*.md
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed-dev
 	$(BIN)/concord bench
 
 cluster: $(VENV)/installed-server
@@ -46,20 +62,26 @@ cluster-down: $(BIN)/python
 	$(SUDO) $(abspath $(BIN))/python cluster/local/cluster.py down
 
 clean:
-	rm -rf $(VENV) dist
+	rm -rf $(VENV) $(VENV)-lowest dist
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "Concord needs Python 3.11 or 3.12: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Concord needs Python 3.11 to 3.14: make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/installed-server: $(VENV)/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,server]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[server]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,box2d,mujoco,flights,images,dev]'
+	@touch $@
+
+$(VENV)-lowest/installed: pyproject.toml | $(VENV)/installed-dev
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-lowest
+	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable .
+	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --editable '.[test]'
 	@touch $@

@@ -28,7 +28,7 @@ from xdist.workermanage import WorkerController
 
 from concord.cli import main
 from concord.errors import InputError
-from concord.reinforcement.extra import require_coinrun
+from concord.extras import require_extra
 from concord.tracking import Store
 
 # Tests use no cluster, tracking server, profile or data of the shell that starts them.
@@ -169,7 +169,7 @@ def run_id(store: Store) -> str:
 def coinrun() -> None:
     """Procgen and RLlib; without the extra, tests that need them are skipped."""
     try:
-        require_coinrun("this test")
+        require_extra("coinrun", "this test")
     except InputError as error:
         pytest.skip(str(error))
 

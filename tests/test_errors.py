@@ -1,6 +1,8 @@
 """Errors of the library name arguments; the command line names its options."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +81,24 @@ def test_a_line_break_in_a_name_does_not_split_a_line(
     assert main(["train", "table", *words, "--output", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("concord: --test so\\nuth: there is no such environment; there are b, ")
+
+
+AS_ON_WINDOWS = """
+import sys
+sys.platform = "win32"
+sys.modules["fcntl"] = None
+from concord.cli import main
+assert main(["train", "synthetic"]) == 2
+import concord
+try:
+    concord.train
+except concord.InputError as error:
+    print(error)
+"""
+
+
+def test_windows_is_refused_in_one_line_before_imports_of_what_it_lacks(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AS_ON_WINDOWS]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    line = "Concord does not run on Windows; install it in WSL (the command wsl --install)\n"
+    assert (done.stdout, done.stderr) == (line, f"concord: {line}")

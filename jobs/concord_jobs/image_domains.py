@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from concord.environments import Environments, from_image_folder
 from concord.environments.datasets import Transform
 from concord.errors import ArgumentError, InputError, first_line
+from concord.extras import install_command
 from concord.models.pixels import Pixels
 from concord.options import OptionGroup, group
 from concord.storage import check_address, display_path, local, resolve
@@ -142,12 +143,11 @@ def torchvision() -> Any:
         import torchvision
         import torchvision.transforms
     except ModuleNotFoundError as error:
-        raise InputError("image-domains needs torchvision: pip install 'concord[images]'") from error
+        raise InputError(f"image-domains needs torchvision: {install_command('images')}") from error
     except (ImportError, RuntimeError) as error:  # its operators are compiled for one version of torch
         raise InputError(
-            f"image-domains: torchvision does not fit torch {torch.__version__} ({first_line(error)}); install both "
-            "from one index, such as pip install --force-reinstall --no-deps torch torchvision --index-url "
-            "https://download.pytorch.org/whl/cpu"
+            f"image-domains: torchvision does not fit torch {torch.__version__} ({first_line(error)}): "
+            f"{install_command('images', replaced='torchvision')}"
         ) from error
     return torchvision
 

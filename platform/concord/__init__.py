@@ -74,7 +74,9 @@ def _version() -> str:
     """The version, computed on demand: it takes longer than the rest of ``concord --help``."""
     from importlib.metadata import PackageNotFoundError, version
 
+    from concord.extras import DISTRIBUTION
+
     try:
-        return _SENT.read_text(encoding="utf-8") if _SENT.exists() else version("concord")
+        return _SENT.read_text(encoding="utf-8") if _SENT.exists() else version(DISTRIBUTION)
     except PackageNotFoundError:  # run from a source tree that was never installed
         return "0+unknown"

@@ -1,5 +1,6 @@
 """The failures of a command; the class gives the exit status."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,12 @@ class ArgumentError(InputError):
 
 class CheckpointError(InputError):
     """A file of a checkpoint is missing, damaged, or not Concord's; an earlier checkpoint may be usable."""
+
+
+def require_posix() -> None:
+    """Refuse Windows, before an import of what it lacks: locks of files, signals, forks (InputError)."""
+    if sys.platform == "win32":
+        raise InputError("Concord does not run on Windows; install it in WSL (the command wsl --install)")
 
 
 def picklable(error: InputError) -> InputError:

@@ -16,7 +16,8 @@ from PIL import Image
 from concord.analysis.trajectory_figures import moving_picture
 from concord.benchmark import Row, interleaved
 from concord.environments.sharded import RowGroupData, shard_of
-from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
+from concord.extras import require_extra
+from concord_jobs.box2d.trajectories import TrajectoryTask
 from concord_jobs.funnel_board import simulator as funnel_board
 from concord_jobs.funnel_board.simulator import FunnelBoard
 from concord_jobs.room_runner import simulator as room_runner
@@ -27,7 +28,7 @@ TRAJECTORIES, TRIED = 5, 400
 
 def rows() -> Iterator[Row]:
     """Seconds to make trajectories with frames, and to simulate them alone, rejected ones included."""
-    require_box2d("box_tasks")
+    require_extra("box2d", "box_tasks")
     tasks: Sequence[tuple[TrajectoryTask, Callable[[Sequence[int]], object]]] = (
         (RoomRunner(), _walk),
         (FunnelBoard(), _fall),

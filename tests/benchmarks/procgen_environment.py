@@ -3,16 +3,18 @@
 import numpy as np
 
 from concord.benchmark import Row, interleaved
-from concord.reinforcement.extra import require_coinrun
-from concord.reinforcement.procgen_environment import ACTIONS, ProcgenVectorEnv
+from concord.extras import require_extra
+from concord.reinforcement.games import ACTIONS
 
 ENVIRONMENTS, STEPS = 64, 200
 
 
 def rows() -> list[Row]:
     """Seconds for 200 steps of all environments, with equal random actions, levels and threads; the ratio of speeds."""
-    require_coinrun("procgen_environment")
+    require_extra("coinrun", "procgen_environment")
     from procgen import ProcgenGym3Env
+
+    from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 
     actions = np.random.default_rng(0).integers(0, ACTIONS, (STEPS, ENVIRONMENTS))
     ours = ProcgenVectorEnv(ENVIRONMENTS, seed=0, threads=2)

@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from concord.benchmark import Row, interleaved
-from concord_jobs.distill_mujoco.simulator import HORIZON, Simulator, make_environment, require_mujoco, simulate
+from concord.extras import require_extra
+from concord_jobs.distill_mujoco.simulator import HORIZON, Simulator, make_environment, simulate
 
 EXAMPLES = 200
 SIMULATORS: tuple[Simulator, ...] = ("Hopper", "HalfCheetah")
@@ -12,7 +13,7 @@ SIMULATORS: tuple[Simulator, ...] = ("Hopper", "HalfCheetah")
 
 def row(simulator: Simulator) -> Row:
     """Generating examples against a bare loop over the same actions; the ratio of speeds."""
-    require_mujoco("reward_trajectories")
+    require_extra("mujoco", "reward_trajectories")
     environment, step = make_environment(simulator)
     model, data, repeats = environment.model, environment.data, environment.frame_skip
     chosen: list[npt.NDArray[np.float64]] = []

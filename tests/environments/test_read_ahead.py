@@ -1,6 +1,7 @@
 """Batches sent by readers through reused memory."""
 
 import itertools
+import os
 from typing import Any
 
 import pytest
@@ -51,6 +52,12 @@ def test_batches_that_a_source_keeps_stay_as_they_are(read: Any) -> None:
     expected = [read(k % 2) for k in range(BATCHES)]
     for ours, theirs in zip(read_ahead(cached, range(BATCHES), 1, "cpu"), expected, strict=True):
         assert_equal([ours], [theirs])
+
+
+def test_on_macos_the_process_itself_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    batches = read_ahead(lambda k: {"reader": torch.tensor(os.getpid())}, range(2), 2, "cpu")
+    assert [batch["reader"].item() for batch in batches] == [os.getpid()] * 2
 
 
 def test_memory_is_used_again_when_a_batch_is_gone(read: Any) -> None:

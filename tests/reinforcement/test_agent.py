@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("gymnasium")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

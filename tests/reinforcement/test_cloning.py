@@ -22,7 +22,7 @@ from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, make_cloning_data, one_a_level
 from concord.reinforcement.episodes import Step
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
-from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL, ProcgenVectorEnv
+from concord.reinforcement.games import FIRST_UNSEEN_LEVEL
 from concord.studies.comparison_plan import comparisons_of
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
@@ -244,6 +244,8 @@ def test_the_network_is_resnet_18() -> None:
 
 
 def test_a_trained_clone_plays_levels_that_it_never_saw(data: Path) -> None:
+    from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+
     job = load_job("coinrun-clone").job
     clone = torch.nn.Sequential(ChannelsFirst(), ResNet18())
     # Pressing right and up all the time earns something in some levels, and ends soon.

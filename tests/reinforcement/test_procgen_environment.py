@@ -5,10 +5,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+pytest.importorskip("gymnasium")
+
 from gymnasium.vector import AutoresetMode
 
 from concord.errors import InputError
-from concord.reinforcement.procgen_environment import ACTIONS, GAMES, LARGEST_LEVEL, ProcgenVectorEnv
+from concord.reinforcement.games import ACTIONS, GAMES, LARGEST_LEVEL
+from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 
 pytestmark = pytest.mark.usefixtures("coinrun")
 

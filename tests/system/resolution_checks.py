@@ -1,48 +1,51 @@
-"""Concord's dependencies resolve with numpy 2, and with numpy 1 where Procgen needs it (``make resolve``).
+"""Concord's dependencies resolve on every Python, in their lowest and their tested versions (``make resolve``).
 
-pip resolves both against the package index and installs nothing. Installed packages in a version that constraints.txt
-allows are not looked up, so a check takes seconds.
+uv asks the package index and installs nothing.
 """
 
-import json
+import re
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-WITHOUT, WITH = (f"{ROOT}", "numpy>=2"), (f"{ROOT}[coinrun,box2d,mujoco,dev]",)
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PROCGENS = PYTHONS[:2]
+EXTRAS = ("coinrun", "box2d", "mujoco", "flights", "images", "dev")
+TESTED = ("--constraint", "constraints.txt")
 
 
-def resolved(requirements: tuple[str, ...]) -> dict[str, str]:
-    """The versions that pip would install in addition to the installed ones.
+def resolved(python: str, extras: tuple[str, ...], *options: str) -> dict[str, str]:
+    """The version of each package for this Python on Linux on x86-64.
 
     Raises:
-        SystemExit: pip finds no solution; its message is printed.
+        SystemExit: no versions fit together; uv's message is printed.
     """
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--constraint", str(ROOT / "constraints.txt")]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        done = subprocess.run(
-            [*command, "--report", str(report), *requirements], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            said = [line for line in (done.stdout + done.stderr).splitlines() if "already satisfied" not in line]
-            raise SystemExit("\n".join([f"{' '.join(requirements)} does not resolve:", *said[-30:]]))
-        packages = [package["metadata"] for package in json.loads(report.read_text())["install"]]
-    return {package["name"]: package["version"] for package in packages}
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", *options]
+    platform = ("--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "--no-python-downloads")
+    chosen = [word for extra in extras for word in ("--extra", extra)]
+    done = subprocess.run(
+        [*command, *platform, "pyproject.toml", *chosen], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"Python {python}, {' '.join((*extras, *options))}: does not resolve:\n{done.stderr}")
+    return dict(re.findall(r"^(\S+)==(\S+)", done.stdout, re.MULTILINE))
 
 
 def main() -> None:
-    """Resolve both at once, and print their versions of numpy."""
-    with ThreadPoolExecutor() as pool:
-        numpys = [each.get("numpy", version("numpy")) for each in pool.map(resolved, (WITHOUT, WITH))]
-    print(f"without the extra coinrun: numpy {numpys[0]}; with it: numpy {numpys[1]}")
-    majors = [int(each.split(".")[0]) for each in numpys]
-    if majors != [2, 1]:
-        raise SystemExit("expected numpy 2 without the extra and numpy 1 with it")
+    """Resolve all, and print what numpy each has: 1 where Procgen is published, 2 elsewhere and without the extra."""
+    wanted = [(python, extras, TESTED) for python in PYTHONS for extras in ((), EXTRAS)]
+    wanted += [(PYTHONS[0], (), ("--resolution", "lowest-direct")), (PYTHONS[-1], (), ("--upgrade",))]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda each: resolved(each[0], each[1], *each[2]), wanted))
+    for (python, extras, options), versions in zip(wanted, results, strict=True):
+        shown = "  ".join(f"{name} {versions[name]}" for name in ("numpy", "ray", "torch", "mlflow", "pandas"))
+        print(f"Python {python}  {'all extras' if extras else 'no extra  '}  {options[1:] or 'newest'}  {shown}")
+        if options == TESTED:
+            expected = "1" if extras and python in PROCGENS else "2"
+            if versions["numpy"].split(".")[0] != expected:
+                raise SystemExit(f"expected numpy {expected}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any
 
 from concord.environments.sharded import SPLITS, RowGroupData, Split, data_folder
 from concord.execution.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
-from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
+from concord.extras import require_extra
+from concord_jobs.box2d.trajectories import TrajectoryTask
 
 _LARGEST_SEED = 2**32 - 1  # NumPy makes one word of it, so that no two keys are equal
 
@@ -56,7 +57,7 @@ def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
     """Make the missing files of the data, in parallel Ray tasks."""
     options.check()
     task = options.task
-    require_box2d(f"making the data of {task.name}")
+    require_extra("box2d", f"making the data of {task.name}")
     data, made = make_sharded(
         data_folder(options.data_dir, options.output, task.folder),
         {"data": task.name, "options": options.deciding, "classes": task.classes, "frame": task.frame},

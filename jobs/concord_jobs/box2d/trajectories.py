@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from concord.environments.sharded import ShardedData, Split
 from concord.environments.source import ExampleSource
 from concord.environments.tree import Tree
 from concord.errors import ArgumentError, InputError
+from concord.extras import require_extra
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TrajectoryTask(ABC):
 
     def trajectory(self, key: Sequence[int]) -> Trajectory:
         """The trajectory of this key, the same in every process: the first attempt that ends in time."""
-        require_box2d("making trajectories")
+        require_extra("box2d", "making trajectories")
         rejected = 0
         while (found := self.attempt(np.random.default_rng([*key, rejected]))) is None:
             rejected += 1
@@ -151,9 +151,3 @@ class TrajectoryExamples(ExampleSource):
             "key": self._keys[chosen],
             "label": self._trajectories.labels[chosen],
         }
-
-
-def require_box2d(what: str) -> None:
-    """Refuse ``what`` if Box2D is not installed."""
-    if find_spec("Box2D") is None:
-        raise InputError(f"{what} needs Box2D: pip install 'concord[box2d]'")

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from concord.environments import Environments
 from concord.environments.collection import generator_for
+from concord.extras import require_extra
 from concord.models import ChannelsFirst, ResNet18
 from concord.options import group
 from concord.reinforcement.cloned_levels import ClonedLevels
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, make_cloning_data
-from concord.reinforcement.extra import require_coinrun
-from concord.reinforcement.procgen_environment import ACTIONS
+from concord.reinforcement.games import ACTIONS
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
 from concord.training import Data, Job, Measure, Run, Study, TrainConfig
 
@@ -50,7 +50,7 @@ def data_of(config: CloneConfig) -> CloningData:
 def environments(config: CloneConfig) -> Environments:
     """An environment for each training level, one for validation and one for the test."""
     if config.cloned.play_episodes:  # the last step of a run; a run without it needs no Procgen
-        require_coinrun(f"--play-episodes {config.cloned.play_episodes}")
+        require_extra("coinrun", f"--play-episodes {config.cloned.play_episodes}")
     data, states = data_of(config), config.cloned.states
     levels = {f"level-{level}": level for level in data.levels[: config.cloned.levels or None]}
 

@@ -9,8 +9,9 @@ from typing import Any
 from concord.environments.sharded import RowGroupData, ShardedData, data_folder
 from concord.errors import ArgumentError
 from concord.execution.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
+from concord.extras import require_extra
 from concord.storage import display_path
-from concord_jobs.distill_mujoco.simulator import MujocoTrajectories, Simulator, Split, require_mujoco, simulate
+from concord_jobs.distill_mujoco.simulator import MujocoTrajectories, Simulator, Split, simulate
 
 _DATA = "distill-mujoco"
 _SHARD = 1000  # examples in a file
@@ -48,7 +49,7 @@ class ReturnOptions(MakingOptions):
 def make_returns(options: ReturnOptions, info: Info) -> dict[str, Any]:
     """Make the missing files of the data, in parallel Ray tasks."""
     options.check()
-    require_mujoco(f"making the data of {_DATA}")
+    require_extra("mujoco", f"making the data of {_DATA}")
     _, made = make_sharded(
         _folder(options.data_dir, options.output, options.simulator),
         {"data": _DATA, "options": options.deciding},

@@ -5,7 +5,6 @@ To predict the sum of rewards, a network sees s and the actions; the states in b
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from concord.errors import InputError
+from concord.extras import require_extra
 
 Simulator = Literal["Swimmer", "Walker2d", "Hopper", "HalfCheetah"]
 Split = Literal["train", "test", "validation"]
@@ -73,12 +72,6 @@ class MujocoTrajectories:
         return total
 
 
-def require_mujoco(what: str) -> None:
-    """Refuse ``what`` if MuJoCo is not installed (InputError, which shows how to install it)."""
-    if find_spec("mujoco") is None:
-        raise InputError(f"{what} needs MuJoCo: pip install 'concord[mujoco]'")
-
-
 def simulate(simulator: Simulator, split: Split, seed: int, first: int, count: int) -> MujocoTrajectories:
     """Examples number ``first`` to ``first + count - 1`` of a split; each depends only on seed, split and number.
 
@@ -86,7 +79,7 @@ def simulate(simulator: Simulator, split: Split, seed: int, first: int, count: i
     -1, 0 or 1 in each dimension. After a fall the simulation goes on. Rewards are those of Gymnasium's version 4
     (version 5 changed them), computed for all steps at once.
     """
-    require_mujoco(f"--simulator {simulator}")
+    require_extra("mujoco", f"--simulator {simulator}")
     environment, step = make_environment(simulator)
     try:
         model, data, repeats = environment.model, environment.data, environment.frame_skip

@@ -19,11 +19,10 @@ from typing import Any
 import concord
 from concord import logs as structured_logs
 from concord.cli.output import output_closed, prepare_streams
-from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli
+from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli, require_posix
 from concord.exit_watchdog import reported_death
 from concord.logs import info
 from concord.redaction import redact
-from concord.storage import disk_errors_in_one_line
 
 Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
 # The module of each command, with a function of its name that takes the other words and whether --json was given, and a
@@ -77,6 +76,9 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
     """The exit status of a command and its JSON result; errors are printed here."""
     partial: Mapping[str, Any] = {}
     try:
+        require_posix()
+        from concord.storage import disk_errors_in_one_line
+
         structured_logs.check()
         if structured_logs.as_json():
             structured_logs.use_json()

@@ -34,13 +34,16 @@ def read_ahead(
     Args:
         read: reads in any process, and gives the same in each.
         keys: of the batches; may have no end.
-        readers: processes, each at most two batches ahead. With 0 this process reads when the batch is asked for.
+        readers: processes, each at most two batches ahead. With 0, and on macOS, this process reads when the batch is
+            asked for.
         device: of the batches; for a GPU they are pinned.
 
     Raises:
         InputError: an example cannot be read.
     """
     device = torch.device(device)
+    if sys.platform == "darwin":
+        readers = 0  # the libraries of macOS may crash in a forked process
     # For the batches ahead, the caller's, and the one before it.
     slots = _slots(2 * readers + 2) if readers > 0 else []
     asked = ((key, _lend(slots)) for key in keys)

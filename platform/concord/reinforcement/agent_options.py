@@ -9,7 +9,7 @@ import torch
 
 from concord.errors import InputError
 from concord.options import Place, Scoring
-from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL, Difficulty, check_game
+from concord.reinforcement.games import FIRST_UNSEEN_LEVEL, Difficulty, check_game
 from concord.training.options import RunConfig
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from concord.errors import CheckpointError, TrainingFailedError, first_line
+from concord.extras import require_extra
 from concord.machine import machine
 from concord.record import Evaluation
 from concord.redaction import redact_words
@@ -24,12 +25,14 @@ from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.agent_options import AgentConfig
 from concord.reinforcement.episodes import play
 from concord.reinforcement.expert import Expert, load_expert, save_expert
-from concord.reinforcement.extra import require_coinrun
-from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL, LARGEST_LEVEL, ProcgenVectorEnv
+from concord.reinforcement.games import FIRST_UNSEEN_LEVEL, LARGEST_LEVEL
 from concord.reinforcement.state_files import read_state, write_state
 from concord.training.checkpoint import MODEL, PROGRESS, Progress
 from concord.training.context import RunContext
 from concord.training.job import Loop
+
+if TYPE_CHECKING:
+    from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 
 EXPERT = "expert.safetensors"
 _LATE_EPISODES = 200
@@ -135,8 +138,10 @@ def _policy(algorithm: Any) -> Policy:
     return Policy(network.half().float()).eval()
 
 
-def unseen_levels(config: AgentConfig, environments: int, seed: int, **options: Any) -> ProcgenVectorEnv:
+def unseen_levels(config: AgentConfig, environments: int, seed: int, **options: Any) -> "ProcgenVectorEnv":
     """The levels that training never plays."""
+    from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+
     levels = LARGEST_LEVEL - FIRST_UNSEEN_LEVEL
     of_game: dict[str, Any] = {"levels": levels, "first_level": FIRST_UNSEEN_LEVEL, "difficulty": config.difficulty}
     return ProcgenVectorEnv(environments, config.game, seed=seed, **of_game, **options)
@@ -220,7 +225,7 @@ def _opening(config: AgentConfig) -> tuple[str, str]:
 
 def _check(config: AgentConfig) -> None:
     initial_expert(config)
-    require_coinrun("an agent")
+    require_extra("coinrun", "an agent")
 
 
 def _check_trial(config: AgentConfig) -> None:

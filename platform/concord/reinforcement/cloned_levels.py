@@ -8,7 +8,7 @@ from torch import nn
 from concord.options import OptionGroup, option_values
 from concord.reinforcement.cloning_data import CloningData, cloning_folder
 from concord.reinforcement.episodes import Played, play
-from concord.reinforcement.procgen_environment import Difficulty, ProcgenVectorEnv
+from concord.reinforcement.games import Difficulty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,8 @@ class ClonedLevels(OptionGroup):
 
     def played(self, data: CloningData, clone: nn.Module) -> Played:
         """Returns of a clone on levels outside these data."""
+        from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+
         device = next(clone.parameters()).device
         first, levels = data.manifest["unseen_levels"]
         environment = ProcgenVectorEnv(

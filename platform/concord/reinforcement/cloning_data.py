@@ -16,15 +16,14 @@ from torch import Tensor
 
 from concord.environments.sharded import SPLITS, RowGroup, RowGroupData, ShardedData, Split, data_folder
 from concord.execution.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
+from concord.extras import require_extra
 from concord.reinforcement.actor_critic import Policy
 from concord.reinforcement.episodes import Step, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
-from concord.reinforcement.extra import require_coinrun
-from concord.reinforcement.procgen_environment import (
+from concord.reinforcement.games import (
     FIRST_UNSEEN_LEVEL,
     LARGEST_LEVEL,
     Difficulty,
-    ProcgenVectorEnv,
     check_game,
 )
 
@@ -112,7 +111,7 @@ def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
     options.check()
     path = options.expert or shipped_expert(options.game, options.difficulty)
     expert = load_expert(path, options.game, options.difficulty)
-    require_coinrun("making cloning data")
+    require_extra("coinrun", "making cloning data")
     unseen = [options.first_test_level, options.unseen_levels]
     data, made = make_sharded(
         cloning_folder(options.data_dir, options.output, options.game, options.difficulty),
@@ -162,6 +161,8 @@ def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, se
     are played if their states are too few. For validation and test: one state from one episode of each of as many
     levels, drawn from the file's range of levels. The seed draws episodes and states.
     """
+    from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+
     training, states = shard.split == "train", shard.states
     key = np.random.SeedSequence([seed, shard.first, shard.count])
     drawn = np.random.default_rng(key)

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+if TYPE_CHECKING:
+    from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 
 Policy = Callable[[Tensor], Tensor]
 """Maps frames ``(frames, 64, 64, 3)`` uint8 to logits ``(frames, actions)``."""
@@ -39,7 +41,7 @@ class Step:
 
 
 @torch.no_grad()
-def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generator: torch.Generator) -> Iterator[Step]:
+def steps(policy: Policy, environment: "ProcgenVectorEnv", episodes: int, generator: torch.Generator) -> Iterator[Step]:
     """Play until the first ``episodes`` to begin have ended, drawing actions from the policy.
 
     The first episodes to end would be the short ones. Environments whose episode does not count press no key until the
@@ -79,7 +81,7 @@ class Played:
         return float(self.returns.std() / np.sqrt(len(self.returns)))
 
 
-def play(policy: Policy, environment: ProcgenVectorEnv, episodes: int) -> Played:
+def play(policy: Policy, environment: "ProcgenVectorEnv", episodes: int) -> Played:
     """Returns of a number of episodes; see :func:`steps`."""
     returns = np.zeros(episodes, np.float32)
     for step in steps(policy, environment, episodes, torch.Generator().manual_seed(0)):

@@ -30,7 +30,8 @@ from torch import Tensor
 from concord.errors import RunFailedError
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.agent_options import AgentConfig
-from concord.reinforcement.procgen_environment import ACTIONS, FRAME, ProcgenVectorEnv
+from concord.reinforcement.games import ACTIONS, FRAME
+from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.reinforcement.reward_scale import ScaledRewards
 from concord.training.process import own_cores, tune_process
 

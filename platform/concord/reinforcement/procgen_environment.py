@@ -14,20 +14,17 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from concord.errors import InputError
-from concord.reinforcement.extra import require_coinrun
+from concord.extras import require_extra
+from concord.reinforcement.games import (
+    ACTIONS,
+    FRAME,
+    FRAMES_PER_SECOND,
+    Difficulty,
+    check_game,
+    check_levels,
+    check_seed,
+)
 
-GAMES = (
-    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot", "heist", "jumper",
-    "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
-)  # fmt: skip
-ACTIONS = 15
-FRAME = (64, 64, 3)
-FRAMES_PER_SECOND = 15
-LARGEST_LEVEL = 2**31 - 1
-"""Level seeds are 32-bit integers, not negative."""
-FIRST_UNSEEN_LEVEL = 2_000_000_000
-"""Agents train on levels below, and are evaluated on this one and those above."""
-Difficulty = Literal["easy", "hard"]
 _RESTART = -1  # an action that ends the episode
 
 
@@ -47,7 +44,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
 
     Args:
         num_envs: number of copies.
-        game: one of :data:`GAMES`.
+        game: one of :data:`~concord.reinforcement.games.GAMES`.
         levels: number of levels to draw from; 0 stands for all.
         first_level: the seed of the first of these levels.
         difficulty: the distribution of levels.
@@ -84,7 +81,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
             raise InputError(f"environments {num_envs}: must be at least 1")
         check_game(game, difficulty)
         check_levels(levels, first_level)
-        _check_seed(seed)
+        check_seed(seed)
         self.num_envs = num_envs
         self.render_mode = render_mode
         self.single_observation_space = spaces.Box(0, 255, FRAME, np.uint8)
@@ -112,7 +109,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         if isinstance(seed, list):
             raise InputError("seed: a list; Procgen takes one seed for all its environments")
         if seed is not None:
-            _check_seed(seed)
+            check_seed(seed)
             self._games.close()
             self._games = self._make(seed)
         elif self._stepped:
@@ -194,30 +191,9 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         self._began = np.full(self.num_envs, time.perf_counter())
 
 
-def check_game(game: str, difficulty: str) -> None:
-    """Refuse a game or difficulty that Procgen does not have (InputError)."""
-    if game not in GAMES:
-        raise InputError(f"--game {game}: must be one of {', '.join(GAMES)}")
-    if difficulty not in ("easy", "hard"):
-        raise InputError(f"--difficulty {difficulty}: must be easy or hard")
-
-
-def check_levels(levels: int, first_level: int) -> None:
-    """Refuse a range of levels that Procgen does not have (InputError); 0 levels stand for all."""
-    if levels < 0 or first_level < 0 or first_level + levels - 1 > LARGEST_LEVEL:
-        raise InputError(f"levels {first_level} to {first_level + levels - 1}: must lie in [0, {LARGEST_LEVEL}]")
-    if levels == 0 and first_level > 0:
-        raise InputError(f"first level {first_level}: needs a number of levels; 0 levels stand for all there are")
-
-
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed <= LARGEST_LEVEL:
-        raise InputError(f"seed {seed}: must lie in [0, {LARGEST_LEVEL}]")
-
-
 def _procgen() -> Any:
     """Procgen's class, without the notice that its old dependency gym prints at its first import."""
-    require_coinrun("an environment of Procgen")
+    require_extra("coinrun", "an environment of Procgen")
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         from procgen import ProcgenGym3Env

@@ -16,11 +16,9 @@ import torch
 from torch.nn.functional import log_softmax
 
 from concord.benchmark import Row
+from concord.extras import require_extra
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.agent_options import AgentConfig
-from concord.reinforcement.extra import require_coinrun
-from concord.reinforcement.procgen_environment import ProcgenVectorEnv
-from concord.reinforcement.reward_scale import ScaledRewards
 from concord.training.process import tune_process
 
 BATCHES, WARMUP = 5, 1
@@ -31,6 +29,9 @@ SETTINGS = AgentConfig().with_options(rollout=64, gpus_per_learner=float(torch.c
 
 def loop(settings: AgentConfig) -> Callable[[], None]:
     """The hand-written loop; each call is one batch, sampled and learned from."""
+    from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+    from concord.reinforcement.reward_scale import ScaledRewards
+
     network = ActorCritic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
@@ -88,7 +89,7 @@ def loop(settings: AgentConfig) -> Callable[[], None]:
 
 def rows() -> list[Row]:
     """Seconds for a thousand environment steps, and the ratio of environment steps a second."""
-    require_coinrun("agent_training")
+    require_extra("coinrun", "agent_training")
     from concord.reinforcement.policy_optimization import build_algorithm
 
     tune_process()
