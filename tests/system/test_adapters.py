@@ -78,6 +78,11 @@ for batch in loader:
     optimizer.step()
 print(loss)
 """
+WITH_RULE = {
+    "lightning": snippet("lightning"),
+    "trainer": snippet("trainer"),
+    "accelerate": snippet("accelerate"),
+}
 PLAIN = {"lightning": LIGHTNING, "trainer": TRAINER, "accelerate": ACCELERATE}
 # Batches of the same examples, so that the losses can be compared.
 SAME = {
@@ -118,7 +123,7 @@ def numbers(text: str) -> list[float]:
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_mean_has_the_same_losses_as_no_rule(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text, (old, new) = snippet(name), SAME[name]
+    text, (old, new) = WITH_RULE[name], SAME[name]
     with_rule = trained(text)
     averaged = re.sub(r"AndMask\(.*?\)", "Mean()", text).replace(old, new)
     weights, printed = trained(PREAMBLE + averaged)
@@ -135,8 +140,8 @@ def test_the_mean_has_the_same_losses_as_no_rule(name: str, tmp_path: Path, monk
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_mask_takes_at_most_ten_lines(name: str) -> None:
     plain = {line.strip() for line in PLAIN[name].splitlines()}
-    added = [line for line in snippet(name).splitlines() if line.strip() and line.strip() not in plain]
-    assert len([line for line in added if line not in imports(snippet(name)).splitlines()]) <= 10
+    added = [line for line in WITH_RULE[name].splitlines() if line.strip() and line.strip() not in plain]
+    assert len([line for line in added if line not in imports(WITH_RULE[name]).splitlines()]) <= 10
 
 
 def processes_of_two(function: Any, folder: Path) -> None:
