@@ -116,6 +116,7 @@ def test_text_that_training_does_not_reach_leaves_the_key(key_of: Keys, before: 
         ("bias_by_default = True", "bias_by_default = False"),
         ("Linear(3, LABELS)", "Linear(3, 1 + LABELS)"),
         ("cross_entropy", "mse_loss"),
+        ("figures=figures,", "figures=figures, parameter_groups=lambda model, _: [{'params': model.parameters()}],"),
     ],
 )
 def test_a_definition_that_training_reaches_changes_the_key(key_of: Keys, before: str, after: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from concord.errors import InputError
 from concord.objectives import PenaltyWeight, VREx
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
@@ -228,3 +229,43 @@ def test_a_coupled_penalty_is_divided_like_the_objective() -> None:
         parameter.grad.zero_()
         optimization.step(step)
         assert parameter.tolist() == pytest.approx([expected, expected])
+
+
+def test_adamw_is_pytorchs() -> None:
+    options = config(optimizer="adamw", weight_decay=0.3, milestones=(0.5,), decay=0.5)
+    found, _ = run(options, weights(), gradients())
+    expected = [nn.Parameter(weight) for weight in weights()]
+    optimizer = torch.optim.AdamW(expected, lr=0.1, weight_decay=0.3)
+    for index, step in enumerate(gradients()):
+        optimizer.param_groups[0]["lr"] = 0.1 if index < STEPS // 2 else 0.05
+        for parameter, gradient in zip(expected, step, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    assert_close(found, [parameter.detach() for parameter in expected], rtol=1e-12, atol=1e-12)
+    assert torch.optim.AdamW(expected).defaults["weight_decay"] == config().optimizer.weight_decay
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "temporal-and-mask"])
+def test_each_group_is_trained_as_if_with_its_options_alone(optimizer: Any) -> None:
+    shared = {"optimizer": optimizer, "l2": 0.3, "l1": 0.05, "schedule": "cosine", "warmup": 0.5}
+    options = config(**shared)
+    slow = config(**{**shared, "lr": 0.01, "weight_decay": 0.0})
+    parameters = [nn.Parameter(weight) for weight in weights()]
+    decay = {"weight_decay": 0.0} if optimizer == "adamw" else {}
+    groups: list[dict[str, Any]] = [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.01, **decay}]
+    optimization = Optimization(groups, options, STEPS)
+    for index, step in enumerate(gradients()):
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
+        optimization.step(index)
+    for place, alone in enumerate((options, slow)):
+        expected, _ = run(alone, weights()[place : place + 1], [step[place : place + 1] for step in gradients()])
+        assert_close(parameters[place].detach(), expected[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_group_with_an_option_that_the_optimizer_lacks_is_refused() -> None:
+    groups: list[dict[str, Any]] = [{"params": [nn.Parameter(torch.ones(2))], "learning_rate": 1.0}]
+    with pytest.raises(
+        InputError, match=r"parameter_groups: learning_rate: --optimizer sgd has no such option; .* lr,"
+    ):
+        Optimization(groups, config(optimizer="sgd"), STEPS)

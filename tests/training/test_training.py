@@ -81,16 +81,31 @@ CONFIG = TrainConfig().with_options(
 )
 
 
+def grouped(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """Biases and norms first, more slowly and without decay."""
+    plain = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    return [
+        {"params": plain, "lr": 0.1 * config.optimizer.lr, "weight_decay": 0.0},
+        {"params": [parameter for parameter in model.parameters() if parameter.ndim >= 2]},
+    ]
+
+
 @pytest.mark.parametrize(
-    "changes", [{}, {"optimizer": "sgd"}, {"environment_momentum": 0.9}, {"steps_per_update": 3}], ids=str
+    "changes",
+    [
+        *({}, {"optimizer": "sgd"}, {"environment_momentum": 0.9}, {"steps_per_update": 3}),
+        {"optimizer": "adamw", "weight_decay": 0.1},
+    ],
+    ids=str,
 )
 def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = CONFIG.with_options(**changes)
+    job = dataclasses.replace(JOB, parameter_groups=grouped) if "weight_decay" in changes else JOB
     whole = Kept(tmp_path / "whole")
-    outcome = train(JOB, config, ProcessContext(), whole)
+    outcome = train(job, config, ProcessContext(), whole)
     assert len(whole.checkpoints) == 3
     resumed = Kept(tmp_path / "resumed")
-    again = train(JOB, config, ProcessContext(), resumed, resume_from=whole.checkpoints[0])
+    again = train(job, config, ProcessContext(), resumed, resume_from=whole.checkpoints[0])
     assert without_time(again.metrics) == without_time(outcome.metrics)
     assert [at.epoch for at in outcome.history] == [2, 4, 6]
     assert [at.epoch for at in again.history] == [4, 6]
@@ -99,6 +114,23 @@ def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, change
         for name, value in one.items():
             if isinstance(value, torch.Tensor):
                 assert torch.equal(value, other[name])
+
+
+def test_every_trained_parameter_is_in_one_group() -> None:
+    def groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+        return [{"params": parameters} for parameters in made(list(model.parameters()))]
+
+    job = dataclasses.replace(JOB, parameter_groups=groups)
+    made: Callable[[list[nn.Parameter]], list[list[nn.Parameter]]] = lambda each: [each[:2], each[2:]]  # noqa: E731
+    model = build_model(job, CONFIG)
+    next(model.parameters()).requires_grad_(False)
+    assert [len(group["params"]) for group in job.parameters_of(model, CONFIG)] == [1, 3]  # the frozen one is left out
+    made = lambda each: [each[1:], each[3:]]  # noqa: E731
+    with pytest.raises(InputError, match=r"parameter_groups: 4.weight is in 2 of them; expected in one"):
+        job.parameters_of(model, CONFIG)
+    made = lambda each: [each[2:]]  # noqa: E731
+    with pytest.raises(InputError, match=r"parameter_groups: 1.weight is in none of them; expected in one"):
+        job.parameters_of(model, CONFIG)
 
 
 def test_every_step_and_epoch_is_logged_once_with_its_metrics() -> None:

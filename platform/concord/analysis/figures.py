@@ -21,6 +21,7 @@ _METHODS = {
     "l2": "L2",
     "batch-norm": "batch norm",
     "adam": "Adam",
+    "adamw": "AdamW",
     "sgd": "SGD",
     "temporal-and-mask": "temporal AND-mask Adam",
     "tpe": "TPE",

@@ -194,14 +194,7 @@ def from_dataset(
         raise ArgumentError("dataset", ", ".join(map(str, dataset)), "has several parts; give one of them")
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ArgumentError("dataset", type(dataset).__name__, "has no length or no places; give a map-style dataset")
-    given = _column(dataset, "groups", groups)
-    labels = [str(each).strip() for each in given]
-    for place, label in enumerate(labels):
-        if not label or (label in _MISSING and not isinstance(given[place], str)):
-            raise ArgumentError("groups", f"{len(labels)} labels", f"example {place} has none")
-    places: dict[str, list[int]] = {name: [] for name in sorted(set(labels))}
-    for place, label in enumerate(labels):
-        places[label].append(place)
+    places = places_by_group(_column(dataset, "groups", groups))
     purposes = purposes_of(places, validation, test)
     if len(purposes["train"]) < 2:
         found = ", ".join(purposes["train"]) or "none"
@@ -214,6 +207,18 @@ def from_dataset(
         return DatasetSource(name, dataset, own, own_targets, transform, train_transform or transform)
 
     return Environments(load, **purposes, version=_version(dataset, places, known))
+
+
+def places_by_group(groups: Sequence[Any]) -> dict[str, list[int]]:
+    """The places of each group's examples, by the group's name in sorted order (InputError if an example has none)."""
+    labels = [str(each).strip() for each in groups]
+    for place, label in enumerate(labels):
+        if not label or (label in _MISSING and not isinstance(groups[place], str)):
+            raise ArgumentError("groups", f"{len(labels)} labels", f"example {place} has none")
+    places: dict[str, list[int]] = {name: [] for name in sorted(set(labels))}
+    for place, label in enumerate(labels):
+        places[label].append(place)
+    return places
 
 
 def _version(dataset: Any, places: Mapping[str, list[int]], targets: Tensor | None) -> str | None:

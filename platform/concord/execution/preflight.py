@@ -97,8 +97,10 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     given = _check_batch(job, config, objective, model.eval(), first)
     if objective.coupled:
         _check_objective(job, objective, model, first, len(environments.train))
+    if job.job.objective is not None or job.job.parameter_groups is not None:
+        with as_input_error(job, "its parameter groups cannot be made"):
+            optimizer = Optimization(job.job.parameters_of(model, config), config, 1, objective).optimizer
     if job.job.objective is not None:
-        optimizer = Optimization(list(trainable(model).values()), config, 1, objective).optimizer
         steps, rest = divmod(len(trained), config.data.batch_size)
         full_batches = rest == 0 and config.data.environments_per_step == 0  # judged by the first environment
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if full_batches else None)

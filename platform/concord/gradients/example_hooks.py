@@ -85,6 +85,8 @@ class ExampleHooks(Capture[_Pass]):
         edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in sums.parameters.values()]
         self._accumulators = [edge.node for edge in edges]
         self._results: list[weakref.ref[Tensor]] = []
+        # Each gradient as backward left it, by parameter, with its count of changes in place.
+        self._left: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._unverified = set(range(len(sums.parameters)))  # one that is 0 or not finite shows nothing
         self._verified: dict[int, tuple[str, Tensor]] = {}
         self._half = False
@@ -121,7 +123,7 @@ class ExampleHooks(Capture[_Pass]):
         """Empty the sums."""
         self._sums.zero()
         self.examples = 0
-        self._supplied, self._verified, self._reached = {}, {}, set()
+        self._supplied, self._verified, self._reached, self._left = {}, {}, set(), {}
         self._open, self._current, self._loose, self._task, self._scale = [], None, None, None, 1.0
 
     def settle(self) -> None:
@@ -136,6 +138,7 @@ class ExampleHooks(Capture[_Pass]):
                     "not known: it is used elsewhere, or under reentrant checkpointing (take use_reentrant=False). "
                     "Call it through a module, or freeze it (requires_grad_(False))"
                 )
+        self._require_gradients_of_backward()
         self._verify()
         seen = [(index, total) for index, (_, total) in self._verified.items() if index in self._unverified]
         self._unverified -= {index for index, total in seen if bool(total.any()) and bool(total.isfinite().all())}
@@ -348,6 +351,7 @@ class ExampleHooks(Capture[_Pass]):
             if self.examples and self._dropped():
                 self.reset()  # an earlier backward pass, the gradients of which the user has thrown away
             self._task, self._scale = task, scale
+            torch.autograd.Variable._execution_engine.queue_callback(self._note_gradients)
         elif scale != self._scale or any(of.examples != each.examples and not each.whole for each in self._open):
             raise InputError(
                 f"per-example gradients: passes of {self._open[-1].examples} and {of.examples} examples in one "
@@ -358,6 +362,24 @@ class ExampleHooks(Capture[_Pass]):
             of.counted = True
             self.examples += of.examples
             self._open.append(of)
+
+    def _note_gradients(self) -> None:
+        """Note the gradients at the end of a backward pass."""
+        gradients = {index: parameter.grad for index, parameter in enumerate(self._sums.parameters.values())}
+        self._left = {i: (weakref.ref(each), each._version) for i, each in gradients.items() if each is not None}
+
+    def _require_gradients_of_backward(self) -> None:
+        """Refuse gradients that something else has changed since (InputError)."""
+        for index, (name, parameter) in enumerate(self._sums.parameters.items()):
+            if index not in self._left:
+                continue
+            reference, version = self._left[index]
+            left = reference()
+            if left is None or left is not parameter.grad or left._version != version:
+                raise InputError(
+                    f"parameter {name}: its gradient was changed after backward, as by clipping or zero_grad(); call "
+                    "aggregate() right after backward, and clip the aggregated gradient"
+                )
 
     def _results_are_there(self) -> bool:
         """Whether the result of the last step is still in ``parameter.grad``, and was not zeroed."""

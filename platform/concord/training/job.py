@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments import Environments
 from concord.errors import InputError
+from concord.gradients.layout import trainable
 from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.job_files import built_in_jobs, job_name
 from concord.objectives import Objective
@@ -88,6 +89,9 @@ class Job(Generic[Config]):
         comparisons: the tables of ``concord compare``, by name; or the Python file beside the job's own that has them,
             as ``comparisons = {…}``. Workers never read that file.
         loop: replaces the platform's loop, with environments, loss or risk; see :class:`Loop`.
+        parameter_groups: maps the model and the configuration to groups of its parameters with options of their own, as
+            :mod:`torch.optim` takes them: ``[{"params": biases, "weight_decay": 0.0}, {"params": others}]``. What a
+            group does not give is the run's; schedules multiply the rate of every group.
         callbacks: called as every run of the job trains; a loop of the job's own calls no ``on_step``.
     """
 
@@ -113,6 +117,9 @@ class Job(Generic[Config]):
         default=None, kw_only=True
     )
     loop: "Loop[Config] | None" = field(default=None, kw_only=True)
+    parameter_groups: Callable[[nn.Module, Config], Sequence[Mapping[str, Any]]] | None = field(
+        default=None, kw_only=True
+    )
     callbacks: Sequence[Callback] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -164,6 +171,25 @@ class Job(Generic[Config]):
         if made is not None and not isinstance(made, EnvironmentEvaluation):
             raise InputError(f"job {self.name}: evaluation gave {type(made).__name__}, expected EnvironmentEvaluation")
         return made
+
+    def parameters_of(self, model: nn.Module, config: Config) -> list[Any]:
+        """The trained parameters of a model for an optimizer: in the job's groups, or one by one without any.
+
+        Raises:
+            InputError: a parameter that is trained is in no group, or in two.
+        """
+        known = trainable(model)
+        if self.parameter_groups is None:
+            return list(known.values())
+        groups = [{**group, "params": list(group["params"])} for group in self.parameter_groups(model, config)]
+        found = [id(parameter) for group in groups for parameter in group["params"]]
+        for name, parameter in known.items():
+            if found.count(id(parameter)) != 1:
+                number = found.count(id(parameter)) or "none"
+                raise InputError(f"job {self.name}: parameter_groups: {name} is in {number} of them; expected in one")
+        for group in groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+        return [group for group in groups if group["params"]]
 
     def compared_by(self, reported: Mapping[str, Mode | None], own: Iterable[str] = ()) -> tuple[str, Mode]:
         """The metric that compares models, and its mode: the criterion, else the first usual one that has a mode.
@@ -479,6 +505,8 @@ def _check_parts(job: Job[Any], path: str) -> None:
     require(own is None or callable(own), problem)
     problem = f"objective is of type {type(job.objective).__name__}; expected a function, see Job"
     require(job.objective is None or callable(job.objective), problem)
+    problem = f"parameter_groups is of type {type(job.parameter_groups).__name__}; expected a function, see Job"
+    require(job.parameter_groups is None or callable(job.parameter_groups), problem)
     problem = f"callbacks are {job.callbacks!r:.80}; expected a list of Callback objects"
     require(
         isinstance(job.callbacks, list | tuple) and all(isinstance(each, Callback) for each in job.callbacks), problem

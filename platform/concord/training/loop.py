@@ -315,7 +315,7 @@ class _Run:
                 _same_everywhere(module)
         if job.loss is not None and job.measures is None:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, process.device), process)
-        self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
+        self.optimization = Optimization(job.parameters_of(self.model, config), config, steps, self.objective)
         lengths = set[float]().union(*process.all_gather({len(each) / config.data.batch_size for each in training}))
         same_every_epoch = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
         period = self.steps_per_epoch if same_every_epoch else None

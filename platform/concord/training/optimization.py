@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, LRScheduler, MultiStepLR
 
 from concord.aggregation import TemporalAndMaskAdam
+from concord.errors import InputError
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
 from concord.training.options import ResolvedTrainConfig
@@ -23,36 +24,60 @@ class Optimization:
 
     An objective's own module is trained as well: like the model, or by the objective's optimizer, which has neither
     clipping nor penalties. A module that the objective trains itself is only kept in checkpoints.
+
+    Args:
+        parameters: the trained parameters, or groups of them as :mod:`torch.optim` takes them, see
+            :meth:`Job.parameters_of <concord.training.job.Job.parameters_of>`. Decoupled penalties take a group's rate.
+        config: the options.
+        steps: of the run.
+        objective: of the run.
+
+    Raises:
+        InputError: the optimizer has no such option as a group gives.
     """
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
         config: ResolvedTrainConfig,
         steps: int,
         objective: Objective | None = None,
     ) -> None:
         options = config.optimizer
-        self._parameters: list[Tensor] = list(parameters)
         self._objective = objective
         own = None if objective is None or objective.alternates else objective  # whose module is trained here
+        groups: list[dict[str, Any]] = [{"params": []}]  # of the objective's module, and of ungrouped parameters
         if own is not None and own.module is not None and own.optimizer is None:
-            self._parameters += trainable(own.module).values()
+            groups[0]["params"] += trainable(own.module).values()
+        if parameters and isinstance(parameters[0], dict):
+            groups = [*parameters, *(group for group in groups if group["params"])]
+        else:
+            groups[0]["params"][:0] = parameters
+        self._parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
+        given = {name for group in groups for name in group}  # PyTorch puts all options into them
         self._stepped = own if own is not None and own.optimizer is not None else None
         self._options = options
         self.optimizer: torch.optim.Optimizer
         if options.optimizer == "adam":
-            self.optimizer = torch.optim.Adam(self._parameters, lr=options.lr, betas=options.betas)
+            self.optimizer = torch.optim.Adam(groups, lr=options.lr, betas=options.betas)
+        elif options.optimizer == "adamw":
+            decay = options.weight_decay
+            self.optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, weight_decay=decay)
         elif options.optimizer == "temporal-and-mask":
             self.optimizer = TemporalAndMaskAdam(
-                self._parameters,
+                groups,
                 options.lr,
                 (*options.betas, options.beta3),
                 options.temporal_threshold,
                 bias_correction=options.bias_correction,
             )
         else:
-            self.optimizer = torch.optim.SGD(self._parameters, lr=options.lr, momentum=options.momentum)
+            self.optimizer = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
+        for name in given - {"params", *self.optimizer.defaults}:
+            known = ", ".join(self.optimizer.defaults)
+            raise InputError(
+                f"parameter_groups: {name}: --optimizer {options.optimizer} has no such option; it has {known}"
+            )
         # Each multiplies the rate by a factor of its own, so that they combine.
         asked = config.schedule
         fractions = asked.milestones if asked.schedule == "milestones" else ()
@@ -69,13 +94,14 @@ class Optimization:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next step, of the first group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @torch.no_grad()
     def step(self, step: int) -> None:
         """One update from ``parameter.grad``; ``step`` is the step's number, for the objective's scale."""
-        options, lr = self._options, self.lr
+        options = self._options
+        groups = [(group["params"], float(group["lr"])) for group in self.optimizer.param_groups]
         gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
         if options.clip > 0:
             nn.utils.clip_grad_norm_(self._parameters, options.clip)
@@ -86,11 +112,12 @@ class Optimization:
         if coupled and options.l2 > 0:
             torch._foreach_add_(gradients, self._parameters, alpha=options.l2 * scale)
         self.optimizer.step()
-        if not coupled and options.l2 > 0:
-            torch._foreach_mul_(self._parameters, 1 - lr * options.l2)
-        if not coupled and options.l1 > 0:
-            for parameter in self._parameters:
-                parameter.copy_(nn.functional.softshrink(parameter, lr * options.l1))
+        for parameters, lr in () if coupled else groups:
+            if options.l2 > 0:
+                torch._foreach_mul_(parameters, 1 - lr * options.l2)
+            if options.l1 > 0:
+                for parameter in parameters:
+                    parameter.copy_(nn.functional.softshrink(parameter, lr * options.l1))
         for schedule in self.schedules.values():
             schedule.step()
         if self._stepped is not None and self._stepped.optimizer is not None:

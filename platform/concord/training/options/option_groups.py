@@ -47,7 +47,7 @@ class DataOptions(OptionGroup):
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
 
 
-OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
+OptimizerName = Literal["adam", "adamw", "sgd", "temporal-and-mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,12 @@ class OptimizerOptions(OptionGroup):
 
     # fmt: off
     optimizer: OptimizerName = "adam"
-    """Adam, SGD with momentum, or Adam with a mask: a weight moves only while its gradients agree over time."""
+    """Adam, AdamW (Adam with --weight-decay), SGD with momentum, or Adam with a mask: a weight moves only while its
+    gradients agree over time."""
     lr: float = 1e-3
     """Learning rate."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay of AdamW: each step shrinks all weights by this times the learning rate."""
     momentum: float = 0.9
     """Momentum of SGD."""
     beta1: float | None = None
@@ -95,6 +98,7 @@ class OptimizerOptions(OptionGroup):
     def unused(self) -> frozenset[str]:
         """The options of other optimizers and of disabled features."""
         used = {
+            "weight_decay": self.optimizer == "adamw",
             "momentum": self.optimizer == "sgd",
             **dict.fromkeys(("beta1", "beta2"), self.optimizer != "sgd"),
             **dict.fromkeys(("beta3", "temporal_threshold", "bias_correction"), self.optimizer == "temporal-and-mask"),
@@ -105,7 +109,7 @@ class OptimizerOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         values = option_values(self)
-        self.require_at_least(0, "l1", "l2", "clip")
+        self.require_at_least(0, "weight_decay", "l1", "l2", "clip")
         for option in ("momentum", "beta1", "beta2", "beta3"):
             right = (option == "beta1" and self.beta1 is None) or 0 <= values[option] < 1
             self.require(option, right, "must lie in [0, 1)")
