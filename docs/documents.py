@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from concord.analysis.figures import method_name
+from concord.analysis.method_names import method_name
 from concord.errors import InputError
 from concord.studies.methods import KNOWN
 from concord.studies.recommendation import TEST

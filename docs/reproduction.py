@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import yaml
 
-from concord.analysis.figures import method_name
+from concord.analysis.method_names import method_name
 from concord.analysis.spread import with_spread
 from concord.errors import InputError
 from concord.table import Table

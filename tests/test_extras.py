@@ -65,7 +65,7 @@ def test_a_clone_that_plays_nothing_needs_only_its_data(
     without: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without("coinrun")
-    assert main(["train", "coinrun-clone", "--play-episodes", "0", "--data-dir", str(tmp_path)]) == 2
+    assert main(["train", "coinrun-clone", "--play-episodes", "0", "--data", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "coinrun]" not in said
     assert "no data of coinrun-clone" in said

@@ -97,15 +97,15 @@ def test_options_are_resolved_once_and_keep_what_was_given(given_: dict[str, Any
 
 
 def test_a_record_of_an_earlier_version_is_flat_and_restores() -> None:
-    recorded = {"seed": 3, "lr": 0.5, "milestones": [0.25], "inner_lr": 0.2, "data_dir": "there", "gone": 1}
+    recorded = {"seed": 3, "lr": 0.5, "milestones": [0.25], "inner_lr": 0.2, "data": "there", "gone": 1}
     config = restored_config(Config(), recorded)
     assert (config.run.seed, config.optimizer.lr, config.schedule.milestones) == (3, 0.5, (0.25,))
-    assert (config.objective.inner_lr, config.data.data_dir, config.width) == (0.2, Path("there"), 8)
+    assert (config.objective.inner_lr, config.data.data, config.width) == (0.2, Path("there"), 8)
 
 
 def test_a_result_depends_on_every_option_but_those_of_its_place_and_its_command() -> None:
-    place = {"checkpoints", "data_dir", "max_failures", "min_workers", "output", "readers", "register", "use_gpu"}
-    assert names_of(TrainConfig, Role.PLACE) == place | {"wait_for_resources", "workers"}
+    place = {"checkpoints", "data", "max_failures", "min_workers", "output", "readers", "register"}
+    assert names_of(TrainConfig, Role.PLACE) == place | {"device", "wait_for_resources", "workers"}
     assert names_of(TrainConfig, Role.UNKEPT) == {"address", "name", "resume", "tracking_uri"}
 
 
@@ -350,15 +350,15 @@ def test_a_file_that_is_not_named_is_asked_for(words: list[str], capsys: pytest.
 
 def test_a_tilde_is_the_home_folder_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    config = parse(TrainConfig, ["--output=~/runs", "--data-dir=~/a b"], "test")
-    assert (config.run.output, config.data.data_dir) == (tmp_path / "runs", tmp_path / "a b")
+    config = parse(TrainConfig, ["--output=~/runs", "--data=~/a b"], "test")
+    assert (config.run.output, config.data.data) == (tmp_path / "runs", tmp_path / "a b")
     file = tmp_path / "options.yaml"
     file.write_text("output: ~/runs\n")
     assert FileOptions.read(file).over(TrainConfig()).run.output == tmp_path / "runs"
     assert parse(TrainConfig, ["--output", "~no-such-user/runs"], "test").run.output == Path("~no-such-user/runs")
 
 
-@pytest.mark.parametrize("words", [["--output", ""], ["--output="], ["--data-dir", ""], ["--output", " "]])
+@pytest.mark.parametrize("words", [["--output", ""], ["--output="], ["--data", ""], ["--output", " "]])
 def test_an_empty_path_is_refused(words: list[str], tmp_path: Path) -> None:
     option = words[0].removesuffix("=")
     with pytest.raises(InputError, match=f"^{option} .*: must be a path$"):

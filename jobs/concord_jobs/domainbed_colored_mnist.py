@@ -38,7 +38,7 @@ def environments(config: DomainBedColoredMNISTConfig) -> Environments:
 
     def coloured(name: str) -> tuple[Tensor, Tensor]:
         """Images ``(rows, 2, 28, 28)`` uint8, whose channel is the colour, and noisy labels."""
-        images, digits = dealt(config.data.data_dir, seed, list(FLIPS).index(name), len(FLIPS))
+        images, digits = dealt(config.data.data, seed, list(FLIPS).index(name), len(FLIPS))
         labels = misled((digits < 5).long(), 2, NOISE, seed, name, "noise")
         colours = misled(labels, 2, FLIPS[name], seed, name, "colours")
         found = torch.zeros(len(labels), 2, *images.shape[1:], dtype=torch.uint8)

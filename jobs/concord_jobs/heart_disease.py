@@ -75,7 +75,7 @@ def _hospitals(folder: Path | None, test: str) -> TableEnvironments:
 
 def environments(config: HeartDiseaseConfig) -> TableEnvironments:
     """An environment for each hospital."""
-    return _hospitals(config.data.data_dir, config.test_hospital)
+    return _hospitals(config.data.data, config.test_hospital)
 
 
 def model(config: HeartDiseaseConfig) -> nn.Module:

@@ -22,6 +22,7 @@ from concord.models.pixels import Pixels
 from concord.options import OptionGroup, group
 from concord.storage import check_address, display_path, local, resolve
 from concord.training import Job, TrainConfig
+from concord.training.options import DataOptions
 from concord_jobs.domainbed.spaces import PHOTOGRAPHS
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
@@ -31,12 +32,30 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class DomainOptions(OptionGroup):
-    """The images."""
+class ImageData(DataOptions):
+    """The images, and the data of a run."""
 
     # fmt: off
     data: Path | None = None
     """Folder with DOMAIN/CLASS/IMAGE."""
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.data is not None:  # made absolute here, since a worker has another working directory
+            object.__setattr__(self, "data", resolve(self.data))
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        if self.data is None:
+            raise ArgumentError("data", None, "needed; give a folder with DOMAIN/CLASS/IMAGE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainOptions(OptionGroup):
+    """The domains."""
+
+    # fmt: off
     test: tuple[str, ...] = ()
     """Domains to test on."""
     validation: tuple[str, ...] = ()
@@ -49,15 +68,8 @@ class DomainOptions(OptionGroup):
     """Leave out images that cannot be read, with a warning."""
     # fmt: on
 
-    def __post_init__(self) -> None:
-        if self.data is not None:  # made absolute here, since a worker has another working directory
-            object.__setattr__(self, "data", resolve(self.data))
-
     def check(self) -> None:
         """Validate options."""
-        if self.data is None:
-            raise ArgumentError("data", None, "needed; give a folder with DOMAIN/CLASS/IMAGE")
-        check_address("data", self.data)
         self.require("image_size", self.image_size >= 32, "must be at least 32")
 
 
@@ -94,6 +106,7 @@ class ImageDomainsConfig(TrainConfig):
     """Images of several domains, read from a folder while training."""
 
     # fmt: off
+    data: ImageData = group(ImageData)
     domains: DomainOptions = group(DomainOptions)
     vision: VisionOptions = group(VisionOptions)
     # fmt: on
@@ -167,10 +180,9 @@ def augmentation(size: int) -> Transform:
 
 
 @functools.lru_cache(maxsize=1)
-def _images(options: DomainOptions) -> Environments:
-    assert options.data is not None
+def _images(folder: Path, options: DomainOptions) -> Environments:
     return from_image_folder(
-        options.data,
+        folder,
         size=options.image_size,
         validation=options.validation,
         test=options.test,
@@ -181,12 +193,13 @@ def _images(options: DomainOptions) -> Environments:
 
 def environments(config: ImageDomainsConfig) -> Environments:
     """An environment for each domain; the folder is listed once in each process."""
-    return _images(config.domains)
+    assert config.data.data is not None  # as checked
+    return _images(config.data.data, config.domains)
 
 
 def model(config: ImageDomainsConfig) -> nn.Module:
     """The network, with a new last layer for the folder's classes."""
-    options, classes = config.vision, _images(config.domains).classes
+    options, classes = config.vision, environments(config).classes
     assert classes is not None
     sizes = {"image_size": config.domains.image_size} if options.network == "vit-b-16" else {}
     make = getattr(torchvision().models, options.network.replace("-", "_"))

@@ -35,9 +35,9 @@ class RotatedMNISTConfig(TrainConfig):
 
 
 @functools.lru_cache(maxsize=len(ANGLES))
-def turned(data_dir: Path | None, seed: int, angle: str) -> tuple[Tensor, Tensor]:
+def turned(folder: Path | None, seed: int, angle: str) -> tuple[Tensor, Tensor]:
     """The digits of an angle: images ``(11666 or 11667, 1, 28, 28)`` uint8, turned anticlockwise, and labels."""
-    images, labels = dealt(data_dir, seed, ANGLES.index(angle), len(ANGLES))
+    images, labels = dealt(folder, seed, ANGLES.index(angle), len(ANGLES))
     rotated = [
         np.asarray(Image.fromarray(each).rotate(int(angle), Image.Resampling.BILINEAR)) for each in images.numpy()
     ]
@@ -46,7 +46,7 @@ def turned(data_dir: Path | None, seed: int, angle: str) -> tuple[Tensor, Tensor
 
 def environments(config: RotatedMNISTConfig) -> Environments:
     """An environment for each angle."""
-    return all_but(functools.partial(turned, config.data.data_dir, config.run.seed), ANGLES, config.test_angle)
+    return all_but(functools.partial(turned, config.data.data, config.run.seed), ANGLES, config.test_angle)
 
 
 def model(config: RotatedMNISTConfig) -> nn.Module:

@@ -268,18 +268,22 @@ def require_one_way(given: Mapping[str, Any]) -> None:
 
 
 _LONGEST_SHOWN = 80
-# The names of other libraries' options (PyTorch, Transformers, Lightning, DomainBed), and ours.
-_ELSEWHERE = {
-    "--learning-rate": "--lr",
-    "--weight-decay": "--l2",
-    "--clip-grad-norm": "--clip",
-    "--max-grad-norm": "--clip",
-    "--gradient-clip-val": "--clip",
-    "--num-workers": "--readers",
-    "--device": "--use-gpu",
-    "--dtype": "--precision",
-    "--algorithm": "--aggregator or --objective",
-    "--tau": "--threshold",
+# Names of earlier versions and of other libraries (PyTorch, Transformers, Lightning, DomainBed, MLflow), and ours.
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "learning-rate": ("lr",),
+    "weight-decay": ("l2",),
+    **dict.fromkeys(("clip-grad-norm", "max-grad-norm", "gradient-clip-val"), ("clip",)),
+    "num-workers": ("readers",),
+    **dict.fromkeys(("use-gpu", "accelerator", "gpus"), ("device",)),
+    **dict.fromkeys(("data-dir", "data-path", "dataset-path"), ("data",)),
+    "dtype": ("precision",),
+    "algorithm": ("aggregator", "objective"),
+    "tau": ("threshold",),
+    **dict.fromkeys(("experiment", "experiment-name", "run-name"), ("name",)),
+    "follow": ("wait",),
+    "status": ("submissions",),
+    "fit": ("train",),
+    **dict.fromkeys(("sweep", "search"), ("tune",)),
 }
 
 
@@ -295,17 +299,16 @@ def shortened(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean NEAREST?`` if a name is near, else nothing."""
-    plain = {each.lstrip("-"): each for each in known}  # dashes would make any two flags alike
-    near = difflib.get_close_matches(name[:_LONGEST_SHOWN].lstrip("-"), plain, n=1)
-    return f"; did you mean {plain[near[0]]}?" if near else ""
+    """``; did you mean NEAREST?`` if a known name is near, or is called so elsewhere; else nothing."""
 
+    def plain(each: str) -> str:
+        return each.lstrip("-").replace("_", "-").lower()  # dashes would make any two flags alike
 
-def nearest_option(flag: str, known: Iterable[str]) -> str:
-    """``; did you mean NEAREST?`` if an option of ours, or another library's name of one, is near."""
-    flags = list(known)
-    meant = _ELSEWHERE.get(flag, "")
-    return f"; did you mean {meant}?" if meant.split(" ")[0] in flags else did_you_mean(flag, flags)
+    names = {plain(each): each for each in known}
+    asked = plain(name[:_LONGEST_SHOWN])
+    meant = [each for each in _ELSEWHERE.get(asked, ()) if each in names]
+    meant = meant or difflib.get_close_matches(asked, names, n=1)
+    return f"; did you mean {' or '.join(names[each] for each in meant)}?" if meant else ""
 
 
 def fits(value: Any, hint: Any) -> bool:

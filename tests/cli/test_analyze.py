@@ -324,8 +324,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ("coinrun-expert", "--name mask-1", "analyze: job coinrun-expert has a loop of its own; this needs"),
     ("synthetic", "--name mask-2 --tracking-uri http://127.0.0.1:1", "--tracking-uri http://127.0.0.1:1: no MLflow"),
     ("synthetic", "--name mask-1 --results s3://a/b", "--results s3://a/b: must be a folder on this machine's disk"),
-    ("synthetic", "--name nobody --use-gpu", "--use-gpu: one worker wants a GPU; this machine has 0"),
-    ("synthetic", "--name nobody mask-1 --use-gpu", "--use-gpu: one worker wants a GPU; "),
+    ("synthetic", "--name nobody --device cuda", "--device cuda: one worker wants a GPU; this machine has 0"),
+    ("synthetic", "--name nobody mask-1 --device cuda", "--device cuda: one worker wants a GPU; "),
 ]
 
 
@@ -333,7 +333,7 @@ REFUSED: list[tuple[str, str, str]] = [
 def test_what_cannot_be_analyzed_is_refused_in_a_line(
     analyze: Callable[..., Said], job: str, words: str, line: str
 ) -> None:
-    if "--use-gpu" in words and torch.cuda.is_available():
+    if "cuda" in words and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     said = analyze(job, *words.split())
     assert said.status == 2

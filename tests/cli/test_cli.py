@@ -138,8 +138,8 @@ def test_gpus_that_are_not_there_are_refused_before_ray_starts(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    assert refused("train", "synthetic", "--use-gpu", "--workers", "2") == (
-        "--use-gpu: 2 workers want a GPU each; this machine has 0"
+    assert refused("train", "synthetic", "--device", "cuda", "--workers", "2") == (
+        "--device cuda: 2 workers want a GPU each; this machine has 0"
     )
 
 
@@ -148,7 +148,9 @@ def test_gpus_that_a_running_ray_does_not_have_are_refused(ray_cluster: None, re
 
     if ray.cluster_resources().get("GPU", 0) >= 32:
         pytest.skip("there are so many")
-    assert refused("train", "synthetic", "--use-gpu", "--workers", "32").startswith("--use-gpu: 32 workers want a GPU")
+    assert refused("train", "synthetic", "--device", "cuda", "--workers", "32").startswith(
+        "--device cuda: 32 workers want a GPU"
+    )
 
 
 # --- closed pipes
@@ -398,7 +400,7 @@ FROM_FOLDER = (
     GOOD
     + """
 from concord.environments import from_folder
-environments = lambda config: from_folder(config.data.data_dir, test=["d"])
+environments = lambda config: from_folder(config.data.data, test=["d"])
 """
 )
 
@@ -416,14 +418,14 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (lambda folder: folder.rename(folder.with_name("moved")), "--data-dir FOLDER: there is no such folder"),
-        (lambda folder: [path.unlink() for path in folder.iterdir()], "--data-dir FOLDER: has no .npz or"),
+        (lambda folder: folder.rename(folder.with_name("moved")), "--data FOLDER: there is no such folder"),
+        (lambda folder: [path.unlink() for path in folder.iterdir()], "--data FOLDER: has no .npz or"),
         (lambda folder: (folder / "d.npz").unlink(), "environment d: there is none of this name; there are a, b"),
         (lambda folder: (folder / "a.npz").write_bytes(b""), "environment a: FOLDER/a.npz cannot be read ("),
         (lambda folder: (folder / "a.npz").write_bytes(b"PK\3\4 cut"), "environment a: FOLDER/a.npz cannot be read ("),
         (lambda folder: np.savez(folder / "a", x=[1]), "environment a: FOLDER/a.npz has no array inputs; it has x"),
         (lambda folder: np.savez(folder / "a", inputs=[], targets=[]), "environment a: it is empty"),
-        (lambda folder: (folder / "a.parquet").write_bytes(b"x"), "--data-dir FOLDER: has both a.npz and a.parquet"),
+        (lambda folder: (folder / "a.parquet").write_bytes(b"x"), "--data FOLDER: has both a.npz and a.parquet"),
     ],
 )
 def test_a_data_folder_that_is_missing_or_damaged_is_refused(
@@ -435,11 +437,11 @@ def test_a_data_folder_that_is_missing_or_damaged_is_refused(
 ) -> None:
     spoil(folder)
     path = job_file(beginning=FROM_FOLDER)
-    assert refused("train", path, "--data-dir", folder).startswith(line.replace("FOLDER", str(folder)))
+    assert refused("train", path, "--data", folder).startswith(line.replace("FOLDER", str(folder)))
 
 
 def test_no_data_folder_at_all_is_refused(refused: Callable[..., str], job_file: Callable[..., str]) -> None:
-    assert refused("train", job_file(beginning=FROM_FOLDER)).startswith("--data-dir: is required; give a folder")
+    assert refused("train", job_file(beginning=FROM_FOLDER)).startswith("--data: is required; give a folder")
 
 
 # --- stores
@@ -675,7 +677,7 @@ def test_an_environment_that_only_a_worker_finds_damaged_is_one_line_too(
     concord_: Concord, job_file: Callable[..., str], folder: Path
 ) -> None:
     np.savez(folder / "b", inputs=np.ones((8, 4), np.float32), targets=np.arange(8) % 2)
-    words = ("train", job_file(beginning=FROM_FOLDER), "--data-dir", folder, "--output", "there", "--json")
+    words = ("train", job_file(beginning=FROM_FOLDER), "--data", folder, "--output", "there", "--json")
     said = concord_(*words, "--name", "wrong")
     assert said.status == 2
     line = "environment b: one example of its inputs is (4,) float32, but (3,) float32 in environment a"

@@ -133,7 +133,7 @@ def test_all_help_has_every_option_with_its_explanation(concord_: Concord, comma
     assert said.status == 0
     words = "".join(re.sub("[│╭╮╰╯─]", " ", said.out).split())  # without spaces: a long word may be broken
     defaults = default_options(command, load_job("synthetic"), "synthetic")
-    for name, option in option_help(type(defaults), defaults).items():
+    for name, option in option_help(type(defaults), default=defaults).items():
         assert option.flags[0] in words
         assert option.text, f"{name} has none"
         assert "".join(option.text.split()) in words
@@ -152,5 +152,5 @@ def test_a_line_of_help_is_cut_where_it_is_too_long() -> None:
 
 def test_a_group_of_options_is_described_by_its_docstring(concord_: Concord) -> None:
     said = concord_("train", "table", "--help-all")
-    assert "The table and its columns." in said.out
+    assert "The table's columns." in said.out
     assert "fmt: off" not in said.out

@@ -65,7 +65,7 @@ class Cluster:
 
     def submit(self, name: str, *words: str) -> str:
         """Submit a run; gives its id."""
-        status, said, shown = self.concord("submit", *RUN, "--name", name, *words)
+        status, said, shown = self.concord("submit", *RUN, "--no-wait", "--name", name, *words)
         assert status == 0, shown
         submission: str = said["submission"]
         return submission
@@ -375,7 +375,7 @@ def test_fifty_runs_submitted_at_once_all_end() -> None:
         # One process submits them all, as a script of a user's would, rather than fifty that each import PyTorch.
         script = (
             "import sys; from concord.cli import main\n"
-            "words = ['submit', 'train', 'shared_rule.py', '--epochs', '2', '--checkpoints', '1']\n"
+            "words = ['submit', '--no-wait', 'train', 'shared_rule.py', '--epochs', '2', '--checkpoints', '1']\n"
             "sys.exit(any(main([*words, '--name', f'run-{number}', '--json']) for number in range(50)))"
         )
         submitted = subprocess.run(

@@ -721,7 +721,7 @@ def test_file_that_cannot_be_used_is_refused_by_name(
 
 
 def test_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data_dir=.*nowhere: there is no such folder"):
+    with pytest.raises(InputError, match=r"data=.*nowhere: there is no such folder"):
         from_folder(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"no \.npz or \.parquet file"):
         from_folder(tmp_path)

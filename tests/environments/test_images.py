@@ -186,11 +186,11 @@ def test_an_idx_file_that_is_damaged_is_refused(tmp_path, content, said):
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"data_dir=.*: has neither train-images-idx3-ubyte nor .*gz"):
+    with pytest.raises(InputError, match=r"data=.*: has neither train-images-idx3-ubyte nor .*gz"):
         image_dataset("mnist", tmp_path)
-    with pytest.raises(InputError, match=r"data_dir=.*: has neither cifar-10-binary.tar.gz nor train.parquet"):
+    with pytest.raises(InputError, match=r"data=.*: has neither cifar-10-binary.tar.gz nor train.parquet"):
         image_dataset("cifar10", tmp_path)
-    with pytest.raises(InputError, match=r"data=.*nowhere: is neither cifar10 nor mnist, nor a folder"):
+    with pytest.raises(InputError, match=r"data=.*nowhere: is not a folder with images"):
         image_dataset(str(tmp_path / "nowhere"), None)
     with pytest.raises(InputError, match="no images in train/CLASS/"):
         image_dataset(str(tmp_path), None)
@@ -282,7 +282,7 @@ def test_a_download_comes_once_from_the_first_home_and_is_checked(home, tmp_path
     path = download(RemoteFile("file.bin", right, (home + "missing.bin", home + "file.bin")), "things")
     assert path.read_bytes() == b"content"
     assert download(RemoteFile("file.bin", right, ("http://127.0.0.1:1/file.bin",)), "things") == path
-    with pytest.raises(InputError, match=r"data=things: other.bin cannot be downloaded \(http.*data_dir"):
+    with pytest.raises(InputError, match=r"data=None: other.bin of things cannot be downloaded \(http.*give that"):
         download(RemoteFile("other.bin", "0" * 64, (home + "file.bin",)), "things")
     assert sorted(each.name for each in path.parent.iterdir()) == ["file.bin"]
 

@@ -103,5 +103,5 @@ def test_data_that_do_not_fit_their_manifest_are_named(
     with pytest.raises(InputError) as refused:
         read(tmp_path)
     assert said in str(refused.value)
-    assert str(refused.value).count("--data-dir") <= 1  # one sentence, not one within another
+    assert str(refused.value).count("--data") <= 1  # one sentence, not one within another
     assert "\n" not in str(refused.value)

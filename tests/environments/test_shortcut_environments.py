@@ -199,7 +199,7 @@ def test_words_that_training_never_saw_are_one(sst2: SST2) -> None:
 
 
 def test_missing_or_wrong_sentences_are_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data_dir=None: needed; give a folder with train\.tsv, test\.tsv"):
+    with pytest.raises(InputError, match=r"data=None: needed; give a folder with train\.tsv, test\.tsv"):
         SST2.read(None)
     with pytest.raises(InputError, match=r"train\.tsv, test\.tsv not there, nor in its folder sst2; SST-2 is"):
         SST2.read(tmp_path)

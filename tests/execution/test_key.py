@@ -254,7 +254,7 @@ def test_other_data_change_the_key_and_unknown_data_are_not_held_against_a_run(t
     ]
     for key, recorded in (unknown, one), (one, unknown):  # they have moved to an address, or an earlier run had none
         assert not list(key.differences(record_of(recorded)))
-    folders = [key_with(BASE.with_options(data_dir=tmp_path / name), None).value for name in "aab"]
+    folders = [key_with(BASE.with_options(data=tmp_path / name), None).value for name in "aab"]
     assert folders[0] == folders[1] != folders[2]
 
 

@@ -26,7 +26,7 @@ from concord.studies.study_options import SharingOptions
 from concord.studies.trial import trial_resources
 from concord.training import TrainConfig
 
-config = TrainConfig().with_options(address=sys.argv[1], use_gpu=True)
+config = TrainConfig().with_options(address=sys.argv[1], device="cuda")
 with ray_session(config):
     print(trial_resources(SharingOptions(), config, print))
     end = time.monotonic() + 120
@@ -125,7 +125,7 @@ def test_a_run_waits_for_cpus_from_zero_and_trains(head: GrowingHead, output: Pa
 def test_trials_wait_for_gpus_from_zero_and_the_cluster_shrinks_again(head: GrowingHead) -> None:
     done = on(head, "-c", GPU, head.gcs_address)
     assert command_lines(done.stdout) == [
-        "--use-gpu: the Ray cluster has no GPU; its autoscaler is asked for more, for up to 30 minutes "
+        "--device cuda: the Ray cluster has no GPU; its autoscaler is asked for more, for up to 30 minutes "
         "(--wait-for-resources)",
         "TrialResources(concurrent=1, cpus=1.0, gpus=1.0)",
         "0 GPUs are left",
@@ -136,10 +136,10 @@ def test_trials_wait_for_gpus_from_zero_and_the_cluster_shrinks_again(head: Grow
 def test_more_gpus_than_the_cluster_can_get_are_refused_after_the_wait(
     head: GrowingHead, output: Path, server: Server
 ) -> None:
-    done = train(head, output, server, "--use-gpu", "--workers", "2", "--wait-for-resources", "0.05")
+    done = train(head, output, server, "--device", "cuda", "--workers", "2", "--wait-for-resources", "0.05")
     assert done.returncode == 2
     waits, refusal = command_lines(done.stderr)
-    lacking = "--use-gpu: 2 workers want a GPU each; the Ray cluster has"
+    lacking = "--device cuda: 2 workers want a GPU each; the Ray cluster has"
     assert waits.startswith(f"{lacking} 0; its autoscaler is asked for more, for up to 0.05 minutes")
     # The one that it can get may have come.
     assert refusal in [f"concord: {lacking} {gpus}, after 0.05 minutes" for gpus in (0, 1)]

@@ -58,9 +58,9 @@ def test_the_command_for_methods_has_the_job_and_its_data_options(tmp_path: Path
     config = job.job.config.with_options(data=tmp_path, target="chest pain", lr=0.1, name="a")
     command = f"concord compare table methods --data {tmp_path} --target 'chest pain'"
     assert methods_command(job, config, {"target", "data", "lr", "name"}) == command
-    config = TrainConfig().with_options(data_dir=tmp_path, threshold=0.9)
-    command = f"concord compare {tmp_path / 'mine.py'} methods --data-dir {tmp_path}"
-    assert methods_command(dataclasses.replace(job, path=str(tmp_path / "mine.py")), config, {"data_dir"}) == command
+    config = TrainConfig().with_options(data=tmp_path, threshold=0.9)
+    command = f"concord compare {tmp_path / 'mine.py'} methods --data {tmp_path}"
+    assert methods_command(dataclasses.replace(job, path=str(tmp_path / "mine.py")), config, {"data"}) == command
 
 
 def test_what_follows_from_the_options_is_a_parameter() -> None:

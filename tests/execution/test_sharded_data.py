@@ -66,7 +66,7 @@ def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(made: Path
 @pytest.mark.parametrize(
     ("again", "said"),
     [
-        (lambda folder: make(folder, seed=1), r"--seed 1: the data in .* are made with 0; give another --data-dir"),
+        (lambda folder: make(folder, seed=1), r"--seed 1: the data in .* are made with 0; give another --data"),
         (lambda folder: make(folder, data="other"), "holds data of made, not of other; give another folder"),
         (lambda folder: make(folder / "train"), "is not empty, and not made for made; give another folder"),
     ],

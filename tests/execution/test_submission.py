@@ -191,9 +191,9 @@ def test_a_job_outside_the_working_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_of_the_submission_may_stand_anywhere() -> None:
-    words = ["--address", "a", "train", "synthetic", "--lr", "-1", "--follow", "--size-limit=5", "--xs", "1", "--help"]
+    words = ["--address", "a", "train", "synthetic", "--lr", "-1", "--no-wait", "--size-limit=5", "--xs", "1", "--help"]
     mine, rest = parse_known(Submit, words, "concord submit")
-    assert mine == Submit(address="a", follow=True, size_limit=5.0)
+    assert mine == Submit(address="a", wait=False, size_limit=5.0)
     assert rest == ["train", "synthetic", "--lr", "-1", "--xs", "1", "--help"]
 
 
@@ -306,7 +306,7 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     (tmp_path / "work" / "rules" / "my_rule.py").write_text(snippet("own-rule"))
     monkeypatch.chdir(tmp_path / "work")
     where = ["--address", head.address, "--token-file", str(head.token_file)]
-    run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", "--follow", *where]
+    run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", *where]
     run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3"]
     status = main([*run, "--json"])
     printed = capfd.readouterr()
@@ -352,7 +352,7 @@ def test_a_submitted_comparison_takes_its_tables_and_options_along(
     monkeypatch.chdir(work)
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     words = ["submit", "compare", JOB.name, "masks", "--config", str(elsewhere / "quick.yaml"), "--epochs", "1"]
-    status = main([*words, "--follow", *where, "--json"])
+    status = main([*words, *where, "--json"])
     printed = capfd.readouterr()
     assert status == 0, printed.err
     ended = json.loads(printed.out.strip().splitlines()[-1])
@@ -386,17 +386,17 @@ def test_files_in_options_and_option_files_go_along_or_are_refused(
     assert command.words() == ["--trials", "3", "--space", "space.toml", "--lr", "1.0"]
     (tmp_path / "glove.txt").write_text("the 1\n")
     taken = SentFiles(None)
-    words = ["--glove", "glove.txt", "--data-dir", "glove.txt", "--output", "/glove.txt"]
+    words = ["--glove", "glove.txt", "--data", "glove.txt", "--output", "/glove.txt"]
     command = read("train", "punctuated-sst2", *words)
-    assert taken.take_options(command, command.given_values()) == {"glove": "glove.txt"}
-    assert taken.needed == [Path("glove.txt")]
+    assert taken.take_options(command, command.given_values()) == {"glove": "glove.txt", "data": "glove.txt"}
+    assert {*taken.needed} == {Path("glove.txt")}
     (tmp_path / "rules").mkdir()
     (tmp_path / "rules" / "mine.py").write_text("")
     words = ["methods", "--methods", "mean,rules/mine.py:Mine", "vrex"]
     command = read("compare", "synthetic", *words)
     methods = ("mean", "rules/mine.py:Mine", "vrex")
     assert taken.take_options(command, command.given_values()) == {"methods": methods}
-    assert taken.needed == [Path("glove.txt"), Path("rules/mine.py")]
+    assert {*taken.needed} == {Path("glove.txt"), Path("rules/mine.py")}
 
 
 class Tunnel:
@@ -487,10 +487,10 @@ def test_a_submission_is_stopped_once(
     monkeypatch.chdir(JOB.parent)
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     endless = ["--epochs", "10000", "--pause", "0.1", "--name", "endless"]
-    status, result = outcome(capsys, "submit", "train", JOB.name, *endless, *where)
+    status, result = outcome(capsys, "submit", "train", JOB.name, *endless, "--no-wait", *where)
     assert (status, result["status"]) == (0, "pending")
     again = ["--submission-id", result["submission"], *where]
-    status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, *again)
+    status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, "--no-wait", *again)
     assert (status, refused["error"]) == (
         2,
         f"--submission-id {result['submission']}: the cluster has this id; give another",
@@ -554,7 +554,7 @@ def test_a_head_node_killed_during_a_study_loses_no_finished_trial(
 
     try:
         head.start()
-        assert main([*study, "--json"]) == 0
+        assert main([*study, "--no-wait", "--json"]) == 0
         end = time.monotonic() + 240
         while len(finished()) < 3 and time.monotonic() < end:
             time.sleep(0.2)
@@ -562,7 +562,7 @@ def test_a_head_node_killed_during_a_study_loses_no_finished_trial(
         before = finished()
         assert 3 <= len(before) < 12
         head.start()
-        assert main([*study, "--follow", "--json"]) == 0, capfd.readouterr().err
+        assert main([*study, "--json"]) == 0, capfd.readouterr().err
     finally:
         head.stop()
     after = finished()

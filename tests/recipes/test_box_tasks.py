@@ -45,7 +45,7 @@ def box2d() -> None:
 @pytest.fixture(scope="module")
 def made(box2d: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("box") / "data"
-    said = make_trajectories(RoomRunnerOptions(data_dir=folder, size=32, **FEW), quiet)
+    said = make_trajectories(RoomRunnerOptions(data=folder, size=32, **FEW), quiet)
     assert said["files_made"] == 3 + 2 + 1
     return folder
 
@@ -153,7 +153,7 @@ def test_a_course_has_funnels_above_platforms_and_sliders_lean_inwards(seed: int
 
 def test_trajectories_do_not_depend_on_shards_or_the_number_of_tasks(made: Path, tmp_path: Path) -> None:
     other = {**FEW, "shard_size": 4, "tasks": 1}
-    make_trajectories(RoomRunnerOptions(data_dir=tmp_path / "other", size=32, **other), quiet)
+    make_trajectories(RoomRunnerOptions(data=tmp_path / "other", size=32, **other), quiet)
     assert frames_of(tmp_path / "other") == frames_of(made)
     mine, theirs = ShardedData(made, "room-runner"), ShardedData(tmp_path / "other", "room-runner")
     assert mine.version == theirs.version
@@ -235,7 +235,7 @@ def test_the_workers_of_a_data_loader_read_what_is_read_here(made: Path) -> None
 )
 def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
-        make_trajectories(RoomRunnerOptions(**{**FEW, "data_dir": tmp_path / "data", **options}), quiet)
+        make_trajectories(RoomRunnerOptions(**{**FEW, "data": tmp_path / "data", **options}), quiet)
     assert str(error.value) == said
     assert not (tmp_path / "data").exists()
 
@@ -249,11 +249,11 @@ def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], sa
             "--perturbed True: the data in .* are of the standard physics",
         ),
         ({"size": 32, "trajectories": 6}, "--trajectories 6: .* has 5 for training"),
-        ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no data of room-runner; concord data room-runner"),
+        ({"data": Path("nowhere")}, "--data nowhere: no data of room-runner; concord data room-runner"),
     ],
 )
 def test_a_job_refuses_data_that_are_not_its_own(made: Path, options: dict[str, Any], said: str) -> None:
     job = load_job("room-runner").job
-    config = job.config.with_options(**{"data_dir": made, **options})
+    config = job.config.with_options(**{"data": made, **options})
     with pytest.raises(InputError, match=said):
         job.environments(config)

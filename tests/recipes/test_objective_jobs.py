@@ -65,8 +65,8 @@ def test_the_studies_of_colored_mnist_see_no_test(
     method: str, metric: str, more: dict[str, float], data: Path, output: Path
 ) -> None:
     job = load_job("colored-mnist")
-    options = options_for(job.job.config).with_options(method=method, data_dir=data, examples=50, output=output)
-    plan = plan_study(job, options, {"method", "data_dir", "examples", "output"})
+    options = options_for(job.job.config).with_options(method=method, data=data, examples=50, output=output)
+    plan = plan_study(job, options, {"method", "data", "examples", "output"})
     assert plan.criterion.metric == metric
     # Models that are sure of nothing are equal in all environments, and models of colours are the most accurate.
     assert plan.criterion.required == {"worst_held_out_accuracy": 0.625} | more
@@ -75,13 +75,13 @@ def test_the_studies_of_colored_mnist_see_no_test(
 
 @pytest.mark.parametrize("method", ["irm", "meta-irm"])
 def test_the_studies_of_punctuated_sst2_are_judged_by_sentences_of_dev(method: str, data: Path, tmp_path: Path) -> None:
-    job, given = load_job("punctuated-sst2"), {"method", "data_dir", "output"}
-    options = options_for(job.job.config).with_options(method=method, data_dir=data, output=tmp_path / "runs")
+    job, given = load_job("punctuated-sst2"), {"method", "data", "output"}
+    options = options_for(job.job.config).with_options(method=method, data=data, output=tmp_path / "runs")
     with pytest.raises(InputError, match=r"validation_flip=0\.5: needs dev\.tsv of SST-2 beside train\.tsv"):
         plan_study(job, options, given)
     whole = write_sst2(tmp_path / "whole", 200)
     (whole / "dev.tsv").write_text((whole / "test.tsv").read_text())
-    plan = plan_study(job, options.with_options(data_dir=whole), given)
+    plan = plan_study(job, options.with_options(data=whole), given)
     assert plan.criterion.metric == "validation_accuracy"
     assert plan.space.fixed({}).items() >= {"objective": method, "validation_flip": 0.5}.items()
 
@@ -90,7 +90,7 @@ def test_the_studies_of_punctuated_sst2_are_judged_by_sentences_of_dev(method: s
 def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path) -> None:
     job = load_job("colored-mnist").job
     config = job.config.with_options(
-        objective=objective, data_dir=data, examples=50, batch_size=25, epochs=2, hidden_units=8, similarity=True,
+        objective=objective, data=data, examples=50, batch_size=25, epochs=2, hidden_units=8, similarity=True,
         evaluations=1,
     )  # fmt: skip
     config.check()
@@ -105,7 +105,7 @@ def test_the_tables_and_figures_of_colored_mnist_are_all_made(
     ray_cluster: None, output: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["compare", "colored-mnist", "--seeds", "1", "--examples", "24", "--epochs", "1", "--hidden-units", "8"]
-    status, result = outcome(capsys, *words, "--data-dir", str(data), "--output", str(output))
+    status, result = outcome(capsys, *words, "--data", str(data), "--output", str(output))
     assert status == 0, result
     others = {
         "choice",
@@ -128,7 +128,7 @@ def test_the_tables_and_figures_of_colored_mnist_are_all_made(
 
 def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_path: Path) -> None:
     job = load_job("punctuated-sst2").job
-    options = {"data_dir": data, "epochs": 20, "batch_size": 50, "evaluations": 1, "noise": 0.0, "lr": 1e-2}
+    options = {"data": data, "epochs": 20, "batch_size": 50, "evaluations": 1, "noise": 0.0, "lr": 1e-2}
     learned = train(
         job, job.config.with_options(objective="erm", aggregator="mean", **options), ProcessContext(), Silent()
     )
@@ -143,7 +143,7 @@ def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_pat
 def test_the_table_of_punctuated_sst2_has_the_papers_rows(
     ray_cluster: None, output: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["compare", "punctuated-sst2", "table-6", "--seeds", "1", "--epochs", "1", "--data-dir", str(data)]
+    words = ["compare", "punctuated-sst2", "table-6", "--seeds", "1", "--epochs", "1", "--data", str(data)]
     status, result = outcome(capsys, *words, "--output", str(output))
     assert (status, result["runs"]) == (0, 8)
     papers = {row["name"]: row["metrics"]["ood_accuracy"]["paper"] for row in result["rows"]}
@@ -169,7 +169,7 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["colored-mnist", "--examples", "80"], "--examples 80: with --held-out 0.166667 that is 96 for each"),
         (["colored-mnist", "--objective", "irn"], "--objective"),
         (["punctuated-sst2", "--embedding-size", "7", "--glove", "GLOVE"], "line 1 has 3 numbers, expected 7"),
-        (["punctuated-sst2", "--data-dir", "/nowhere"], "--data-dir /nowhere: train.tsv, test.tsv not there"),
+        (["punctuated-sst2", "--data", "/nowhere"], "--data /nowhere: train.tsv, test.tsv not there"),
         (["irm-regression", "--train-sigmas", "0"], "--train-sigmas 0.0: give standard deviations above 0"),
         (["irm-regression", "--train-sigmas", "1", "1"], "--train-sigmas 1.0 1.0: is the same in two environments"),
         (["room-runner", "--batch-size", "0"], "--batch-size 0: must be at least 1"),
@@ -203,7 +203,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     glove = tmp_path / "glove.txt"
     glove.write_text("fine 1 0 1\n")
     words = [str(glove) if word == "GLOVE" else word for word in words]
-    where = [] if "--data-dir" in words else ["--data-dir", str(data)]
+    where = [] if "--data" in words else ["--data", str(data)]
     output = tmp_path / "runs"
     status, result = outcome(capsys, "train", *words, *where, "--output", str(output))
     assert status == 2
@@ -213,7 +213,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 
 
 def test_a_run_that_never_becomes_alike_says_so(data: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", "colored-mnist", "--data-dir", str(data), "--output", str(output), "--examples", "50"]
+    words = ["train", "colored-mnist", "--data", str(data), "--output", str(output), "--examples", "50"]
     options = ["--epochs", "4", "--batch-size", "25", "--objective", "meta-irm", "--stop-spread", "1e-12"]
     options += ["--hidden-units", "8"]
     assert main([*words, *options, "--evaluations", "4", "--json"]) == 0
@@ -229,7 +229,7 @@ def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Pa
     file = load_job("colored-mnist")
     job = file.job
     config = job.config.with_options(
-        data_dir=data, examples=50, batch_size=25, epochs=1, hidden_units=8, lr=1e-9, evaluations=1
+        data=data, examples=50, batch_size=25, epochs=1, hidden_units=8, lr=1e-9, evaluations=1
     )
     metrics = train(job, config, ProcessContext(), Silent()).metrics
     assert preflight(file, config).criterion == ("held_out_spread", "min")

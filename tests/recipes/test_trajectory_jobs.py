@@ -158,7 +158,7 @@ def read(output: Path, options: dict[str, Any]) -> None:
     ("options", "said"),
     [
         ({"size": 64}, "no data of room-runner; concord data room-runner makes them"),
-        ({"data_dir": Path("/nowhere")}, "no data of room-runner; concord data room-runner --size 32 makes them"),
+        ({"data": Path("/nowhere")}, "no data of room-runner; concord data room-runner --size 32 makes them"),
         (
             {"perturbed_dir": Path("/nowhere")},
             "/nowhere: no data of room-runner; concord data room-runner --size 32 --perturbed makes them",

@@ -42,7 +42,7 @@ def quiet(_: str) -> None: ...
 @pytest.fixture(scope="module")
 def data(coinrun: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cloning") / "data"
-    said = make_cloning_data(CloningOptions(data_dir=folder, **SMALL), quiet)
+    said = make_cloning_data(CloningOptions(data=folder, **SMALL), quiet)
     assert said["files_made"] == 5
     return folder
 
@@ -77,7 +77,7 @@ def test_no_level_serves_two_purposes(data: Path) -> None:
 
 def test_another_seed_makes_other_states(data: Path, tmp_path: Path) -> None:
     few = {**SMALL, "levels": 1, "test_states": 1, "validation_states": 0}
-    make_cloning_data(CloningOptions(data_dir=tmp_path / "other", seed=1, **few), quiet)
+    make_cloning_data(CloningOptions(data=tmp_path / "other", seed=1, **few), quiet)
     other = CloningData(tmp_path / "other")
     assert not other.groups("validation")
     assert other.level(19)[0].shape == (12, 64, 64, 3)
@@ -101,7 +101,7 @@ def test_another_seed_makes_other_states(data: Path, tmp_path: Path) -> None:
 )
 def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
-        make_cloning_data(CloningOptions(**{**SMALL, "data_dir": tmp_path / "data", **options}), quiet)
+        make_cloning_data(CloningOptions(**{**SMALL, "data": tmp_path / "data", **options}), quiet)
     assert said in str(error.value)
     assert not (tmp_path / "data").exists()
 
@@ -110,7 +110,7 @@ def test_data_of_another_expert_are_left_alone(data: Path, tmp_path: Path) -> No
     other = tmp_path / "other.safetensors"
     save_expert(other, ActorCritic(), {"game": "coinrun", "difficulty": "easy"})
     with pytest.raises(InputError, match=r"--expert .*: the data in .* are made with .*; give another"):
-        make_cloning_data(CloningOptions(data_dir=data, expert=other, **SMALL), quiet)
+        make_cloning_data(CloningOptions(data=data, expert=other, **SMALL), quiet)
 
 
 # --- levels in turn
@@ -171,7 +171,7 @@ class CloneData:
 
 def config(folder: Path, **options: Any) -> Any:
     job = load_job("coinrun-clone").job
-    small = {"data_dir": folder, "epochs": 2, "batch_size": 12, "play_episodes": 0, "evaluations": 2, "output": folder}
+    small = {"data": folder, "epochs": 2, "batch_size": 12, "play_episodes": 0, "evaluations": 2, "output": folder}
     return job.config.with_options(**{**small, **options})
 
 
@@ -273,7 +273,7 @@ def test_a_trained_clone_plays_levels_that_it_never_saw(data: Path) -> None:
         ({"levels": 4}, "--levels 4: the data have 3 training levels"),
         ({"states": 13}, "--states 13: the data have 12 states of each level"),
         ({"difficulty": "hard"}, "--difficulty hard: the data in"),
-        ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no data of coinrun-clone; concord data"),
+        ({"data": Path("nowhere")}, "--data nowhere: no data of coinrun-clone; concord data"),
     ],
 )
 def test_options_that_do_not_fit_the_data_are_refused(data: Path, options: dict[str, Any], said: str) -> None:
@@ -291,7 +291,7 @@ def test_studies_of_both_methods_and_their_report(
     for method in ("adam", "temporal-and-mask"):
         options = {
             "method": method, "trials": 2, "shortlist": 0, "reruns": 0, "register": False,
-            "data_dir": data, "output": tmp_path, "epochs": 2, "batch_size": 12, "states": 12, "evaluations": 2,
+            "data": data, "output": tmp_path, "epochs": 2, "batch_size": 12, "states": 12, "evaluations": 2,
             "name": method, "search": "random",
         }  # fmt: skip
         plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
@@ -299,7 +299,7 @@ def test_studies_of_both_methods_and_their_report(
         assert len(result.finished) == 2
         points = [each.point for each in result.finished]
         assert all(("temporal_threshold" in point) == (method == "temporal-and-mask") for point in points)
-    where = ["--data-dir", str(data), "--output", str(tmp_path)]
+    where = ["--data", str(data), "--output", str(tmp_path)]
     assert main(["compare", "coinrun-clone", "clones", *FEW, *where]) == 0
     assert main(["report", "coinrun-clone", "--output", str(tmp_path), "--best", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -359,7 +359,7 @@ def test_the_papers_settings_and_those_of_adam_are_drawn_side_by_side() -> None:
 
 def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data: Path, tmp_path: Path) -> None:
     job = load_job("coinrun-clone")
-    options = {"method": "adam", "data_dir": data, "output": tmp_path}
+    options = {"method": "adam", "data": data, "output": tmp_path}
     plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert plan.criterion.metric == "validation_loss"
     assert plan.test_usage is None

@@ -157,8 +157,8 @@ def test_a_file_address_is_the_folder_itself_and_an_address_stays_one() -> None:
         ("output", "s3:///", "--output s3://: names no bucket"),
         ("output", "s3://nowhere/x", "--output s3://nowhere/x: there is no bucket nowhere at http://127.0.0.1"),
         ("output", "az://box/x", "--output az://box/x: a package is missing (Install adlfs"),
-        ("data-dir", "s3://nowhere/x", "--data-dir s3://nowhere/x: there is no bucket nowhere"),
-        ("data-dir", "foo://x/y", "--data-dir foo://x/y: the scheme foo:// is unknown"),
+        ("data", "s3://nowhere/x", "--data s3://nowhere/x: there is no bucket nowhere"),
+        ("data", "foo://x/y", "--data foo://x/y: the scheme foo:// is unknown"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "tune"])
@@ -324,7 +324,7 @@ def test_environments_from_a_storage_are_the_folders_and_fetched_alone(
         assert (getattr(there["a"], part) == getattr(here["a"], part)).all()
     fetched = {file.name for file in (tmp_path / "cache").rglob("*.npz")}
     assert fetched == {"a.npz"}
-    with pytest.raises(InputError, match=f"data_dir=s3://{BUCKET}/none: there is no such folder"):
+    with pytest.raises(InputError, match=f"data=s3://{BUCKET}/none: there is no such folder"):
         from_folder(ADDRESS / "none")
 
 
@@ -344,9 +344,10 @@ def test_mnist_sst2_and_images_from_a_storage_are_the_local_ones(storage: s3_ser
         assert (ours.train.images == theirs.train.images).all()
         assert (ours.test.labels == theirs.test.labels).all()
         assert ours.classes == theirs.classes
-        assert (ImageOptions(data=there).images(address).train.images == ours.train.images).all()
+    own = ImageOptions(dataset="folder").images(address / "own")
+    assert (own.train.images == ours.train.images).all()
     assert SST2.read(address).train.words == SST2.read(tmp_path / "data").train.words
-    with pytest.raises(InputError, match=f"data_dir=s3://{BUCKET}/data: has neither cifar-10"):
+    with pytest.raises(InputError, match=f"data=s3://{BUCKET}/data: has neither cifar-10"):
         image_dataset("cifar10", address)
     with pytest.raises(InputError, match=f"data=s3://{BUCKET}/nothing: there is no such folder"):
         image_dataset(f"s3://{BUCKET}/nothing", None)

@@ -136,7 +136,7 @@ def test_the_privileged_job_registers_a_student_that_needs_inputs_alone(
     later = inputs[:, :3] ** 2
     np.savez("patients.npz", inputs=inputs, labels=later.sum(1), later=later)
     job = load_job("later_job.py")
-    config = job.job.config.with_options(data_dir=tmp_path, output=tmp_path / "runs", epochs=6, evaluations=2)
+    config = job.job.config.with_options(data=tmp_path, output=tmp_path / "runs", epochs=6, evaluations=2)
     report = report_of(run(job, config, lambda _: None))
     assert report["model"] == "models:/later-job/1"
     with monkeypatch.context() as environment:  # where MLflow notes what it is told, for later tests too
@@ -161,7 +161,7 @@ def test_the_sequence_job_trains_masked_and_its_model_predicts_frames(
         lengths = random.integers(4, 9, 6)
         np.savez(f"{name}.npz", frames=random.integers(0, 256, (6, 8, 1, 8, 8), np.uint8), lengths=lengths)
     job = load_job("clips_job.py")
-    options = {"data_dir": tmp_path, "output": tmp_path / "runs", "epochs": 2, "evaluations": 1}
+    options = {"data": tmp_path, "output": tmp_path / "runs", "epochs": 2, "evaluations": 1}
     for name, aggregator in (("mean", "auto"), ("masked", "and-mask")):
         config = job.job.config.with_options(**options, name=name, aggregator=aggregator, threshold=0.6)
         report = report_of(run(job, config, lambda _: None))
@@ -220,7 +220,7 @@ def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
     (tmp_path / "my_job.py").write_text(text)
     job = load_job("my_job.py")
     config = job.job.config.with_options(
-        data_dir=Path("hospitals"), output=Path("concord-runs"), threshold=0.6, epochs=10, lr=1e-2
+        data=Path("hospitals"), output=Path("concord-runs"), threshold=0.6, epochs=10, lr=1e-2
     )
     finished = run(job, config, lambda _: None)
     assert (tmp_path / "concord-runs" / "runs" / finished.name / "events.jsonl").exists()
@@ -258,7 +258,7 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
     job = load_job("my_job.py")
     assert Space.read(tmp_path / "space.toml").as_json() == job.job.studies["and-mask"].space.as_json()
     options = options_for(job.job.config).with_options(
-        data_dir=Path("hospitals"),
+        data=Path("hospitals"),
         output=Path("runs"),
         name="s",
         trials=2,
@@ -426,4 +426,4 @@ def test_the_options_of_the_documents_are_those_of_the_job(hospitals: Path, monk
     assert (job.config.hidden_units, job.config.optimizer.lr, job.config.schedule.epochs) == (64, 1e-2, 50)
     assert job.model(job.config.with_options(hidden_units=3))[0].out_features == 3
     with pytest.raises(InputError, match=r"^--hidden-units 0: must be at least 1$"):
-        check_command(["train", "my_job.py", "--data-dir", "hospitals", "--hidden-units", "0"], monkeypatch)
+        check_command(["train", "my_job.py", "--data", "hospitals", "--hidden-units", "0"], monkeypatch)

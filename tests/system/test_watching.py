@@ -354,7 +354,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 def _look(watched: _Watched) -> Seen:
     seen = Seen()
-    slow = ["--epochs", "100000", "--evaluations", "100000", "--pause", "0.01"]
+    slow = ["--no-wait", "--epochs", "100000", "--evaluations", "100000", "--pause", "0.01"]
     run = watched.concord("submit", "train", "talkative.py", "--workers", "2", "--name", "watched", *slow)["submission"]
     of_runs = {name for _, expression in expressions() for name in names_in(expression)} - OF_STUDIES - OF_GPUS
 
@@ -368,8 +368,20 @@ def _look(watched: _Watched) -> Seen:
     watched.concord("stop", run)
     wait_for(lambda: not watched.scraped(), 120)
     seen.left = set(watched.scraped())
-    study = ["--name", "study", "--trials", "100000", "--pause", "0.01", "--reruns", "0", "--shortlist", "0"]
-    study_id = watched.concord("submit", "tune", "talkative.py", *study)["submission"]
+    study = [
+        "--no-wait",
+        "--name",
+        "study",
+        "--trials",
+        "100000",
+        "--pause",
+        "0.01",
+        "--reruns",
+        "0",
+        "--shortlist",
+        "0",
+    ]
+    study_id = watched.concord("submit", "tune", "talkative.py", "--no-wait", *study)["submission"]
     wait_for(lambda: watched.shown(sorted(OF_STUDIES), seen), 300)
     watched.concord("stop", study_id)
     return seen

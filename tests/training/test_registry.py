@@ -79,7 +79,7 @@ from parts import RiskGap, Shrunk
 RULES["shrunk"] = Shrunk
 OBJECTIVES["risk-gap"] = RiskGap
 
-from concord.analysis.figures import method_name
+from concord.analysis.method_names import method_name
 from concord.cli.help import option_help
 from concord.errors import InputError, format_for_cli
 from concord.studies.methods import MethodsOptions, methods_options_for, plan_methods

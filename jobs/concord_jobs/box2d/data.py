@@ -59,7 +59,7 @@ def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
     task = options.task
     require_extra("box2d", f"making the data of {task.name}")
     data, made = make_sharded(
-        data_folder(options.data_dir, options.output, task.folder),
+        data_folder(options.data, options.output, task.folder),
         {"data": task.name, "options": options.deciding, "classes": task.classes, "frame": task.frame},
         split_parts(options.counts, options.shard_size),
         partial(_simulated, task=task, seed=options.seed),

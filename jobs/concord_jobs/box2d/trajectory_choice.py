@@ -33,9 +33,9 @@ class TrajectoryChoice(OptionGroup):
             alone = not (self.perturbed and given)
             self.require(option, alone, "with --perturbed there is no other physics; leave one of them out")
 
-    def read(self, task: TrajectoryTask, data_dir: Path | None, output: Path) -> ShardedData:
+    def read(self, task: TrajectoryTask, folder: Path | None, output: Path) -> ShardedData:
         """The data of a task."""
-        data = self._checked(data_folder(data_dir, output, task.folder), task)
+        data = self._checked(data_folder(folder, output, task.folder), task)
         perturbed = bool(data.options.get("perturbed"))
         physics = "perturbed" if perturbed else "the standard"
         self.require("perturbed", perturbed == self.perturbed, f"the data in {data.folder} are of {physics} physics")

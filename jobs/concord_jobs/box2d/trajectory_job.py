@@ -86,7 +86,7 @@ class TrajectoryConfig(TrainConfig):
 def environments(config: TrajectoryConfig) -> Environments:
     """The standard physics, and the perturbed one if an option asks for it."""
     selection, output = config.data_selection, config.run.output
-    data = selection.read(config.task(selection.perturbed), config.data.data_dir, output)
+    data = selection.read(config.task(selection.perturbed), config.data.data, output)
     return selection.environments(data, selection.read_perturbed(config.task(perturbed=True), output))
 
 

@@ -44,7 +44,7 @@ class CloneConfig(TrainConfig):
 
 def data_of(config: CloneConfig) -> CloningData:
     """The data of this configuration."""
-    return config.cloned.read(config.data.data_dir, config.run.output)
+    return config.cloned.read(config.data.data, config.run.output)
 
 
 def environments(config: CloneConfig) -> Environments:
@@ -148,7 +148,7 @@ job = Job(
         batch_size=64,
         epochs=20,
         held_out=0.0,
-        data_dir=None,
+        data=None,
     ),
     measures={"agreement": Measure(agreement, mode="max")},
     reproduces="AND-mask paper §3.3 (cloning a CoinRun expert, panel of the best runs): Fig. 18; Table 3",

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, one_panel
+from concord.analysis.method_names import method_name
 from concord.training import Run, Runs
 from concord.training.comparison import at_end, grouped
 

@@ -54,7 +54,7 @@ class ColoredMNISTConfig(TrainConfig):
 
 def environments(config: ColoredMNISTConfig) -> Environments:
     """The coloured digits."""
-    data, colours = ImageOptions(data="mnist").images(config.data.data_dir), option_values(config.colours)
+    data, colours = ImageOptions(dataset="mnist").images(config.data.data), option_values(config.colours)
     examples = round(config.examples / (1 - config.data.held_out))
     most = len(data.train) // len(config.colours.flips)
     expected = f"with --held-out {config.data.held_out:g} that is {examples} for each environment; {most} are there"

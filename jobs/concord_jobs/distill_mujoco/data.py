@@ -51,7 +51,7 @@ def make_returns(options: ReturnOptions, info: Info) -> dict[str, Any]:
     options.check()
     require_extra("mujoco", f"making the data of {_DATA}")
     _, made = make_sharded(
-        _folder(options.data_dir, options.output, options.simulator),
+        _folder(options.data, options.output, options.simulator),
         {"data": _DATA, "options": options.deciding},
         split_parts(options.counts, _SHARD),
         partial(_simulated, simulator=options.simulator, seed=options.seed),
@@ -66,13 +66,13 @@ def _simulated(shard: SplitPart, simulator: Simulator, seed: int) -> Sequence[Ro
     return [RowGroupData(vars(simulate(simulator, shard.split, seed, shard.first, shard.count)))]
 
 
-def _folder(data_dir: Path | None, output: Path, simulator: str) -> Path:
-    return data_folder(data_dir, output, f"{simulator}-returns")
+def _folder(folder: Path | None, output: Path, simulator: str) -> Path:
+    return data_folder(folder, output, f"{simulator}-returns")
 
 
-def returns_of(data_dir: Path | None, output: Path, simulator: str) -> ShardedData:
+def returns_of(folder: Path | None, output: Path, simulator: str) -> ShardedData:
     """The data of a simulator."""
-    data = ShardedData(_folder(data_dir, output, simulator), _DATA)
+    data = ShardedData(_folder(folder, output, simulator), _DATA)
     if (found := data.options.get("simulator")) != simulator:
         raise ArgumentError("simulator", simulator, f"the data in {display_path(data.folder)} are of {found}")
     return data

@@ -95,7 +95,7 @@ class ReturnConfig(TrainConfig):
 
 def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
     """Inputs, and targets with x*; outside training x* is unknown, and 0."""
-    data = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator)
+    data = made_returns.returns_of(config.data.data, config.run.output, config.simulator)
     train, wanted = (made_returns.examples_of(data, split) for split in ("train", purpose))
     made = trajectories.standardized(train, wanted, BINS)
     options = config.teaching
@@ -106,7 +106,7 @@ def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
 
 def environments(config: ReturnConfig) -> Environments:
     """One environment, with the version of the returns' data."""
-    version = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator).version
+    version = made_returns.returns_of(config.data.data, config.run.output, config.simulator).version
     return student_environments(config, examples, version)
 
 
@@ -115,7 +115,7 @@ def student(config: ReturnConfig) -> nn.Module:
     observations, actions = trajectories.SIZES[config.simulator]
     if config.dynamics == "none":
         return _network(observations + trajectories.HORIZON * actions, BINS)
-    data = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator)
+    data = made_returns.returns_of(config.data.data, config.run.output, config.simulator)
     network = _network(observations + actions, observations + 1)
     return DynamicsModel.of(network, made_returns.examples_of(data, "train"), BINS)
 
@@ -163,7 +163,7 @@ STUDIES = {
     "predicting": Study(Space({"teacher": "none", **ALONE, **PREDICTED}), selection="validation"),
 }
 teacher_defaults = {"teaching_weight": 10**2.5, "unrolled_steps": 96, "student_steps": 24, "meta_lr": 5e-4}
-run_defaults = {"batch_size": 24, "held_out": 0.0, "epochs": 40, "evaluations": 40, "milestones": (), "data_dir": None}
+run_defaults = {"batch_size": 24, "held_out": 0.0, "epochs": 40, "evaluations": 40, "milestones": (), "data": None}
 job = Job(
     environments=environments,
     model=student,

@@ -21,14 +21,14 @@ GROUPS, FEATURES = 8, 128
 
 
 @functools.lru_cache(maxsize=1)
-def _digits(data_dir: Path | None) -> tuple[Tensor, Tensor]:
-    data = image_dataset("mnist", data_dir)
+def _digits(folder: Path | None) -> tuple[Tensor, Tensor]:
+    data = image_dataset("mnist", folder)
     return torch.cat([data.train.images, data.test.images])[:, 0], torch.cat([data.train.labels, data.test.labels])
 
 
-def dealt(data_dir: Path | None, seed: int, index: int, environments: int) -> tuple[Tensor, Tensor]:
+def dealt(folder: Path | None, seed: int, index: int, environments: int) -> tuple[Tensor, Tensor]:
     """An environment's share of the 70,000 shuffled digits, every n-th: images ``(rows, 28, 28)`` uint8, and labels."""
-    images, labels = _digits(data_dir)
+    images, labels = _digits(folder)
     own = torch.randperm(len(labels), generator=generator_for(seed, "domainbed"))[index::environments]
     return images[own], labels[own]
 

@@ -36,7 +36,7 @@ class LabelNoiseConfig(TrainConfig):
 
 def environments(config: LabelNoiseConfig) -> Environments:
     """The training images, the parts of them with wrong and with right labels, and the test images."""
-    data = config.images.images(config.data.data_dir)
+    data = config.images.images(config.data.data)
     labels, wrong = shuffle_labels(data.train.labels, config.label_noise, config.run.seed)
     parts = {"train": torch.ones_like(wrong), WRONG: wrong, RIGHT: ~wrong}
     parts = {name: part for name, part in parts.items() if bool(part.any())}

@@ -13,7 +13,7 @@ columns: dict[str, Column] = {
     "test at its peak": at_best("ood_accuracy", "ood_accuracy", "max"),
     "test": "ood_accuracy",
 }
-MNIST = {"data": "mnist", "model": "mlp", "train_images": 6000}
+MNIST = {"dataset": "mnist", "model": "mlp", "train_images": 6000}
 CIFAR = {"train_images": 500, "test_images": 500, "epochs": 20, "evaluations": 10, "precision": "bfloat16"}
 
 

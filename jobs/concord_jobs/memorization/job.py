@@ -32,7 +32,7 @@ class MemorizationConfig(TrainConfig):
 
 def model(config: Any) -> nn.Module:
     """The network of a configuration with ``images`` and ``network``."""
-    data = config.images.images(config.data.data_dir)
+    data = config.images.images(config.data.data)
     channels, height, width = data.train.images.shape[1:]
     network: nn.Module = config.network.network(channels, height, width, data.classes)
     return network
@@ -40,7 +40,7 @@ def model(config: Any) -> nn.Module:
 
 def environments(config: MemorizationConfig) -> Environments:
     """The training images with shuffled labels or their own, and the test images with their own."""
-    data = config.images.images(config.data.data_dir)
+    data = config.images.images(config.data.data)
     labels, _ = shuffle_labels(data.train.labels, 1.0 if config.labels == "random" else 0.0, config.run.seed)
     return Environments.from_arrays(
         {"train": (data.train.images, labels), "test": (data.test.images, data.test.labels)}, test=["test"]

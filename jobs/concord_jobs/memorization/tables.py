@@ -7,7 +7,7 @@ from concord_jobs.memorization.figures import memorization_figure, thresholds_fi
 
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 columns = {"training": "train_accuracy", "test": "ood_accuracy"}
-MNIST = {"data": "mnist", "model": "mlp", "train_images": 6000, "lr": 1e-3}
+MNIST = {"dataset": "mnist", "model": "mlp", "train_images": 6000, "lr": 1e-3}
 CIFAR = {"train_images": 10_000, "epochs": 20, "evaluations": 10, "precision": "bfloat16"}
 SMALL_CIFAR = {"train_images": 1000, "test_images": 1000, "epochs": 20, "evaluations": 10, "precision": "bfloat16"}
 

@@ -39,27 +39,27 @@ class SST2:
     dev: Sentences | None = None
 
     @staticmethod
-    def read(data_dir: Path | None) -> "SST2":
+    def read(folder: Path | None) -> "SST2":
         """Read the files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1.
 
         ``dev.tsv`` may be missing.
         """
-        if data_dir is None:
+        if folder is None:
             raise ArgumentError(
-                "data_dir",
+                "data",
                 None,
                 f"needed; give a folder with {', '.join(_FILES)} of SST-2 (sentence, tab, label), "
                 f"for example from {_HOME}",
             )
-        found = {name: find([name], data_folders("sst2", data_dir)) for name in _FILES}
+        found = {name: find([name], data_folders("sst2", folder)) for name in _FILES}
         missing = [name for name, path in found.items() if path is None]
         if missing:
             raise ArgumentError(
-                "data_dir",
-                display_path(data_dir),
+                "data",
+                display_path(folder),
                 f"{', '.join(missing)} not there, nor in its folder sst2; SST-2 is for example at {_HOME}",
             )
-        paths = [*found.values(), find(["dev.tsv"], data_folders("sst2", data_dir))]
+        paths = [*found.values(), find(["dev.tsv"], data_folders("sst2", folder))]
         return SST2(*(_read(path) for path in paths if path is not None))
 
 

@@ -42,16 +42,16 @@ class PunctuatedSST2Config(TrainConfig):
 
 
 @functools.lru_cache(maxsize=1)
-def sentences(data_dir: Path | None) -> tuple[SST2, dict[str, int]]:
+def sentences(folder: Path | None) -> tuple[SST2, dict[str, int]]:
     """SST-2 and the numbers of its training words, read once in each process."""
-    data = SST2.read(data_dir)
+    data = SST2.read(folder)
     return data, vocabulary(data.train)
 
 
 @functools.lru_cache(maxsize=1)
-def vectors(glove: Path, data_dir: Path | None, size: int | None) -> torch.Tensor:
+def vectors(glove: Path, folder: Path | None, size: int | None) -> torch.Tensor:
     """The words' vectors from the file; padding and words that the file lacks are 0."""
-    _, numbers = sentences(data_dir)
+    _, numbers = sentences(folder)
     found, size = read_glove(glove, list(numbers), size)
     table = torch.zeros(2 + len(numbers), size)
     for word, vector in found.items():
@@ -61,14 +61,14 @@ def vectors(glove: Path, data_dir: Path | None, size: int | None) -> torch.Tenso
 
 def environments(config: PunctuatedSST2Config) -> Environments:
     """The punctuated sentences."""
-    data, numbers = sentences(config.data.data_dir)
+    data, numbers = sentences(config.data.data)
     return PunctuatedSST2(data, numbers, seed=config.run.seed, **option_values(config.marks)).as_environments()
 
 
 def model(config: PunctuatedSST2Config) -> nn.Module:
     """The average of the words' vectors, and an MLP with ReLU."""
-    _, numbers = sentences(config.data.data_dir)
-    table = None if config.glove is None else vectors(config.glove, config.data.data_dir, config.embedding_size)
+    _, numbers = sentences(config.data.data)
+    table = None if config.glove is None else vectors(config.glove, config.data.data, config.embedding_size)
     size = table.shape[1] if table is not None else config.embedding_size or 100
     return WordAverage(2 + len(numbers), size, 2, **option_values(config.mlp), vectors=table)
 

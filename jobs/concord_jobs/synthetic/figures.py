@@ -11,7 +11,8 @@ from scipy.spatial import KDTree
 from torch import Tensor, nn
 
 from concord.analysis.comparison_figures import methods_figure
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, one_panel
+from concord.analysis.method_names import method_name
 from concord.training.comparison import Runs, at_end
 from concord_jobs.synthetic.correlations import FEWEST_COMPONENTS, Correlation, summarize
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from concord.aggregation import DEFAULT_SIGNIFICANCE
 from concord.aggregation.chance import least_environments
-from concord.analysis.figures import method_name
+from concord.analysis.method_names import method_name
 from concord.environments import Environments
 from concord.models.mlp_options import MLPOptions
 from concord.options import group, option_values

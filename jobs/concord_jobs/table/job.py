@@ -6,14 +6,11 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
 from torch import Tensor, nn
 
-from concord.environments.csv_file import CsvFormat
-from concord.environments.data_files import last_change
-from concord.environments.table import Kind, TableEnvironments, from_table
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
 from concord.options import Detail, OptionGroup, group
@@ -21,19 +18,35 @@ from concord.storage import check_address
 from concord.training import Job, TrainConfig
 from concord.training.evaluation import EnvironmentEvaluation
 from concord.training.job import Data
+from concord.training.options import DataOptions
 from concord.training.regression import regression_errors
-from concord_jobs.table.summary import lines, table_summary
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+# With pandas, which takes a third of a second: help and a wrong option do without.
+if TYPE_CHECKING:
+    from concord.environments.csv_file import CsvFormat
+    from concord.environments.table import Kind, TableEnvironments
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions(OptionGroup):
-    """The table and its columns."""
+class TableData(DataOptions):
+    """The table, and the data of a run."""
 
     # fmt: off
     data: Path | None = None
     """CSV or Parquet file, or a folder with one file for each environment."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        _given(self.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(OptionGroup):
+    """The table's columns."""
+
+    # fmt: off
     environment: str | None = None
     """Column that says where each row comes from; in a folder, by default the files' names."""
     target: str = ""
@@ -64,20 +77,20 @@ class TableOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        if self.data is None:
-            needed = "needed; give a CSV or Parquet file, or a folder with one file for each environment"
-            raise ArgumentError("data", None, needed)
-        check_address("data", self.data)
+        from concord.environments.table import Kind
+
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
         self.csv_format()
         for given in self.columns:
-            kind = given.rpartition("=")[2]
-            right = "=" in given and kind in KINDS
-            self.require("columns", right, f"expected NAME=KIND, with a kind of {', '.join(KINDS)}; found {given}")
+            kind, kinds = given.rpartition("=")[2], get_args(Kind)
+            right = "=" in given and kind in kinds
+            self.require("columns", right, f"expected NAME=KIND, with a kind of {', '.join(kinds)}; found {given}")
 
-    def csv_format(self) -> CsvFormat:
+    def csv_format(self) -> "CsvFormat":
         """How a CSV file is written (ArgumentError if that cannot be meant)."""
+        from concord.environments.csv_file import CsvFormat
+
         written = (self.separator, self.encoding, self.decimal, self.thousands, self.missing, self.date_format)
         return CsvFormat(*written)
 
@@ -87,6 +100,7 @@ class TableConfig(TrainConfig):
     """Rows of a table, in environments by one of its columns."""
 
     # fmt: off
+    data: TableData = group(TableData)
     table: TableOptions = group(TableOptions)
     network_options: TableNetworkOptions = group(TableNetworkOptions, hidden_units=64)
     # fmt: on
@@ -100,61 +114,78 @@ class TableCheck(TableOptions):
     # Its option is --check: ``check`` is the method of every group of options.
     checked: Annotated[Path | None, tyro.conf.arg(name="check")] = None
     """CSV or Parquet file to look at, or a folder with one file for each environment."""
+    data: Path | None = None
+    """The same as --check."""
     # fmt: on
 
 
 def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]:
     """Print environments, kinds of columns, missing values, and columns that identify the environment."""
-    options = dataclasses.replace(options, data=options.checked or options.data)
+    from concord_jobs.table.summary import lines, table_summary
+
+    data = _given(options.checked or options.data)
+    check_address("data", data)
     options.check()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        table = _read(options).table
+        table = _read(data, options).table
     summary = {**table_summary(table), "warnings": [str(each.message) for each in caught]}
     for line in lines(summary):
         info(line)
     return summary
 
 
+def _given(data: Path | None) -> Path:
+    if data is None:
+        needed = "needed; give a CSV or Parquet file, or a folder with one file for each environment"
+        raise ArgumentError("data", None, needed)
+    return data
+
+
 @functools.lru_cache(maxsize=1)
-def _unchanged(options: TableOptions, change: Hashable) -> TableEnvironments:
+def _unchanged(data: Path, options: TableOptions, change: Hashable) -> "TableEnvironments":
     """The table of a file or folder that last changed so."""
     del change
-    return _read(options)
+    return _read(data, options)
 
 
-def _table(options: TableOptions) -> TableEnvironments:
-    assert options.data is not None
-    return _unchanged(options, last_change(options.data))
+def _table(data: Path | None, options: TableOptions) -> "TableEnvironments":
+    from concord.environments.data_files import last_change
+
+    given = _given(data)
+    return _unchanged(given, options, last_change(given))
 
 
-def _read(options: TableOptions) -> TableEnvironments:
-    assert options.data is not None
+def _read(data: Path, options: TableOptions) -> "TableEnvironments":
+    from concord.environments.table import from_table
+
     return from_table(
-        options.data,
+        data,
         target=options.target,
         environment=options.environment,
         validation=options.validation,
         test=options.test,
-        kinds={name: cast(Kind, kind) for name, _, kind in (each.rpartition("=") for each in options.columns)},
+        kinds=cast("dict[str, Kind]", dict(each.rsplit("=", 1) for each in options.columns)),
         task=None if options.task == "auto" else options.task,
         environment_bins=options.environment_bins,
         **dataclasses.asdict(options.csv_format()),
     )
 
 
-def environments(config: TableConfig) -> TableEnvironments:
+def environments(config: TableConfig) -> "TableEnvironments":
     """An environment for each value of the column; in each process read once, and again after a change."""
-    return _table(config.table)
+    return _table(config.data.data, config.table)
 
 
 def model(config: TableConfig) -> nn.Module:
     """A network for the table's number of columns."""
-    return config.network_options.build(_table(config.table).table)
+    return config.network_options.build(environments(config).table)
 
 
 def evaluation(config: TableConfig) -> EnvironmentEvaluation | None:
     """Errors in the target's units, of a regression."""
+    from concord.environments.table import TableEnvironments
+
     if environments(config).table.classes is not None:
         return None
     fitted = job.environments_of(config).fitted(config.data.held_out, config.run.seed)

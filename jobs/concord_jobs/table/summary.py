@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from sklearn.model_selection import cross_val_score
-from sklearn.tree import DecisionTreeClassifier
 
 from concord.environments.table import Table, fit_encoder
 
@@ -73,6 +71,9 @@ def _missing(table: Table, column: str) -> dict[str, float]:
 
 
 def _identifies(table: Table, column: str, kind: str) -> float:
+    from sklearn.model_selection import cross_val_score  # takes a second
+    from sklearn.tree import DecisionTreeClassifier
+
     rows = table.frame if len(table.frame) <= _MOST_ROWS else table.frame.sample(_MOST_ROWS, random_state=0)
     inputs = fit_encoder(rows, {column: kind}).encode(rows)
     tree = DecisionTreeClassifier(max_depth=_DEPTH, random_state=0)

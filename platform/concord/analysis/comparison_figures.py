@@ -7,7 +7,8 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, method_name, one_panel
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, one_panel
+from concord.analysis.method_names import method_name
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 _RESAMPLINGS = 10_000

@@ -7,35 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from concord.aggregation import RULES
-from concord.objectives import OBJECTIVES
 from concord.storage import disk_errors_in_one_line
 
 # Okabe and Ito's palette, whose colours differ for every kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
-
-# The published names of other options and studies; rules and objectives know their own.
-_METHODS = {
-    "plain": "average",
-    "l1": "L1",
-    "l2": "L2",
-    "batch-norm": "batch norm",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "sgd": "SGD",
-    "temporal-and-mask": "temporal AND-mask Adam",
-    "tpe": "TPE",
-}
-
-
-def method_name(method: str) -> str:
-    """The published names of methods with commas between: ``vrex`` is V-REx. A user's own names are unchanged."""
-    return ", ".join(map(_published, method.split(", ")))
-
-
-def _published(name: str) -> str:
-    declared = getattr(RULES.get(name) or OBJECTIVES.get(name), "display_name", None)
-    return declared or _METHODS.get(name, name)
 
 
 def one_panel(

@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, method_name, one_panel
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, one_panel
+from concord.analysis.method_names import method_name
 from concord.analysis.parameter_importance import missing_for_importance, parameter_importance
 from concord.space import Choice, Domain, LogUniform, Space
 

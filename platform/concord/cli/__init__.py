@@ -22,6 +22,7 @@ from concord.cli.output import output_closed, prepare_streams
 from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli, require_posix
 from concord.exit_watchdog import reported_death
 from concord.logs import info
+from concord.options import did_you_mean
 from concord.redaction import redact
 
 Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
@@ -48,7 +49,7 @@ usage: concord COMMAND [options]
   concord analyze JOB --name RUN…       how consistent a trained model is across environments
   concord data JOB                      make the data of a job
   concord demo                          the AND-mask compared with the average, on the synthetic task
-  concord submit train|tune|compare JOB the same on a cluster, through Ray Jobs; --follow shows the log
+  concord submit train|tune|compare JOB the same on a cluster, through Ray Jobs; shows the log, or --no-wait
   concord submissions                   a cluster's jobs; concord logs ID, concord stop ID
   concord runs                          tracked runs: list, find, and --compare NAME NAME
   concord models                        the model registry: list, show, promote
@@ -84,7 +85,7 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
             structured_logs.use_json()
         if not words:
             raise InputError(f"no command given; the commands are {', '.join(COMMANDS)}; concord --help explains them")
-        if words[0] in {"-h", "--help"}:
+        if words[0] in {"-h", "--help", "help"}:
             print(USAGE)
             return 0, None
         if words[0] == "--version":
@@ -92,7 +93,8 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
                 print(concord.__version__)
             return 0, {"version": concord.__version__}
         if words[0] not in COMMANDS:
-            raise InputError(f"command {words[0]}: there is no such command; there are {', '.join(COMMANDS)}")
+            near = did_you_mean(words[0], COMMANDS) or f"; there are {', '.join(COMMANDS)};"
+            raise InputError(f"command {words[0]}: there is no such command{near} concord --help explains them")
         command: Command = getattr(importlib.import_module(COMMANDS[words[0]]), words[0])
         with disk_errors_in_one_line():
             return 0, command(words[1:], as_json)

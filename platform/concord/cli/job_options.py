@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from concord.cli.help import job_help
 from concord.cli.parsing import asks_for_help, given_options, parse
 from concord.errors import InputError
-from concord.options import option_values
+from concord.options import flag_of, option_values, options_of
 
 if TYPE_CHECKING:
     from concord.interface.command_options import JobCommand
@@ -18,27 +18,36 @@ if TYPE_CHECKING:
 _EARLY = ("config", "output", "name", "aggregator")
 
 
-def read_command(name: str, job: Any, words: Sequence[str], program: str, *, continues: bool = True) -> "JobCommand":
+def read_command(
+    name: str, job: Any, words: Sequence[str], program: str, around: type[Any] | None = None
+) -> "JobCommand":
     """A command from its words; ``program`` is the command with its job, for help and errors.
 
-    Without ``continues`` the record of an earlier run or study is left out: it is on a cluster.
+    ``around`` has the options of a command that sends this one to a cluster, where the record of an earlier run or
+    study is.
     """
     from concord.cli.config_file import with_file_options
     from concord.interface.command_options import start_of
     from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS
+    from concord.training.options import TrainConfig
 
     tables, words = tables_and_options(words) if name == "compare" else ([], list(words))
     early = early_values(words)
     if early.get("config") is not None and not early["config"].strip():
         raise InputError("--config: needs a value; give a YAML, TOML or JSON file")
     early["resume"] = "--resume" in words
-    if asks_for_help(words) or not continues:
+    if asks_for_help(words) or around is not None:
         early["name"] = None
     start = start_of(name, job, early, tables)
     words = with_canonical_rule(start.job, words)
+    lacking = given_options(TrainConfig, words) - options_of(type(start.options)).keys()
+    if job.job.loop is not None and lacking:
+        flags = ", ".join(sorted(map(flag_of, lacking)))
+        raise InputError(f"{flags}: job {job.name} has its own loop, without this; {program} --help lists its options")
     program = f"{program} {tables[0]}" if tables and tables[0] in (METHODS, LEAVE_ONE_OUT) else program
     options = with_file_options(start.options)
-    parsed = parse(type(options), words, program, options, partial(job_help, name, start.job, tables, program, options))
+    brief = partial(job_help, name, start.job, tables, program, options)
+    parsed = parse(type(options), words, program, options, brief, around)
     values = option_values(parsed.options)
     given = given_options(type(start.options), words)
     command = start.with_values({each: values[each] for each in given})

@@ -6,15 +6,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 
-from concord.cli.help import HELP, job_list, shown_choices
+from concord.cli.help import HELP, command_help, job_list, option_help, shown_choices
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.logs import info
 from concord.options import (
     NEEDED,
     OptionGroup,
+    did_you_mean,
     flag_of,
-    nearest_option,
     option_values,
     options_of,
     path_of,
@@ -31,13 +31,19 @@ def parse(
     program: str,
     default: Options | None = None,
     brief: Callable[[], str] | None = None,
+    around: type[Any] | None = None,
 ) -> Options:
-    """Parse options; an error becomes one line. ``brief`` returns the text of ``--help``, if not of ``--help-all``."""
-    if brief is not None and "--help-all" not in words and asks_for_help(words):
-        print(brief())
+    """Parse options; an error becomes one line.
+
+    ``brief`` returns the text of ``--help``, which :func:`command_help` makes by default; that of ``--help-all`` is
+    tyro's. ``around`` has the options of another command, which may be meant as well.
+    """
+    settings = {} if default is None else {"default": _with_missing(default)}
+    if "--help-all" not in words and asks_for_help(words):
+        print(command_help(options, program, settings) if brief is None else brief())
         raise SystemExit(0)
     words = ["--help" if word == "--help-all" else word for word in words]
-    parsed: Options = _parse(options, words, program, {} if default is None else {"default": _with_missing(default)})
+    parsed: Options = _parse(options, words, program, settings, around)
     if not isinstance(parsed, OptionGroup):
         return parsed
     values = {name: value for name, value in option_values(parsed).items() if name in given_options(options, words)}
@@ -51,12 +57,18 @@ def parse_known(options: type[Options], words: Sequence[str], program: str) -> t
     return found
 
 
-def _parse(options: type[Any], words: Sequence[str], program: str, settings: Mapping[str, Any]) -> Any:
+def _parse(
+    options: type[Any],
+    words: Sequence[str],
+    program: str,
+    settings: Mapping[str, Any],
+    around: type[Any] | None = None,
+) -> Any:
     import tyro
     from tyro import _errors as tyro_errors  # tyro's errors are private
 
     def refuse(event: Any) -> None:
-        raise InputError(_one_line(event, [option.flag for option in options_of(options).values()]))
+        raise InputError(_one_line(event, options, around))
 
     _require_once(options, words)
     with tyro_errors.on_parse_error(refuse):
@@ -117,7 +129,7 @@ _KINDS = {
 }
 
 
-def _one_line(event: Any, known: Sequence[str]) -> str:
+def _one_line(event: Any, options: type[Any], around: type[Any] | None) -> str:
     """A parse error in one line: the option, the value, and what is expected."""
     lowered = getattr(getattr(event, "argument", None), "lowered", None)
     option = "/".join(getattr(lowered, "name_or_flags", ()) or ())
@@ -130,13 +142,16 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             first = event.tokens[0]
             if not first.startswith("-"):
                 return f"{' '.join(event.tokens)}: is not an option; {event.prog} --help lists the options"
-            name = first.split("=")[0].lower().replace("_", "-")
-            near = nearest_option(name, known) or ";"
+            known = {**options_of(options), **({} if around is None else options_of(around))}
+            near = did_you_mean(first.split("=")[0], map(flag_of, known)) or ";"
             return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":
             return f"{option} {event.value}: must be one of {', '.join(shown_choices(event.choices))}"
         case "MissingArgs":
             missing = sorted(each.arg.lowered.name_or_flags[0] for each in event.missing_arguments)
+            if not missing[0].startswith("-"):
+                needed = option_help(options)[missing[0]]
+                return f"{option}: needs {needed.flags[0]}, {needed.text[:1].lower()}{needed.text[1:]}"
             return f"{', '.join(missing)}: is required; {event.prog} --help explains it"
         case "BadValue" if event.reason == "too_few_values":
             return f"{option}: needs a value, {kind}"

@@ -14,7 +14,6 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.job_files import job_texts
 from concord.logs import info
-from concord.options import flag_of
 from concord.storage import check_local_folder
 from concord.table import Table
 
@@ -174,8 +173,6 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if making is None:
         raise InputError(f"data {words[0]}: this job has no data to make; train it")
     options = parse(making.options, rest, f"concord data {words[0]}")
-    for option in ("output", "data_dir"):
-        check_local_folder(flag_of(option), getattr(options, option, None))
     result: Mapping[str, Any] = making.make(options, info)
     if not as_json and not making.prints_result:
         Table.nested("data", result).print()

@@ -52,8 +52,9 @@ class _ClusterOptions:
 class Submit(_ClusterOptions):
     """Run a command on a Ray cluster, through Ray Jobs: concord submit train|tune|compare JOB, with its own options."""
 
-    follow: bool = False
-    """Show the log until the job ends, and exit with its status; Ctrl-C leaves the job running."""
+    wait: bool = True
+    """Show the log until the job ends, and exit with its status; Ctrl-C leaves the job running. --no-wait prints the
+    submission's id instead."""
     working_dir: Path | None = None
     """Folder to send; for a job file of your own, the current one by default. Files that git ignores are not sent."""
     size_limit: float = 100.0
@@ -80,7 +81,7 @@ class Logs(_ClusterOptions):
     """The log of a submission."""
 
     id: tyro.conf.Positional[str]
-    """Id of the submission."""
+    """The id of a submission; concord submissions lists them."""
     follow: bool = False
     """Follow the log until the job ends, and exit with its status."""
 
@@ -90,11 +91,11 @@ class Stop(_ClusterOptions):
     """End a submission, and wait until it has ended."""
 
     id: tyro.conf.Positional[str]
-    """Id of the submission."""
+    """The id of a submission; concord submissions lists them."""
 
 
 def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """Check the command here, send it, and follow it if asked to."""
+    """Check the command here, send it, and follow it unless told not to wait."""
     if not words or asks_for_help(words[:1]):
         parse(Submit, words, "concord submit")
     options, rest = parse_known(Submit, words, "concord submit")
@@ -104,7 +105,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             f"{what}; give {', '.join(SUBMITTED[:-1])} or {SUBMITTED[-1]}, and a job: concord submit train synthetic"
         )
     job, own = job_and_words(rest[1:], f"submit {rest[0]}")
-    command = read_command(rest[0], job, own, f"concord submit {rest[0]} {rest[1]}", continues=False)
+    command = read_command(rest[0], job, own, f"concord submit {rest[0]} {rest[1]}", around=Submit)
     if command.print_config:
         from concord.cli.config_file import print_options
 
@@ -151,7 +152,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     info(f"submitted {identity} to {cluster.address}")
     result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command.name}
     result |= {"job": job.name, "name": name, "seconds": round(seconds, 3)}
-    if options.follow:
+    if options.wait:
         return result | _follow(cluster, identity, as_json)
     if not as_json:
         print(identity)
@@ -206,7 +207,7 @@ class SentFiles:
         for name, value in values.items():
             if name == "methods":
                 found[name] = tuple(self._take_method(each) for part in value for each in part.split(","))
-            if not isinstance(value, Path) or name in ("output", "data_dir"):
+            if not isinstance(value, Path) or name == "output":
                 continue
             # An absolute path may be on the cluster; a study's space is also read here.
             if name == "space" or (not value.is_absolute() and value.is_file()):
@@ -306,7 +307,7 @@ def _check_comparison(command: "JobCommand") -> str:
 def _cluster_values(command: "JobCommand", profile: Any) -> dict[str, Any]:
     """The given options and the profile's; an output folder inside the sent folder does not count."""
     values = command.given_values()
-    of_profile = {"output": profile.output, "data_dir": profile.data_dir}
+    of_profile = {"output": profile.output, "data": profile.data}
     known = options_of(type(command.options))
     values = {name: value for name, value in of_profile.items() if value is not None and name in known} | values
     for option in ("output", "results"):

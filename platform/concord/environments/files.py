@@ -17,9 +17,9 @@ class RemoteFile:
     urls: tuple[str, ...]
 
 
-def data_folders(dataset: str, data_dir: Path | None) -> list[Path]:
-    """The user's folders that may have a dataset: ``data_dir/dataset`` and ``data_dir``; none without ``data_dir``."""
-    return [] if data_dir is None else [data_dir / dataset, data_dir]
+def data_folders(dataset: str, folder: Path | None) -> list[Path]:
+    """The user's folders that may have a dataset: ``folder/dataset`` and ``folder``; none without ``folder``."""
+    return [] if folder is None else [folder / dataset, folder]
 
 
 def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
@@ -52,11 +52,8 @@ def download(file: RemoteFile, dataset: str) -> Path:
                 problems.append(f"{url}: {first_line(error)}")
     finally:
         logger.setLevel(level)
-    raise ArgumentError(
-        "data",
-        dataset,
-        f"{file.name} cannot be downloaded ({'; '.join(problems)}); put it into a folder and give that as data_dir",
-    )
+    problem = f"{file.name} of {dataset} cannot be downloaded ({'; '.join(problems)})"
+    raise ArgumentError("data", None, f"{problem}; put it into a folder and give that")
 
 
 def check_sha256(path: Path, expected: str) -> None:

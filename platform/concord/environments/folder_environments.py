@@ -31,7 +31,7 @@ def from_folder(
 
     Args:
         folder: the folder, readable by every worker under the same path, or its address: then a worker fetches the
-            files of its own environments. None, the default of ``config.data.data_dir``, is refused.
+            files of its own environments. None, the default of ``config.data.data``, is refused.
         inputs: the array of an npz file; in a parquet file a column (of numbers, or of lists of equal length) or
             several columns, which become the features of an example in this order. The default for parquet, if
             there is no column ``inputs``, is every column but the targets.
@@ -46,13 +46,13 @@ def from_folder(
     """
     if folder is None:
         raise ArgumentError(
-            "data_dir", None, "is required; give a folder with one .npz or .parquet file for each environment"
+            "data", None, "is required; give a folder with one .npz or .parquet file for each environment"
         )
     folder, shown = Path(folder), display_path(folder)
     nothing = "has no .npz or .parquet file; add one for each environment"
-    names = data_files(folder, _ENDINGS, option="data_dir", shown=shown, place="NAME", nothing=nothing)
+    names = data_files(folder, _ENDINGS, option="data", shown=shown, place="NAME", nothing=nothing)
     if names is None:
-        raise ArgumentError("data_dir", shown, "there is no such folder")
+        raise ArgumentError("data", shown, "there is no such folder")
     files = {stem(name): folder / name for name in names}
     purposes = purposes_of(files, validation, test)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from concord.environments.data_files import data_files
 from concord.environments.files import RemoteFile, check_sha256, data_folders, download, find
 from concord.errors import ArgumentError, InputError, first_line
 from concord.options import OptionGroup
-from concord.storage import check_address, display_path, is_remote, local, resolve
+from concord.storage import check_address, display_path, is_remote, local
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,8 +49,6 @@ _CIFAR10_FILES = {
 _CIFAR10_RECORD = 1 + 3 * 32 * 32
 IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 _CLASSES = 10
-
-DATASETS = ("cifar10", "mnist")
 
 
 @dataclass(frozen=True)
@@ -97,26 +95,26 @@ class ImageDataset:
         return ImageDataset(train, test, classes)
 
 
-def image_dataset(data: str, data_dir: Path | None) -> ImageDataset:
+def image_dataset(dataset: str, data: Path | None) -> ImageDataset:
     """The dataset of this name, or in this folder.
 
     Args:
-        data: ``mnist``: its four IDX files, compressed or not. ``cifar10``: its own binary archive, or
+        dataset: ``mnist``: its four IDX files, compressed or not. ``cifar10``: its own binary archive, or
             ``train.parquet`` and ``test.parquet`` with image files in a column ``img`` (or ``image``) and a column
             ``label``. Any other: a folder with ``train/CLASS/IMAGE`` and ``test/CLASS/IMAGE``, all images of one
             size, the same classes in both.
-        data_dir: the folder with MNIST or CIFAR-10, or with folders ``mnist`` and ``cifar10``. With None they are
+        data: the folder with MNIST or CIFAR-10, or with folders ``mnist`` and ``cifar10``. With None they are
             downloaded and checked.
 
     Raises:
         InputError: a file is missing, incomplete, or of another kind.
     """
-    folders = data_folders(data, data_dir)
-    if data == "mnist":
+    folders = data_folders(dataset, data)
+    if dataset == "mnist":
         return _mnist(folders)
-    if data == "cifar10":
+    if dataset == "cifar10":
         return _cifar10(folders)
-    return _image_folder(_own_folder(Path(data)))
+    return _image_folder(_own_folder(Path(dataset)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,31 +122,30 @@ class ImageOptions(OptionGroup):
     """The images of a job."""
 
     # fmt: off
-    data: str = "cifar10"
-    """cifar10, mnist, or a folder of your own with train/CLASS/IMAGE and test/CLASS/IMAGE."""
+    dataset: Literal["cifar10", "mnist", "folder"] = "cifar10"
+    """Images: CIFAR-10, MNIST, or your own in a folder --data with train/CLASS/IMAGE and test/CLASS/IMAGE."""
     train_images: int = 0
     """Number of training images, from the first; 0 takes all."""
     test_images: int = 0
     """Number of test images, from the first; 0 takes all."""
     # fmt: on
 
-    def __post_init__(self) -> None:
-        if self.data not in DATASETS:  # here, since a worker has another working directory
-            object.__setattr__(self, "data", str(resolve(Path(self.data))))
-
     def check(self) -> None:
         """Validate options."""
-        check_address("data", Path(self.data))
         self.require_at_least(0, "train_images", "test_images")
 
-    def images(self, data_dir: Path | None) -> ImageDataset:
+    def images(self, data: Path | None) -> ImageDataset:
         """The images of these options; cached, so that a process reads them once."""
-        return _images(self.data, data_dir, self.train_images, self.test_images)
+        if self.dataset != "folder":
+            return _images(self.dataset, data, self.train_images, self.test_images)
+        if data is None:
+            raise ArgumentError("data", None, "needed; give a folder with train/CLASS/IMAGE and test/CLASS/IMAGE")
+        return _images(str(data), None, self.train_images, self.test_images)
 
 
 @functools.lru_cache(maxsize=1)
-def _images(data: str, data_dir: Path | None, train: int, test: int) -> ImageDataset:
-    whole = image_dataset(data, data_dir)
+def _images(dataset: str, data: Path | None, train: int, test: int) -> ImageDataset:
+    whole = image_dataset(dataset, data)
     return ImageDataset(whole.train.first(train), whole.test.first(test), whole.classes)
 
 
@@ -157,7 +154,7 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
         path = find([name, f"{name}.gz"], folders)
         if path is None and folders:
             raise ArgumentError(
-                "data_dir", display_path(folders[-1]), f"has neither {name} nor {name}.gz, nor does its folder mnist"
+                "data", display_path(folders[-1]), f"has neither {name} nor {name}.gz, nor does its folder mnist"
             )
         if path is None:
             urls = tuple(f"{home}{name}.gz" for home in _MNIST_HOMES)
@@ -167,7 +164,7 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
     def part(name: str) -> LabelledImages:
         images, labels = array(f"{name}-images-idx3-ubyte"), array(f"{name}-labels-idx1-ubyte")
         if images.ndim != 3 or labels.ndim != 1:
-            raise ArgumentError("data", "mnist", f"{name} has images of shape {images.shape}, labels of {labels.shape}")
+            raise InputError(f"mnist: {name} has images of shape {images.shape}, labels of {labels.shape}")
         return _labelled(f"mnist {name}", images[:, None], labels, _CLASSES)
 
     return ImageDataset.of("mnist", part("train"), part("t10k"), _CLASSES)
@@ -197,7 +194,7 @@ def _cifar10(folders: Sequence[Path]) -> ImageDataset:
         return ImageDataset.of("cifar10", _parquet(train), _parquet(test), _CLASSES)
     if archive is None and folders:
         raise ArgumentError(
-            "data_dir",
+            "data",
             display_path(folders[-1]),
             f"has neither {_CIFAR10.name} nor train.parquet and test.parquet, nor does its folder cifar10",
         )
@@ -267,7 +264,7 @@ def _own_folder(folder: Path) -> Path:
 
 def _image_folder(folder: Path) -> ImageDataset:
     if not folder.is_dir():
-        raise ArgumentError("data", folder, f"is neither {' nor '.join(DATASETS)}, nor a folder with images")
+        raise ArgumentError("data", folder, "is not a folder with images")
     found: dict[str, dict[str, list[Path]]] = {}
     for part in ("train", "test"):
         nothing, place = f"no images in {part}/CLASS/ with endings {' '.join(IMAGE_ENDINGS)}", "CLASS/IMAGE"

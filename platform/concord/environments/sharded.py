@@ -106,14 +106,14 @@ def _digest(rows: RowGroupData) -> str:
     return digest.hexdigest()[:24]
 
 
-def data_folder(data_dir: Path | None, output: Path, name: str) -> Path:
-    """``data_dir``, or by default the folder of data of this name."""
-    return data_dir if data_dir is not None else output / "data" / name
+def data_folder(folder: Path | None, output: Path, name: str) -> Path:
+    """``folder``, or by default the folder of data of this name."""
+    return folder if folder is not None else output / "data" / name
 
 
 def invalid_data_error(folder: Path, why: str) -> InputError:
     """The error for a folder of data."""
-    return InputError(f"--data-dir {display_path(folder)}: {why}")
+    return InputError(f"--data {display_path(folder)}: {why}")
 
 
 class _RowGroup(TypedDict):
@@ -236,7 +236,7 @@ class ShardedData:
             try:
                 self._opened[file] = open_parquet(path)
             except InputError as error:
-                raise InputError(f"--data-dir: {error}") from None
+                raise InputError(f"--data: {error}") from None
         return self._opened[file]
 
 

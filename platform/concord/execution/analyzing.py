@@ -48,7 +48,7 @@ from concord.storage import Folder, check_local_folder
 from concord.storage.typed_json import Fields, read_json
 from concord.tracking import Store
 from concord.training.job import JobFile, SentJob
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import Device, RunConfig, TrainConfig, device_of
 from concord.training.process import tune_process
 
 FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and among its artifacts in MLflow
@@ -105,13 +105,13 @@ class AnalyzeOptions(OptionGroup):
     settings: Settings = group(Settings)
     through: str | None = None
     """Another run of the same network, through whose solution the slices pass."""
-    use_gpu: Place[bool] = False
-    """Compute on a GPU."""
+    device: Place[Device] = "auto"
+    """auto, cpu or cuda; auto is cuda if this machine has a GPU, else cpu; on a cluster it is cpu."""
     results: Place[Path | None] = None
     """Folder for the main numbers, one line a run: JOB-analyzed.jsonl."""
     again: Place[bool] = False
     """Repeat an analysis that exists with the same options."""
-    data_dir: Place[Path | None] = None
+    data: Place[Path | None] = None
     """Folder of the data; by default the run's."""
     output: Place[Path] = DEFAULT_OUTPUT
     """Folder of the runs, and of MLflow's store without a tracking URI."""
@@ -135,7 +135,7 @@ class AnalyzeOptions(OptionGroup):
     @property
     def where(self) -> TrainConfig:
         """The folders and the device, as a run's options."""
-        shared = ("output", "tracking_uri", "address", "use_gpu", "data_dir")
+        shared = ("output", "tracking_uri", "address", "device", "data")
         return TrainConfig().with_options(**{option: getattr(self, option) for option in shared})
 
     @property
@@ -146,8 +146,8 @@ class AnalyzeOptions(OptionGroup):
     def load(self, job: JobFile, name: str | None) -> TrainedModel:
         """The model of the run of this name, or the registered one."""
         if name is None:
-            return model_of_version(job, Store.open(self.output, self.tracking_uri), str(self.model), self.data_dir)
-        return model_of_run(job, self.output, name, self.data_dir)
+            return model_of_version(job, Store.open(self.output, self.tracking_uri), str(self.model), self.data)
+        return model_of_run(job, self.output, name, self.data)
 
     def folder(self, trained: TrainedModel) -> Folder:
         """The report's folder: the run's, or the job's reports for a model that only the registry has."""
@@ -279,7 +279,7 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
     A report is kept in its run's folder and in MLflow, and is reused.
     """
     where = options.where.with_options(**resolved_paths(options.where))
-    options = options.with_options(output=where.run.output, data_dir=where.data.data_dir)
+    options = options.with_options(output=where.run.output, data=where.data.data, device=device_of(where))
     (check_gpus if len(options.name) > 1 else check_local_gpus)(where)
     trained = [options.load(job, name) for name in options.name or (None,)]
     require_comparable(trained)

@@ -29,7 +29,7 @@ from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_chec
 from concord.training.context import ProcessContext, StepsSoFar
 from concord.training.job import Job, JobFile, SentJob
 from concord.training.loop import training
-from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig, parallel_of
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig, TrainConfig, device_of, parallel_of
 from concord.training.worker_data import WorkerData, prepare
 
 _logger = logging.getLogger("concord.execution")
@@ -95,7 +95,7 @@ def needs_ray_train(config: RunConfig) -> bool:
 
 def only_process(config: RunConfig) -> ProcessContext:
     """The context of a single training process."""
-    return ProcessContext(device=torch.device("cuda" if parallel_of(config).use_gpu else "cpu"))
+    return ProcessContext(device=torch.device(device_of(config)))
 
 
 def execute(

@@ -118,18 +118,19 @@ def _trainer(task: RunTask, config: Any, channel: Any, scratch: Folder) -> Any:
     trainer: Any = TorchTrainer
     cpus = ray.cluster_resources().get("CPU", 1.0)
     workers, least = config.parallel.workers, config.parallel.min_workers
+    on_gpu = config.parallel.device == "cuda"
     return trainer(
         cast(Any, work),
         train_loop_config={"task": task, "channel": channel},
         scaling_config=scaling_config(
             num_workers=workers if least is None else (least, workers),
             elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
-            use_gpu=config.parallel.use_gpu,
+            use_gpu=on_gpu,
             # Workers share the cores: with more workers than cores, they train slowly instead of waiting. With
             # --min-workers each takes a whole CPU, by which Ray counts the workers that fit.
             resources_per_worker={
                 "CPU": min(1.0, cpus / workers) if least is None else 1.0,
-                **({"GPU": 1} if config.parallel.use_gpu else {}),
+                **({"GPU": 1} if on_gpu else {}),
             },
         ),
         run_config=run_config(

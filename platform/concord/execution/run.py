@@ -188,7 +188,7 @@ def _purposes(environments: Environments, held_out: float) -> str:
 
 def methods_command(job: JobFile, config: TrainConfig, given: Collection[str] = ()) -> str:
     """The command that compares methods on the data of a run: with the given options that say which data they are."""
-    common = options_of(TrainConfig).keys() - {"data_dir"}
+    common = options_of(TrainConfig).keys() - {"data"}
     values = {name: value for name, value in option_values(config).items() if name in {*given} - common}
     return job.command("compare", "methods", options=values)
 

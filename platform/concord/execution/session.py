@@ -27,12 +27,11 @@ from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.source_file import hidden_module
-from concord.training.options import RunConfig
+from concord.training.options import LOCAL, RunConfig
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
-LOCAL = "local"
 _CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 10.0
 _RIGHT = "give HOST:PORT of a Ray head (its port is 6379 by default), auto, or local"
 # The first bytes of an HTTP/2 client (Ray speaks gRPC), with an empty frame of settings; a server answers with its own
@@ -235,7 +234,7 @@ def check_gpus(config: RunConfig) -> None:
     import ray
 
     if not ray.is_initialized():
-        if cluster_address(config)[0] == LOCAL:
+        if not config.run.on_cluster:
             check_local_gpus(config)
     elif waiting_minutes(config) == 0:
         check_resources(config)
@@ -288,7 +287,7 @@ def waiting_minutes(config: RunConfig) -> float:
     """How long a run waits for resources; a Ray that is started on this machine never gets new ones."""
     if config.run.wait_for_resources is not None:
         return config.run.wait_for_resources
-    return 0.0 if cluster_address(config)[0] == LOCAL else _WAIT_MINUTES
+    return _WAIT_MINUTES if config.run.on_cluster else 0.0
 
 
 def task_results(

@@ -26,7 +26,7 @@ from concord.errors import InputError, RunFailedError
 from concord.execution.key import Key, plain
 from concord.execution.session import ray_session, task_failure, task_results
 from concord.options import OptionGroup, Place, Unkept, flag_of, science_values
-from concord.storage import DiskError, Folder, file_checksum
+from concord.storage import DiskError, Folder, check_local_folder, file_checksum
 from concord.training.options import RunConfig
 from concord.training.process import tune_process
 
@@ -64,7 +64,7 @@ class MakingOptions(OptionGroup):
     """Number of parallel Ray tasks; by default one for each CPU."""
     address: Unkept[str | None] = None
     """Ray cluster to run on; by default RAY_ADDRESS, else a Ray started on this machine."""
-    data_dir: Place[Path | None] = None
+    data: Place[Path | None] = None
     """Folder for the data; by default a folder named after the data in data/ of --output."""
     output: Place[Path] = DEFAULT_OUTPUT
     """Folder of runs and data."""
@@ -77,6 +77,8 @@ class MakingOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
+        check_local_folder("--output", self.output)
+        check_local_folder("--data", self.data)
         self.require_at_least(1, "tasks")
 
 
@@ -121,7 +123,7 @@ def _begin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any
             if part == "job":
                 raise invalid_data_error(folder, f"holds data of {found}, not of {value}; give another folder")
             given = f"{flag_of(name)} {value}"
-            raise InputError(f"{given}: the data in {folder} are made with {found}; give another --data-dir")
+            raise InputError(f"{given}: the data in {folder} are made with {found}; give another --data")
         files = [each for each in made.get("shards", ()) if (folder / each["file"]).is_file()]
         return {each["file"]: each for each in files if file_checksum(folder / each["file"]) == each["sha256"]}
     if folder.is_dir() and any(folder.iterdir()):

@@ -97,7 +97,7 @@ class RunSpec(GroupSpec):
 
         Data without a version are told apart by their folder.
         """
-        folder = config.data.data_dir if isinstance(config, TrainConfig) else None
+        folder = config.data.data if isinstance(config, TrainConfig) else None
         if data is None and folder is not None:
             data = f"in {display_path(resolve(folder))}"
         unused, recorded = config.unused(), recorded_config(config)
@@ -127,7 +127,7 @@ def restored_config(defaults: Any, recorded: Mapping[str, Any], source: str = RE
 def resolved_paths(config: RunConfig) -> dict[str, Any]:
     """The options that are paths, made absolute (InputError if their storage cannot be reached)."""
     paths = {key: resolve(value) for key, value in option_values(config).items() if isinstance(value, Path)}
-    for option in ("output", "data_dir"):
+    for option in ("output", "data"):
         if option in paths:
             require_reachable(flag_of(option).removeprefix("--"), paths[option])
     return paths

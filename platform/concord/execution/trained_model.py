@@ -46,8 +46,8 @@ def last_model(job: Job[Any], config: RunConfig, run: Run) -> nn.Module | None:
     return model.eval()
 
 
-def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = None) -> TrainedModel:
-    """The model of a run's last checkpoint; ``data_dir`` is the folder of the data, if not the run's."""
+def model_of_run(job: JobFile, output: Path, name: str, data: Path | None = None) -> TrainedModel:
+    """The model of a run's last checkpoint; ``data`` is the folder of the data, if not the run's."""
     folder = folder_of(output, name)
     run = require_run(folder)
     record = run.record
@@ -57,14 +57,14 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     if run.status != "FINISHED" or run.run_id is None:
         raise InputError(f"--name {name}: is not finished; run {again}")
     recorded = {**record["config"], "output": str(output)}  # it may have been moved
-    job, config = _configured(job, recorded, record.get("sources", {}), data_dir)
+    job, config = _configured(job, recorded, record.get("sources", {}), data)
     model = last_model(job.job, config, run)
     if model is None:
         raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}; {again} makes one")
     return TrainedModel(name, run.run_id, job, config, model, short_metrics(run.metrics))
 
 
-def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path | None = None) -> TrainedModel:
+def model_of_version(job: JobFile, store: Store, reference: str, data: Path | None = None) -> TrainedModel:
     """The model of a registered version, ``NAME@ALIAS`` or ``NAME/VERSION``; the run's files are not needed."""
     name, _, which = reference.replace("/", "@", 1).partition("@")
     if not name or not which:
@@ -76,14 +76,14 @@ def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path 
     recorded = store.read_json(version.run_id, "config.json")
     if recorded is None:
         raise InputError(f"--model {reference}: its run {version.run} has no config.json in {store.uri}")
-    job, config = _configured(job, recorded, {}, data_dir)
+    job, config = _configured(job, recorded, {}, data)
     return TrainedModel(
         version.run or version.uri, version.run_id, job, config, load_program(store, version), version.metrics
     )
 
 
 def _configured(
-    job: JobFile, recorded: Mapping[str, Any], sources: Mapping[str, str], data_dir: Path | None
+    job: JobFile, recorded: Mapping[str, Any], sources: Mapping[str, str], data: Path | None
 ) -> tuple[JobFile, TrainConfig]:
     """The options of a run, and the job with the user's own rule if the run had one."""
     values, rule = dict(recorded), str(recorded.get("aggregator"))
@@ -91,4 +91,4 @@ def _configured(
         del values["aggregator"]  # losses do not depend on it
     job = with_recorded_rule(job, values.get("aggregator"), sources)
     config = restored_config(job.job.config, values)
-    return job, config if data_dir is None else config.with_options(data_dir=data_dir)
+    return job, config if data is None else config.with_options(data=data)

@@ -13,11 +13,11 @@ from concord.interface.option_file import FileOptions
 from concord.options import (
     NEEDED,
     as_words,
+    did_you_mean,
     fits,
     flag_of,
     from_plain,
     kind_of,
-    nearest_option,
     option_values,
     options_of,
     path_of,
@@ -129,7 +129,7 @@ def _typed(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     known = options_of(type(options))
     for name in values:
         if name not in known:
-            raise InputError(f"{name}: there is no such option{nearest_option(flag_of(name), map(flag_of, known))}")
+            raise InputError(f"{name}: there is no such option{did_you_mean(name, known)}")
     # A number of NumPy's or torch's has item().
     plain = {name: value.item() if _is_number(value) else value for name, value in values.items()}
     found = from_plain(known, plain)

@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from concord.environments.table import Table
-from concord.environments.table_encoder import FIRST_LEVEL
 from concord.models.mlp import MLP
 from concord.models.mlp_options import MLPOptions
 from concord.options import option_values
+
+if TYPE_CHECKING:
+    from concord.environments.table import Table  # with pandas, which takes a third of a second
 
 
 class TableNetwork(nn.Module):
@@ -44,6 +45,8 @@ class TableNetwork(nn.Module):
         dropout: float = 0.0,
         embedding: int = 16,
     ) -> None:
+        from concord.environments.table_encoder import FIRST_LEVEL
+
         super().__init__()
         self.numeric, linear = numeric, hidden_layers == 0
         self.codes = slice(numeric, None)
@@ -79,7 +82,7 @@ class TableNetworkOptions(MLPOptions):
     """Network; linear is logistic or linear regression."""
     # fmt: on
 
-    def build(self, table: Table) -> TableNetwork:
+    def build(self, table: "Table") -> TableNetwork:
         """The network for a table's columns and target."""
         sizes = {**option_values(self), **({"hidden_layers": 0} if self.network == "linear" else {})}
         del sizes["network"]

@@ -32,9 +32,9 @@ class ClonedLevels(OptionGroup):
         """Validate options."""
         self.require_at_least(0, "levels", "states", "play_episodes")
 
-    def read(self, data_dir: Path | None, output: Path) -> CloningData:
+    def read(self, folder: Path | None, output: Path) -> CloningData:
         """The data of these options."""
-        data = CloningData(cloning_folder(data_dir, output, self.game, self.difficulty))
+        data = CloningData(cloning_folder(folder, output, self.game, self.difficulty))
         for option in ("game", "difficulty"):
             found = data.options.get(option)
             self.require(option, found == option_values(self)[option], f"the data in {data.folder} are of {found}")

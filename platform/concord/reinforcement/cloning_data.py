@@ -81,9 +81,9 @@ class CloningOptions(MakingOptions):
         self.require("first_test_level", apart, among)
 
 
-def cloning_folder(data_dir: Path | None, output: Path, game: str, difficulty: str) -> Path:
+def cloning_folder(folder: Path | None, output: Path, game: str, difficulty: str) -> Path:
     """The default folder of a game's data."""
-    return data_folder(data_dir, output, f"{game}-{difficulty}")
+    return data_folder(folder, output, f"{game}-{difficulty}")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
     require_extra("coinrun", "making cloning data")
     unseen = [options.first_test_level, options.unseen_levels]
     data, made = make_sharded(
-        cloning_folder(options.data_dir, options.output, options.game, options.difficulty),
+        cloning_folder(options.data, options.output, options.game, options.difficulty),
         {
             "data": _DATA,
             "options": options.deciding | {"expert": expert.version},

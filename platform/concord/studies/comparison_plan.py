@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from concord.analysis.figures import method_name
+from concord.analysis.method_names import method_name
 from concord.errors import InputError, format_for_cli
 from concord.execution.key import Key, recorded_config
 from concord.execution.preflight import as_input_error, preflight

@@ -13,7 +13,7 @@ from typing import Any
 
 from concord.aggregation import chance_of
 from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
-from concord.analysis.figures import method_name
+from concord.analysis.method_names import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, SPREAD, metric_on

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from typing_extensions import TypedDict
 
 from concord.analysis.consistency.measurement import as_cells, read_measurements
-from concord.analysis.figures import method_name, save
+from concord.analysis.figures import save
+from concord.analysis.method_names import method_name
 from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.errors import InputError

@@ -27,7 +27,7 @@ class SharingOptions(OptionGroup):
     concurrent: Place[int] = 0
     """Number of parallel runs; 0 fills the cluster."""
     gpus_per_trial: Place[float] = 1.0
-    """GPUs of each run, with --use-gpu; with 0.25 four share one."""
+    """GPUs of each run, with --device cuda; with 0.25 four share one."""
     # fmt: on
 
     def check(self) -> None:

@@ -46,7 +46,7 @@ from concord.training import Job, RunConfig, TrainConfig
 from concord.training.checkpoint import RESUMED_SECONDS
 from concord.training.context import ProcessContext
 from concord.training.job import JobFile
-from concord.training.options import parallel_of
+from concord.training.options import device_of, parallel_of
 from concord.training.process import tune_process
 from concord.training.worker_data import WorkerData, prepare
 
@@ -83,11 +83,11 @@ def check_trial_resources(options: SharingOptions, config: RunConfig) -> None:
 
 def trial_resources(options: SharingOptions, config: RunConfig, info: Callable[[str], None]) -> TrialResources:
     """Divide the cluster among trials; wait until it holds ``--concurrent`` of them, by default one."""
-    parallel = parallel_of(config)
+    parallel, on_gpu = parallel_of(config), device_of(config) == "cuda"
     if parallel.workers > 1:
-        trial = [{"GPU" if parallel.use_gpu else "CPU": 1.0}] * parallel.workers
+        trial = [{"GPU" if on_gpu else "CPU": 1.0}] * parallel.workers
     else:
-        trial = [{"CPU": 1.0, **({"GPU": options.gpus_per_trial} if parallel.use_gpu else {})}]
+        trial = [{"CPU": 1.0, **({"GPU": options.gpus_per_trial} if on_gpu else {})}]
     bundles = trial * max(1, options.concurrent)
     return wait_for_resources(lambda: _divide(options, config, _nodes()), bundles, config, info)
 
@@ -107,15 +107,15 @@ def _expected_nodes(config: RunConfig) -> list[Node]:
 
 def _divide(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -> TrialResources:
     """Divide these nodes among trials (InputError if they do not hold ``--concurrent`` of them)."""
-    parallel = parallel_of(config)
+    parallel, on_gpu = parallel_of(config), device_of(config) == "cuda"
     cores = [node.get("CPU", 0.0) for node in nodes]
     cpus, gpus = sum(cores), sum(node.get("GPU", 0.0) for node in nodes)
-    if parallel.use_gpu and gpus == 0:
-        raise InputError("--use-gpu: the Ray cluster has no GPU")
+    if on_gpu and gpus == 0:
+        raise InputError("--device cuda: the Ray cluster has no GPU")
     if parallel.workers > 1:  # the trial's process only waits for its workers
-        most = int((gpus if parallel.use_gpu else max(cpus, parallel.workers)) // parallel.workers)
+        most = int((gpus if on_gpu else max(cpus, parallel.workers)) // parallel.workers)
         what = f"{parallel.workers} workers each"
-    elif parallel.use_gpu:
+    elif on_gpu:
         whole = options.gpus_per_trial
         most = sum(_fitting(node.get("GPU", 0.0), whole) for node in nodes)
         most, what = min(most, int(cpus)), f"{whole:g} GPUs each"
@@ -134,7 +134,7 @@ def _divide(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -
     share = max(1.0, min(cpus // concurrent, max(cores, default=1.0)))
     while share > 1 and sum(count // share for count in cores) < concurrent:
         share -= 1
-    return TrialResources(concurrent, share, options.gpus_per_trial if parallel.use_gpu else 0.0)
+    return TrialResources(concurrent, share, options.gpus_per_trial if on_gpu else 0.0)
 
 
 def _fitting(gpus: float, each: float) -> int:

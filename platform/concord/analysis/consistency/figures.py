@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from concord.analysis.consistency.measurement import ACCURACIES, Consistency, Measurement
 from concord.analysis.consistency.slices import Slice
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, one_panel
+from concord.analysis.method_names import method_name
 
 _MOST_PANELS = 4  # of single environments
 _MOST_LAYERS = 40

@@ -19,7 +19,7 @@ ANSWER_SECONDS = 2.0
 RAY_TOKEN = Path("~/.ray/auth_token")
 """The file in which Ray keeps its token."""
 PROFILES = Path("~/.config/concord/profiles.toml")
-_KEYS = ("address", "token-file", "tracking-uri", "output", "data-dir")
+_KEYS = ("address", "token-file", "tracking-uri", "output", "data")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Profile:
         token_source: the origin of the token, in words.
         tracking_uri: URI of the MLflow server, from the cluster's view; None leaves it to the cluster.
         output: folder for runs on the cluster's nodes; None leaves it to the cluster.
-        data_dir: folder of datasets on the nodes.
+        data: folder of datasets on the nodes.
     """
 
     address: str | None
@@ -40,7 +40,7 @@ class Profile:
     token_source: str
     tracking_uri: str | None
     output: str | None
-    data_dir: str | None
+    data: str | None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -80,7 +80,7 @@ class Profile:
             token_source=source,
             tracking_uri=tracking_uri,
             output=profile.get("output"),
-            data_dir=profile.get("data-dir"),
+            data=profile.get("data"),
         )
 
 

@@ -2,12 +2,15 @@
 
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
-from concord.training.options.option_groups import OptimizerOptions, ScheduleOptions
-from concord.training.options.run_options import ResolvedConfig, RunConfig
-from concord.training.options.train_config import ResolvedTrainConfig, TrainConfig, parallel_of
+from concord.training.options.option_groups import DataOptions, Device, OptimizerOptions, ScheduleOptions
+from concord.training.options.run_options import LOCAL, ResolvedConfig, RunConfig
+from concord.training.options.train_config import ResolvedTrainConfig, TrainConfig, device_of, parallel_of
 
 __all__ = [
+    "LOCAL",
     "AggregatorOptions",
+    "DataOptions",
+    "Device",
     "ObjectiveOptions",
     "OptimizerOptions",
     "ResolvedConfig",
@@ -15,5 +18,6 @@ __all__ = [
     "RunConfig",
     "ScheduleOptions",
     "TrainConfig",
+    "device_of",
     "parallel_of",
 ]

@@ -12,7 +12,7 @@ from concord.options import Learning, OptionGroup, Place, Role, Scoring, option_
 from concord.storage import check_address
 
 
-def _default_data_dir() -> Path | None:
+def _default_data() -> Path | None:
     value = os.environ.get("CONCORD_DATA")
     return Path(value) if value else None
 
@@ -31,7 +31,7 @@ class DataOptions(OptionGroup):
     its share from its own environments, so the combinations depend on --workers."""
     leave_out: str | None = None
     """Training environment to leave out; it becomes the only validation environment."""
-    data_dir: Place[Path | None] = field(default_factory=_default_data_dir)
+    data: Place[Path | None] = field(default_factory=_default_data)
     """Folder with the job's data, or with a folder of the dataset's name (mnist, heart-disease), or s3://BUCKET/FOLDER,
     gs://… (or CONCORD_DATA)."""
     readers: Place[int] = 0
@@ -40,8 +40,8 @@ class DataOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        if self.data_dir is not None:
-            check_address("data-dir", self.data_dir)
+        if self.data is not None:
+            check_address("data", self.data)
         self.require_at_least(1, "batch_size")
         self.require_at_least(0, "environments_per_step", "readers")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
@@ -230,6 +230,9 @@ class ScheduleOptions(OptionGroup):
         self.require_at_least(0, "stop_spread")
 
 
+Device = Literal["auto", "cpu", "cuda"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(OptionGroup):
     """The worker processes."""
@@ -240,11 +243,16 @@ class ParallelOptions(OptionGroup):
     min_workers: Place[int | None] = None
     """Least number of workers after a loss of nodes; the run divides the environments anew, and grows when nodes
     return. By default the run waits until all --workers fit."""
-    use_gpu: Place[bool] = False
-    """Give each worker a GPU."""
+    device: Place[Device] = "auto"
+    """auto, cpu or cuda; auto is cuda if this machine has a GPU for each worker, else cpu; on a cluster it is cpu."""
     max_failures: Place[int] = 3
     """Number of times that dead workers are replaced; the run continues from its last checkpoint."""
     # fmt: on
+
+    @property
+    def least_workers(self) -> int:
+        """The number of workers with which the run goes on."""
+        return self.min_workers or self.workers
 
     def check(self) -> None:
         """Validate options."""

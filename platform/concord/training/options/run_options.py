@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +12,7 @@ from concord.errors import InputError
 from concord.options import NEEDED, OptionGroup, Place, Scoring, Unkept, flag_of, group, option_values, options_of
 from concord.storage import check_address
 
+LOCAL = "local"  # the address of a Ray on this machine
 _LONGEST_NAME = 200  # letters; it is also a folder's name
 
 
@@ -37,6 +39,11 @@ class RunOptions(OptionGroup):
     """Minutes to wait for CPUs and GPUs that Ray's autoscaler starts; by default 30 on a cluster, 0 on a Ray started
     here. With this option each of several workers reserves a whole CPU."""
     # fmt: on
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether the run is for a Ray cluster, not for this machine."""
+        return (self.address or os.environ.get("RAY_ADDRESS") or LOCAL) != LOCAL
 
     def check(self) -> None:
         """Validate options."""
@@ -120,15 +127,15 @@ def _refuse_redeclared(kind: type[RunConfig]) -> None:
             continue
         options = options_of(base)
         for name in [*declared, *kind.__dict__]:
-            if name in options and options[name].groups:
-                value = kind.__dict__.get(name, "…")
-                raise InputError(
-                    f"{kind.__name__}.{name}: is an option already; to change its default write "
-                    f"Job(…, config={kind.__name__}().with_options({name}={value!r}))"
-                )
             group = base.__dataclass_fields__.get(name)
             if group is not None and isinstance(group.type, type) and issubclass(group.type, OptionGroup):
                 again = declared.get(name)
                 if not (isinstance(again, type) and issubclass(again, group.type)):
                     raise InputError(f"{kind.__name__}.{name}: is the name of a group of options; rename it")
+            elif name in options and options[name].groups:
+                value = kind.__dict__.get(name, "…")
+                raise InputError(
+                    f"{kind.__name__}.{name}: is an option already; to change its default write "
+                    f"Job(…, config={kind.__name__}().with_options({name}={value!r}))"
+                )
         return

@@ -1,7 +1,9 @@
 """All options of a training run."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from concord.aggregation import Rule, aggregator_at_chance, default_threshold
 from concord.aggregation.rules_by_name import has_chance, rule_with, without_chance
@@ -32,14 +34,14 @@ class TrainConfig(RunConfig):
             """These options with the values in use."""
 
     def derived_options(self) -> dict[str, Any]:
-        """The aggregator that ``auto`` stands for, and the defaults of the penalty's weight and of β₁."""
+        """What ``auto`` stands for (aggregator, device), and the defaults of the penalty's weight and of β₁."""
         weight, beta1 = self.objective.penalty_weight, self.optimizer.beta1
         kind = objective_type(self.objective.objective)
         weight = kind.default_weight if weight is None else weight
         averaged = self.aggregation.environment_momentum > 0 and not kind.coupled
         if beta1 is None:
             beta1 = 0.0 if averaged else self.optimizer.betas[0]
-        chosen: dict[str, Any] = {"penalty_weight": weight, "beta1": beta1}
+        chosen: dict[str, Any] = {"penalty_weight": weight, "beta1": beta1, "device": device_of(self)}
         if self.aggregation.aggregator == "auto":
             chosen["aggregator"] = "and-mask" if self.objective.objective == "erm" else "mean"
         return super().derived_options() | chosen
@@ -96,10 +98,10 @@ class TrainConfig(RunConfig):
         return rule
 
     def gpu_request(self) -> tuple[float, str]:
-        """One for each worker, with --use-gpu."""
-        least = self.parallel.min_workers or self.parallel.workers
+        """One for each worker, with --device cuda."""
+        least = self.parallel.least_workers
         want = f"{least} workers want a GPU each" if least > 1 else "one worker wants a GPU"
-        return float(least) * self.parallel.use_gpu, f"--use-gpu: {want}"
+        return float(least) * (device_of(self) == "cuda"), f"--device cuda: {want}"
 
     def cpu_request(self) -> tuple[float, str]:
         """One for each worker with --min-workers or --wait-for-resources; otherwise workers share the CPUs."""
@@ -168,3 +170,12 @@ else:
 def parallel_of(config: RunConfig) -> ParallelOptions:
     """The worker options of a run; a job with a loop of its own has none."""
     return config.parallel if isinstance(config, TrainConfig) else ParallelOptions()
+
+
+def device_of(config: RunConfig) -> Literal["cpu", "cuda"]:
+    """The device of a run's workers, also for ``auto``; a job with a loop of its own has the CPU's."""
+    if not isinstance(config, TrainConfig):
+        return "cpu"
+    if config.parallel.device != "auto":
+        return config.parallel.device
+    return "cuda" if not config.run.on_cluster and torch.cuda.device_count() >= config.parallel.least_workers else "cpu"

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
+from concord.analysis.method_names import method_name
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
 _STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
