@@ -166,7 +166,7 @@ def test_a_wrong_option_has_the_line_of_the_command(
     [
         (
             lambda: concord.train("synthetic", learning_rate=1),
-            "learning_rate: there is no such option; did you mean --lr?",
+            "learning_rate: there is no such option; did you mean lr?",
         ),
         (lambda: concord.train("synthetic", epochs="3"), "--epochs '3': must be a whole number"),
         (lambda: concord.train("synthetic", epochs=2.5), "--epochs 2.5: must be a whole number"),

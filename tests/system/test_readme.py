@@ -239,7 +239,7 @@ def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
 def test_the_job_with_groups_of_parameters_trains(tmp_path: Path, hospitals: Path) -> None:
     text = snippet("job")
     (tmp_path / "my_job.py").write_text(text[: text.index("job = Job(")] + snippet("parameter-groups"))
-    config = {"data_dir": Path("hospitals"), "output": tmp_path / "runs", "epochs": 2, "evaluations": 1, "lr": 1e-2}
+    config = {"data": Path("hospitals"), "output": tmp_path / "runs", "epochs": 2, "evaluations": 1, "lr": 1e-2}
     job = load_job("my_job.py")
     assert 0 <= run(job, job.job.config.with_options(**config), lambda _: None).metrics["ood_accuracy"] <= 1
 
