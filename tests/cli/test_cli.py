@@ -56,12 +56,25 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
 
 # --- wrong words
 
+OWN_LOOP = Path(__file__).parents[1] / "jobs" / "descent.py"
+
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         ("", "no command given; the commands are jobs, train, tune, compare, report, .*concord --help"),
-        ("trian synthetic", "command trian: there is no such command; there are jobs, train, "),
+        ("trian synthetic", "command trian: there is no such command; did you mean train?"),
+        ("tain --help", "command tain: there is no such command; did you mean train?"),
+        ("status", "command status: there is no such command; did you mean submissions?"),
+        ("xyzzy", "command xyzzy: there is no such command; there are jobs, train, "),
+        ("stop", "stop: needs ID, the id of a submission; concord submissions lists them"),
+        ("logs", "logs: needs ID, the id of a submission; concord submissions lists them"),
+        ("train synthetic --use-gpu", "--use-gpu: there is no such option; did you mean --device?"),
+        ("train synthetic --data-dir x", "--data-dir x: there is no such option; did you mean --data?"),
+        ("train table --data-dir x", "--data-dir x: there is no such option; did you mean --data?"),
+        ("train synthetic --experiment x", "--experiment x: there is no such option; did you mean --name?"),
+        ("submit train synthetic --follow", "--follow: there is no such option; did you mean --wait?"),
+        (f"train {OWN_LOOP} --patience 3", "--patience: job descent has its own loop, without this; .* --help lists"),
         ("train --epochs 3", "train: no job is named"),
         ("train sythetic", "job sythetic: there is no such job; give one of .*synthetic.*, or a Python file"),
         ("train nowhere.py", "job nowhere.py: there is no such file"),

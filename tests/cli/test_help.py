@@ -65,6 +65,35 @@ def test_every_command_explains_itself(concord_: Concord, command: str) -> None:
     said = concord_(command, "--help")
     assert said.status == 0
     assert said.out.startswith(f"usage: concord {command}")
+    assert " JOB" in said.out.splitlines()[0] or len(said.out.splitlines()) <= ONE_SCREEN
+
+
+def test_help_of_a_command_has_its_arguments_and_a_line_for_each_option(concord_: Concord) -> None:
+    said = concord_("models", "--help").out
+    assert said.startswith("usage: concord models [DO] [NAME] [VERSION] [--option value] …")
+    assert options_in(said) == ["or-better", "output", "tracking-uri"]
+    assert "list, show, promote" in said
+    assert said.rstrip().endswith("concord models --help-all explains all 6 options in full.")
+    assert concord_("logs", "--help").out.startswith("usage: concord logs ID [--option value] …")
+    assert concord_("help").out == concord_("--help").out
+
+
+def test_a_wrong_option_and_help_of_a_job_need_no_library_but_torch() -> None:
+    program = """
+import sys
+from concord.cli import main
+assert main(["train", "table", "--lrr", "3"]) == 2
+assert main(["submit", "train", "table", "--lrr", "3"]) == 2
+for command in ("train", "tune"):
+    try:
+        main([command, "table", "--help"])
+    except SystemExit:
+        pass
+slow = {"ray", "mlflow", "pandas", "matplotlib", "sklearn", "scipy"} & set(sys.modules)
+assert not slow, slow
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_command_without_its_job_lists_the_jobs_and_is_refused(concord_: Concord) -> None:

@@ -27,7 +27,7 @@ BEST, LEAST = ("validation_accuracy", "max"), ("held_out_spread", "min")
 def summary(
     environments: Environments = SOME, criterion: Any = BEST, required: Any = None, **options: Any
 ) -> list[str]:
-    config = TrainConfig().with_options(**options).resolve()
+    config = TrainConfig().with_options(**{"device": "cpu", **options}).resolve()
     checked = PreflightResult(config, environments, torch.zeros(1, 3), {}, {}, criterion)
     job = dataclasses.replace(JOB, job=dataclasses.replace(JOB.job, required=required))
     return run_summary(job, config, RUN, checked, ())
@@ -39,6 +39,7 @@ def summary(
         (summary(), "data: 2 environments for training (0.1 of each held out)"),
         (summary(ALL, held_out=0.0), "data: 1 environment for training, 2 for validation, 1 for test"),
         (summary(), "run first: and-mask, 1 worker"),
+        (summary(device="cuda"), "run first: and-mask, 1 worker, on CUDA"),
         (summary(workers=2), "run first: and-mask, 2 workers on Ray Train"),
         (summary(), "champion: the version with the largest validation_accuracy"),
         (

@@ -36,6 +36,7 @@ COMMANDS = {
     "runs": "concord.cli.runs",
     **dict.fromkeys(("models", "ui"), "concord.cli.models"),
     "bench": "concord.cli.bench",
+    "completion": "concord.cli.completion",
 }
 
 USAGE = """\
@@ -55,6 +56,7 @@ usage: concord COMMAND [options]
   concord models                        the model registry: list, show, promote
   concord ui                            the MLflow UI on this machine's store
   concord bench                         the benchmark table, in minutes; --all measures everything
+  concord completion bash|zsh           a script that completes commands, jobs and options
 
 JOB is a name from `concord jobs` or a Python file of your own.
 Every command takes --help and --json; with --json the last line on standard output is one JSON object."""

@@ -170,8 +170,9 @@ def _method_and_data(
     if checked.objective is not None:
         method = checked.objective if method == "mean" else f"{checked.objective}-{method}"
     on_ray = " on Ray Train" if needs_ray_train(config) else ""
+    on_gpu = ", on CUDA" if config.parallel.device == "cuda" else ""
     return [
-        f"run {name}: {method}, {_count(config.parallel.workers, 'worker')}{on_ray}",
+        f"run {name}: {method}, {_count(config.parallel.workers, 'worker')}{on_ray}{on_gpu}",
         f"data: {_purposes(environments, config.data.held_out)}",
         *mask_lines(config, len(environments.train), methods_command(job, config, given)),
     ]

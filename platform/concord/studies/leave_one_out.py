@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.analysis.comparison_figures import Spread, left_out_figure
 from concord.errors import InputError, format_for_cli
 from concord.execution.preflight import preflight
 from concord.execution.spec import restored_config
@@ -211,6 +210,8 @@ def left_out_table(name: str, lines: Sequence[ResultLine], **parts: Any) -> Tabl
 
 def draw_left_out(folds: Folds, runs: Runs) -> object:
     """The figure of a comparison's folds."""
+    from concord.analysis.comparison_figures import Spread, left_out_figure  # with matplotlib, a third of a second
+
     values: dict[str, Spread] = {}
     for method, each in runs.items():
         found = [fold_values(run, folds) for run in each]
