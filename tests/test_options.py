@@ -279,7 +279,7 @@ ALIASES = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
     [
         ("a.yaml", "treshold: 0.5", "a.yaml: treshold: there is no such option; did you mean threshold?"),
         ("a.yaml", "lr: fast", "a.yaml: lr fast: must be a number"),
-        ("a.toml", "optimizer = 'adma'", "a.toml: optimizer adma: must be one of adam, sgd, temporal-and-mask"),
+        ("a.toml", "optimizer = 'adma'", "a.toml: optimizer adma: must be one of adam, adamw, sgd, temporal-and-mask"),
         ("a.yaml", "- lr", "a.yaml: holds list; expected a mapping of options by name"),
         ("a.json", "{", "a.json: cannot be read"),
         ("a.yaml", "lr: 1\nepochs: 2\nlr: 0.5", "a.yaml: cannot be read (lr is given twice)"),
