@@ -1,6 +1,7 @@
 """The evaluations of a run: loss and further measures on every environment by name, over all workers."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -68,6 +69,7 @@ class EnvironmentEvaluation:
     Attributes:
         function: maps the model and one environment to numbers by name. The model is on its device, in evaluation mode;
             there are no gradients. PyTorch's random numbers depend on the run's seed, the environment and the step.
+            A number may be None: undefined in this environment, which is then left out of the mean and the worst.
         modes: all names that the function gives: ``max`` if large is good, ``min`` if small is, or None, see
             :class:`Measure`.
 
@@ -75,7 +77,7 @@ class EnvironmentEvaluation:
         InputError: a mode is not one of these.
     """
 
-    function: Callable[[nn.Module, Environment], Mapping[str, float]]
+    function: Callable[[nn.Module, Environment], Mapping[str, float | None]]
     modes: Mapping[str, Mode | None]
 
     def __post_init__(self) -> None:
@@ -83,7 +85,7 @@ class EnvironmentEvaluation:
             if mode not in ("max", "min", None):
                 raise InputError(f"EnvironmentEvaluation: mode {mode!r} of {name}: give max or min")
 
-    def __call__(self, model: nn.Module, part: "EvaluatedPart", seed: int, step: int) -> dict[str, float]:
+    def __call__(self, model: nn.Module, part: "EvaluatedPart", seed: int, step: int) -> dict[str, float | None]:
         """The numbers of a part of the data; empty if another worker has the part."""
         if part.data is None:
             return {}
@@ -97,7 +99,7 @@ class EnvironmentEvaluation:
             raise InputError(
                 f"evaluation of environment {part.name}: gave {found or 'nothing'}; expected {', '.join(self.modes)}"
             )
-        return {name: float(given[name]) for name in self.modes}
+        return {name: None if (value := given[name]) is None else float(value) for name in self.modes}
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def evaluate(
     examples_at_once: int = 4096,
     step: int = 0,
     evaluation: EnvironmentEvaluation | None = None,
-    numbers: Sequence[Mapping[str, float]] = (),
+    numbers: Sequence[Mapping[str, float | None]] = (),
     readers: int = 0,
 ) -> dict[str, float]:
     """Evaluate all parts; every worker calls it with the same parts and its own data, and gets the same result.
@@ -278,8 +280,9 @@ def evaluate(
     model.train(training)
     for row, weight, part, given in zip(sums, weights, parts, numbers, strict=False):
         for index, value in enumerate(given.values(), start=1 + len(known)):
-            weight[index] = len(part.data or ())
-            row[index] = value * weight[index]
+            if value is not None:
+                weight[index] = len(part.data or ())
+                row[index] = value * weight[index]
     if process.world_size > 1:
         sums, weights = process.all_reduce(torch.stack([sums, weights]).to(process.device)).cpu().unbind()
     metrics: dict[str, float] = {}
@@ -289,8 +292,8 @@ def evaluate(
             means = sums[rows, index] / weights[rows, index]
             metrics[split_metric(split, measure_name)] = float(sums[rows, index].sum() / weights[rows, index].sum())
             if (mode := mode_of[measure_name]) is not None:
-                poorest = means.max() if mode == "min" else means.min()  # NaN if one of them is
-                metrics[split_metric(split, measure_name, worst=True)] = float(poorest)
+                defined = means[weights[rows, index] > 0].tolist()
+                metrics[split_metric(split, measure_name, worst=True)] = worst(defined, mode) if defined else math.nan
             for at, value in zip(rows, means.tolist(), strict=True):
                 metrics[environment_metric(measure_name, split, parts[at].name)] = value
     return metrics

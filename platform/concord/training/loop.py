@@ -493,7 +493,7 @@ class _Run:
         """Metrics on all environments; without validation environments the held-out parts are ``validation``."""
         self.average_buffers()
         own, model = self.evaluation, self.evaluated
-        numbers: list[dict[str, float]] = []
+        numbers: list[dict[str, float | None]] = []
         if own is not None:
             numbers = _on_all_ranks(
                 lambda: [own(model, part, self.config.run.seed, step) for part in self.parts], self.process
