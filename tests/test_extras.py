@@ -45,9 +45,15 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     ],
 )
 def test_what_needs_an_extra_says_so_in_one_line_and_leaves_nothing(
-    without: Callable[[str], None], concord_: Concord, extra: str, command: str, what: str
+    without: Callable[[str], None],
+    concord_: Concord,
+    monkeypatch: pytest.MonkeyPatch,
+    extra: str,
+    command: str,
+    what: str,
 ) -> None:
     without(extra)
+    monkeypatch.setattr(extras, "_published_elsewhere", lambda _: None)
     said = concord_(*command.split())
     assert said.status == 2
     assert said.err.splitlines()[-1] == f"concord: {what} needs {EXTRAS[extra][0]}: {install_command(extra)}"
@@ -131,10 +137,14 @@ def test_the_line_calls_the_pip_of_this_python(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_where_procgen_is_not_published_no_line_is_given(
+def test_where_a_package_is_not_published_no_line_is_given(
     without: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without("coinrun")
+    without("box2d")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    with pytest.raises(InputError, match=r"published for Python 3\.11 and 3\.12 on Linux on x86-64 alone$"):
+    with pytest.raises(InputError, match=r"Procgen, .* for Python 3\.11 and 3\.12 on Linux on x86-64 alone$"):
         require_extra("coinrun", "an agent")
+    monkeypatch.setattr("sys.version_info", (3, 14, 0))
+    with pytest.raises(InputError, match=r"Box2D, which is published for Python 3\.11 to 3\.13 alone$"):
+        require_extra("box2d", "a task")

@@ -27,7 +27,6 @@ EXTRAS = {
     "mujoco": ("MuJoCo", ("mujoco", "gymnasium")),
 }
 _SOURCES = Path(__file__).parents[2]
-_PROCGEN = (("Linux", "x86_64", (3, 11)), ("Linux", "x86_64", (3, 12)))  # its wheels, as in pyproject.toml
 
 
 def require_extra(extra: str, what: str) -> None:
@@ -35,9 +34,17 @@ def require_extra(extra: str, what: str) -> None:
     name, modules = EXTRAS[extra]
     if all(find_spec(module) for module in modules):
         return
-    if extra == "coinrun" and (platform.system(), platform.machine(), sys.version_info[:2]) not in _PROCGEN:
-        raise InputError(f"{what} needs Procgen, which is published for Python 3.11 and 3.12 on Linux on x86-64 alone")
-    raise InputError(f"{what} needs {name}: {install_command(extra)}")
+    raise InputError(f"{what} needs {_published_elsewhere(extra) or f'{name}: {install_command(extra)}'}")
+
+
+def _published_elsewhere(extra: str) -> str | None:
+    """For which systems the extra has wheels, if not for this one; as its markers in pyproject.toml."""
+    linux = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    if extra == "coinrun" and not (linux and sys.version_info < (3, 13)):
+        return "Procgen, which is published for Python 3.11 and 3.12 on Linux on x86-64 alone"
+    if extra == "box2d" and sys.version_info >= (3, 14):
+        return "Box2D, which is published for Python 3.11 to 3.13 alone"
+    return None
 
 
 def install_command(extra: str, *, replaced: str = "") -> str:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from concord.runs.execute import only_process
-from concord.runs.spec import restored_config
+from concord.execution.execute import only_process
+from concord.execution.spec import restored_config
 from concord.training import TrainConfig
 from concord.training.options import RunConfig, device_of
 
