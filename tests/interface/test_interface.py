@@ -223,6 +223,20 @@ def test_a_domain_of_python_is_the_one_of_the_command_line(domain: Any) -> None:
     assert (name, parse_entry("lr", text)) == ("lr", domain)
 
 
+def test_a_frame_is_the_table_that_a_file_has(hospitals_of_the_readme: Path) -> None:
+    frame = pandas.read_csv("patients.csv")
+    frame.to_parquet("patients.parquet")
+    options: dict[str, Any] = {"environment": "hospital", "target": "died", "epochs": 1, "register": False}
+    given = concord.train("table", data=frame, name="frame", **options)
+    read = concord.train("table", data="patients.parquet", name="file", **options)
+    assert given.history.drop(columns="steps_per_second").equals(read.history.drop(columns="steps_per_second"))
+    again = concord.train("table", data=frame.copy(), name="frame", resume=True, **options)
+    assert again.options["data"] == given.options["data"]
+    assert len(list((hospitals_of_the_readme / "concord-runs" / "frames").iterdir())) == 1
+    with pytest.raises(concord.InputError, match="environment=hospital: no such column"):
+        concord.train("table", data=frame.drop(columns="hospital"), **options)
+
+
 @pytest.mark.parametrize("name", PYTHON)
 def test_the_page_on_python_runs_as_it_stands(ray_cluster: None, hospitals_of_the_readme: Path, name: str) -> None:
     exec(compile(snippet(name), f"{name}.py", "exec"), {"__name__": "__main__"})

@@ -1,5 +1,6 @@
 """The options of a command on a job: given values over those of a file, of a record, and the job's defaults."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +26,14 @@ from concord.options import (
     shortened,
 )
 from concord.record import folder_of, read_record, require_run
-from concord.storage import check_address, resolve
+from concord.storage import check_address, display_path, is_remote, resolve
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.study_options import compare_options_for, options_for
 from concord.training.job import JobFile, with_recorded_rule, with_rule
 from concord.training.rule_file import RuleFile
 
 Record = Mapping[str, Any]
+_FRAMES = "frames"  # in the output folder
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,34 @@ def _typed(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     for name in values:
         if name not in known:
             raise InputError(f"{name}: there is no such option{did_you_mean(name, known)}")
+    frames = {name: value for name, value in values.items() if _is_frame(value) and fits(Path(), known[name].hint)}
     # A number of NumPy's or torch's has item().
-    plain = {name: value.item() if _is_number(value) else value for name, value in values.items()}
+    plain = {name: value.item() if _is_number(value) else value for name, value in values.items() if name not in frames}
     found = from_plain(known, plain)
     for name, value in found.items():
         if not fits(value, known[name].hint):
             raise InputError(f"{flag_of(name)} {shortened(repr(values[name]))}: must be {kind_of(known[name].hint)}")
-    return found
+    output = _output(values.get("output"))
+    return {**found, **{name: _kept_frame(frame, output) for name, frame in frames.items()}}
+
+
+def _is_frame(value: Any) -> bool:
+    return hasattr(value, "to_parquet")
+
+
+def _kept_frame(frame: Any, output: Path) -> Path:
+    """The file of a pandas frame in the output folder, named by its content: a run may resume, and workers read it."""
+    import pandas
+
+    if is_remote(output):
+        raise InputError(f"--output {display_path(output)}: a frame is kept in a local folder; give the data as a file")
+    digest = hashlib.sha256(repr(list(frame.columns)).encode())
+    digest.update(pandas.util.hash_pandas_object(frame).to_numpy().tobytes())
+    file = resolve(output) / _FRAMES / f"{digest.hexdigest()[:24]}.parquet"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(file)
+    return file
 
 
 def _is_number(value: Any) -> bool:

@@ -43,7 +43,8 @@ def train(job: AnyJob, *, callbacks: Sequence[Callback] = (), **options: Any) ->
         job: a name from ``concord jobs``, the path of a Python file with ``job = Job(…)``, or a :class:`Job`.
         callbacks: called as the run trains, see :class:`~concord.training.callback.Callback`.
         options: as on the command line, with ``_`` for ``-``: ``lr=0.01, test=["west"]``. ``concord train JOB
-            --help-all`` explains them.
+            --help-all`` explains them. A pandas frame may stand where a file is expected, as for ``data``; it is kept
+            in the output folder.
 
     Raises:
         InputError: an option or the job is wrong; nothing was written.
