@@ -317,6 +317,36 @@ def test_a_scaler_finds_the_gradients_scaled(given: bool) -> None:
     close([gradient / 1024 for gradient in gradients(stacked)], gradients(unscaled))
 
 
+@pytest.mark.parametrize("vectorize", [None, True, False])
+def test_stacked_gradients_under_autocast_are_those_with_the_option(vectorize: bool | None) -> None:
+    batch = INPUTS.view(3, 8, 4), TARGETS.view(3, 8)
+    found, expected, full = network(), network(), network()
+    with torch.autocast("cpu", torch.bfloat16):
+        StackedGradients(found, cross_entropy, AndMask(threshold=0.5), vectorize=vectorize)(batch)
+    half = {"autocast": torch.bfloat16, "vectorize": vectorize}
+    StackedGradients(expected, cross_entropy, AndMask(threshold=0.5), **half)(batch)
+    StackedGradients(full, cross_entropy, AndMask(threshold=0.5), vectorize=vectorize)(batch)
+    for pair in zip(gradients(found), gradients(expected), strict=True):
+        torch.testing.assert_close(*pair, rtol=1e-2, atol=1e-3)
+    assert any(not torch.equal(*pair) for pair in zip(gradients(found), gradients(full), strict=True))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_gradients_changed_between_passes_are_refused(replaced: bool) -> None:
+    model = network()
+    examples = per_example(model, AndMask(threshold=0.2))
+    backward(model, slice(0, 8))
+    weight = next(model.parameters())
+    assert weight.grad is not None
+    if replaced:
+        weight.grad = weight.grad / 2
+    else:
+        weight.grad /= 2
+    with pytest.raises(InputError, match=r"0\.weight: its gradient was changed after backward, as by clipping"):
+        backward(model, slice(8, 24))
+    examples.discard()
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_in_lightning_and_the_trainer_per_example_comes_before_clipping(tmp_path: Path) -> None:
     import lightning

@@ -350,6 +350,8 @@ class ExampleHooks(Capture[_Pass]):
                 raise InputError("per-example gradients: zero_grad() was not called since the last aggregate()")
             if self.examples and self._dropped():
                 self.reset()  # an earlier backward pass, the gradients of which the user has thrown away
+            else:
+                self._require_gradients_of_backward()
             self._task, self._scale = task, scale
             torch.autograd.Variable._execution_engine.queue_callback(self._note_gradients)
         elif scale != self._scale or any(of.examples != each.examples and not each.whole for each in self._open):
