@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every process would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow lint resolve rooms tables bench cluster cluster-down clean
+.PHONY: demo test test-slow lint docs notebooks resolve rooms concepts tables bench cluster cluster-down clean
 
 demo: $(VENV)/installed
 	$(BIN)/concord demo
@@ -27,11 +27,20 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 resolve: $(VENV)/installed-dev
 	$(BIN)/python tests/system/resolution_checks.py
 
 rooms: $(VENV)/installed-dev
 	$(BIN)/python docs/rooms.py
+
+concepts: $(VENV)/installed
+	$(BIN)/python docs/concepts.py
+
+notebooks: $(VENV)/installed-dev
+	$(BIN)/python docs/notebooks.py
 
 tables: $(VENV)/installed
 	$(BIN)/python docs/documents.py docs/results README.md docs/*.md
@@ -46,7 +55,7 @@ cluster-down: $(BIN)/python
 	$(SUDO) $(abspath $(BIN))/python cluster/local/cluster.py down
 
 clean:
-	rm -rf $(VENV) dist
+	rm -rf $(VENV) dist site
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Concord needs Python 3.11 or 3.12: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -61,5 +70,5 @@ $(VENV)/installed-server: $(VENV)/installed
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,box2d,mujoco,flights,images,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,box2d,mujoco,flights,images,dev,docs]'
 	@touch $@
