@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every process would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-lowest lint resolve dist rooms tables bench cluster cluster-down clean
+.PHONY: demo test test-slow test-lowest lint docs notebooks resolve dist rooms concepts tables bench cluster cluster-down clean
 
 demo: $(VENV)/installed
 	$(BIN)/concord demo
@@ -36,6 +36,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 resolve: $(VENV)/installed-dev
 	$(BIN)/python tests/system/resolution_checks.py
 
@@ -48,6 +51,12 @@ dist: $(VENV)/installed-dev
 
 rooms: $(VENV)/installed-dev
 	$(BIN)/python docs/rooms.py
+
+concepts: $(VENV)/installed
+	$(BIN)/python docs/concepts.py
+
+notebooks: $(VENV)/installed-dev
+	$(BIN)/python docs/notebooks.py
 
 tables: $(VENV)/installed
 	$(BIN)/python docs/documents.py docs/results README.md docs/*.md
@@ -62,7 +71,7 @@ cluster-down: $(BIN)/python
 	$(SUDO) $(abspath $(BIN))/python cluster/local/cluster.py down
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest dist
+	rm -rf $(VENV) $(VENV)-lowest dist site
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Concord needs Python 3.11 to 3.14: make PYTHON=/path/to/python3.12"; exit 1; }
@@ -77,7 +86,7 @@ $(VENV)/installed-server: $(VENV)/installed
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,box2d,mujoco,flights,images,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,box2d,mujoco,flights,images,dev,docs]'
 	@touch $@
 
 $(VENV)-lowest/installed: pyproject.toml | $(VENV)/installed-dev

@@ -5,8 +5,9 @@ import io
 import itertools
 import json
 import os
+import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -24,7 +25,17 @@ from concord.execution.key import recorded_config
 from concord.execution.spec import restored_config
 from concord.interface.option_file import FileOptions
 from concord.job_files import built_in_jobs
-from concord.options import OptionGroup, Role, as_text, did_you_mean, names_of, option_values, options_of
+from concord.options import (
+    NEEDED,
+    OptionGroup,
+    Role,
+    as_text,
+    defaults_of,
+    did_you_mean,
+    names_of,
+    option_values,
+    options_of,
+)
 from concord.record import write_record
 from concord.storage import Folder
 from concord.training import TrainConfig, load_job
@@ -386,3 +397,23 @@ def test_a_name_far_from_all_others_has_no_suggestion(name: str) -> None:
 @pytest.mark.parametrize(("name", "near"), [("--lrr", "--lr"), ("-lr", "--lr"), ("--epoch", "--epochs"), ("lrr", "lr")])
 def test_a_near_name_is_suggested_as_it_is_written(name: str, near: str) -> None:
     assert did_you_mean(name, [near, "--name"]) == f"; did you mean {near}?"
+
+
+def test_a_class_that_was_sent_by_value_has_its_options() -> None:
+    """As a worker gets one of a notebook: its fields hold a copy of ``dataclasses.MISSING``."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Sent(OptionGroup):
+        width: int
+        depth: int = 2
+        names: tuple[str, ...] = field(default_factory=tuple)
+
+    for each in fields(Sent):
+        for part in ("default", "default_factory"):
+            setattr(each, part, pickle.loads(pickle.dumps(getattr(each, part))))
+    assert {name: option.default for name, option in options_of(Sent).items()} == {
+        "width": NEEDED,
+        "depth": 2,
+        "names": (),
+    }
+    assert defaults_of(Sent) == Sent(width=NEEDED)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -176,9 +176,9 @@ def _options_of(kind: Any) -> Mapping[str, Option]:
         if isinstance(hint, type) and issubclass(hint, OptionGroup):
             inner = [dataclasses.replace(each, groups=(field.name, *each.groups)) for each in options_of(hint).values()]
         else:
-            default = NEEDED if field.default is dataclasses.MISSING else field.default
-            if field.default_factory is not dataclasses.MISSING:
-                default = field.default_factory()
+            default = field.default if _is_given(field.default) else NEEDED
+            if _is_given(field.default_factory):
+                default = cast(Callable[[], Any], field.default_factory)()
             detail = _DETAIL in getattr(hints[field.name], "__metadata__", ())
             inner = [Option(field.name, (), hint, role, default, detail)]
         for option in inner:
@@ -222,9 +222,14 @@ def defaults_of(kind: type[Any]) -> Any:
     needed = [
         field.name
         for field in dataclasses.fields(kind)
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.init and not _is_given(field.default) and not _is_given(field.default_factory)
     ]
     return kind(**dict.fromkeys(needed, NEEDED))
+
+
+def _is_given(default: object) -> bool:
+    """Whether a field has this default. A class of a notebook has a copy of ``dataclasses.MISSING`` on a worker."""
+    return not isinstance(default, type(dataclasses.MISSING))
 
 
 def from_plain(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:

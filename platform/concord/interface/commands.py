@@ -48,7 +48,8 @@ def train(job: AnyJob, *, callbacks: Sequence[Callback] = (), **options: Any) ->
 
     Raises:
         InputError: an option or the job is wrong; nothing was written.
-        RunFailedError: the training failed; it can be resumed. StoppedError: it was interrupted.
+        RunFailedError: the training failed; it can be resumed.
+        StoppedError: it was interrupted.
     """
     with left_as_found():
         if wrong := [each for each in callbacks if not isinstance(each, Callback)]:
@@ -72,7 +73,8 @@ def tune(job: AnyJob, *, vary: Mapping[str, Entry] | Sequence[str] = (), **optio
         options: of the study, such as ``trials``, and of the job, which are then the same in every trial.
 
     Raises:
-        As :func:`train`.
+        InputError: as in :func:`train`.
+        RunFailedError: as in :func:`train`.
     """
     with left_as_found():
         if isinstance(vary, Mapping):
@@ -104,7 +106,8 @@ def compare(
         options: of the comparison, such as ``seeds``, and of the job, which are then the same in every run.
 
     Raises:
-        As :func:`train`; UnfinishedError if some runs failed, with the others kept.
+        InputError: as in :func:`train`.
+        UnfinishedError: some runs failed; the others are kept.
     """
     with left_as_found():
         file = JobFile.of(job)
