@@ -48,7 +48,7 @@ def _of_every_run() -> Iterator[str]:
     for field in dataclasses.fields(TrainConfig):
         group = type(getattr(TrainConfig(), field.name))
         yield f"### {field.name.replace('_', ' ').capitalize()}\n\n{help_of(group)}\n"
-        yield _table(option_help(group, group()).values())
+        yield _table(option_help(group, default=group()).values())
 
 
 def _of_commands() -> Iterator[str]:
@@ -67,7 +67,7 @@ def _of_commands() -> Iterator[str]:
     for name, kind in kinds.items():
         if kind is not None and options_of(kind):
             yield f"### concord {name}\n\n{inspect.cleandoc(kind.__doc__ or '').partition(chr(10) * 2)[0]}\n"
-            yield _table(option_help(kind, _defaults(kind)).values())
+            yield _table(option_help(kind, default=_defaults(kind)).values())
 
 
 def _defaults(kind: type[Any]) -> Any:
@@ -81,7 +81,7 @@ def _of_jobs() -> Iterator[str]:
         yield f"### {text.name}\n\n{text.title}\n"
         config = load_job(text.name).job.config
         platform = options_of(TrainConfig)
-        own = {name: each for name, each in option_help(type(config), config).items() if name not in platform}
+        own = {name: each for name, each in option_help(type(config), default=config).items() if name not in platform}
         yield _table(own.values()) if own else "No options of its own.\n"
 
 
