@@ -150,6 +150,13 @@ def test_help_of_a_study_or_a_comparison_begins_with_its_own_options(
     assert "--batch-norm" in of_the_job
 
 
+def test_an_option_that_a_job_declares_in_its_own_way_is_among_its_own(concord_: Concord) -> None:
+    said = concord_("train", "table", "--help").out
+    assert options_in(said)[:3] == ["data", "environment", "target"]
+    assert options_in(said).count("data") == 1
+    assert "CSV or Parquet file, or a folder with one file" in said
+
+
 def test_help_of_a_comparison_without_tables_names_what_there_is(concord_: Concord) -> None:
     said = concord_("compare", "table", "--help")
     assert said.status == 0

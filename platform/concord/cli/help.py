@@ -100,7 +100,7 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
 
     platform = options_of(TrainConfig if isinstance(job.job.config, TrainConfig) else RunConfig)
     declared = options_of(type(job.job.config))
-    own = [name for name, option in declared.items() if name not in platform and not option.detail]
+    own = [name for name, option in declared.items() if option != platform.get(name) and not option.detail]
     title = " ".join(str(type(options).__doc__).split())
     if command == "train":
         title = JobText(job.name, job.source).title or str(job.job.config.__doc__).split("\n")[0]
