@@ -276,7 +276,6 @@ _LONGEST_SHOWN = 80
 # Names of earlier versions and of other libraries (PyTorch, Transformers, Lightning, DomainBed, MLflow), and ours.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "learning-rate": ("lr",),
-    "weight-decay": ("l2",),
     **dict.fromkeys(("clip-grad-norm", "max-grad-norm", "gradient-clip-val"), ("clip",)),
     "num-workers": ("readers",),
     **dict.fromkeys(("use-gpu", "accelerator", "gpus"), ("device",)),

@@ -384,7 +384,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         getattr(importlib.import_module(COMMANDS[command]), command)([*rest, "--print-config"], True)
     elif command in submit.SUBMITTED:
         submit.check_command(
-            read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}", continues=False)
+            read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}", submit.Submit)
         )
     else:
         if command == "report" and (named := tables_and_options(rest[1:])[0]):
