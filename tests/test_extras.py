@@ -79,7 +79,7 @@ def test_a_clone_that_plays_nothing_needs_only_its_data(
 
 def test_every_extra_for_users_is_known_by_name_and_modules() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(EXTRAS) == set(declared) - {"dev", "server", "test"}
+    assert set(EXTRAS) == set(declared) - {"dev", "docs", "server", "test"}
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == extras.DISTRIBUTION
 
 

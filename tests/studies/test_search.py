@@ -379,7 +379,7 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("lr=0.1,fast",), set(), "space: lr fast: must be a number"),
         (("lr=0.1,none",), set(), "space: lr None: must be a number"),
         (("rescale=0,1",), set(), "space: rescale 0: must be true or false"),
-        (("optimizer=adam,lion",), set(), "space: optimizer lion: must be one of adam, sgd"),
+        (("optimizer=adam,lion",), set(), "space: optimizer lion: must be one of adam, adamw, sgd"),
         (("flip=no,none",), set(), "space: flip no: must be one of none, random"),
         (("title=a,2",), set(), "space: title 2: must be text"),
         (("milestones=0.5,0.75",), set(), "space: milestones 0.5: must be a list, each a number"),
@@ -408,7 +408,7 @@ def test_what_cannot_be_varied_is_refused(vary: tuple[str, ...], given_options: 
         (Space({"s": OneOf({"a": {"l3": 0.1}})}), "space: l3: the job has no such option"),
         (Space({"s": OneOf({"a": {"threshold": 2.0}})}), "space: --threshold 2.0: the agreement threshold must lie"),
         (Space({"lr": Choice(0.1, 1), "threshold": 2.0}), "space: --threshold 2.0: the agreement threshold must lie"),
-        (Space({"optimizer": OneOf({"lion": {"lr": 0.1}})}), "space: optimizer lion: must be one of adam, sgd"),
+        (Space({"optimizer": OneOf({"lion": {"lr": 0.1}})}), "space: optimizer lion: must be one of adam, adamw, sgd"),
         (Space({"milestones": Choice((0.5,), ("a",))}), "space: milestones ('a',): must be a list, each a number"),
         (
             Space({"widths": Choice((1, 2), (1, 2, 3))}),

@@ -21,9 +21,9 @@ PRIVATE = {
     "mlflow.store.db.utils": "tracking/database.py",
     "mlflow.utils.credentials": "tracking/client.py",
     "mlflow.utils.rest_utils": "tracking/client.py",
-    "ray._private.services": "runs/session.py",
-    "ray._private.worker": "runs/local_ray.py",
-    "ray.train.v2._internal.constants": "runs/ray_train.py",
+    "ray._private.services": "execution/session.py",
+    "ray._private.worker": "execution/local_ray.py",
+    "ray.train.v2._internal.constants": "execution/ray_train.py",
     "tyro._errors": "cli/parsing.py",
 }
 

@@ -88,7 +88,7 @@ from concord.training.worker_data import check_environments
 
 job = load_job(sys.argv[1])
 config, methods = job.job.config, methods_options_for(job)
-helps = option_help(type(config), config) | option_help(MethodsOptions, MethodsOptions())
+helps = option_help(type(config), default=config) | option_help(MethodsOptions, default=MethodsOptions())
 tiny = config.with_options(aggregator="shrunk", shrinkage=0.001)
 rule, objective = config.with_options(aggregator="shrunk", shrinkage=0.25), config.with_options(objective="risk-gap")
 

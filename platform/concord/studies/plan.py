@@ -403,7 +403,7 @@ def _derived(config: RunConfig, resolved: RunConfig) -> Point:
     given, unused = option_values(config), resolved.unused()
     return {
         name: str(value) if isinstance(value, Path) else value
-        for name, value in option_values(resolved).items()
+        for name, value in science_values(resolved).items()
         if value != given[name] and name not in unused and not is_secret(name)
     }
 
