@@ -73,12 +73,20 @@ def test_on_ray_train_the_driver_s_callback_hears_of_all_but_steps(ray_cluster: 
     assert given.calls["step"] == 0
     assert (given.calls["begin"], given.calls["evaluation"], given.calls["end"]) == (1, 2, 1)
 
-
-def test_an_exception_of_a_callback_ends_the_run_with_its_line(output: Path) -> None:
     class Wrong(concord.Callback):
         def on_evaluation(self, evaluation: Evaluation) -> None:
             raise KeyError("mine")
 
+    with pytest.raises(concord.RunFailedError, match="training failed: KeyError: 'mine'"):
+        concord.train(made_job(), callbacks=[Wrong()], output=output, workers=2, register=False)
+
+
+@pytest.mark.parametrize("method", ["on_train_begin", "on_step", "on_metrics", "on_evaluation", "on_checkpoint"])
+def test_an_exception_of_a_callback_ends_the_run_with_its_line(output: Path, method: str) -> None:
+    def wrong(*_: Any) -> None:
+        raise KeyError("mine")
+
+    Wrong = type("Wrong", (concord.Callback,), {method: wrong})  # noqa: N806
     with pytest.raises(concord.RunFailedError, match="training failed: KeyError: 'mine'"):
         concord.train(made_job(), callbacks=[Wrong()], output=output, name="a")
     assert concord.load("a", made_job(), output=output).status == "FAILED"  # type: ignore[union-attr]

@@ -240,6 +240,9 @@ def test_a_frame_is_the_table_that_a_file_has(hospitals_of_the_readme: Path) -> 
 @pytest.mark.parametrize("name", PYTHON)
 def test_the_page_on_python_runs_as_it_stands(ray_cluster: None, hospitals_of_the_readme: Path, name: str) -> None:
     exec(compile(snippet(name), f"{name}.py", "exec"), {"__name__": "__main__"})
+    runs = recorded(hospitals_of_the_readme / "concord-runs")
+    assert runs
+    assert {status for status, *_ in runs.values()} == {"FINISHED"}
 
 
 # --- a job that a program makes

@@ -63,7 +63,7 @@ class _Reader:
     def __init__(self) -> None:
         self.found: dict[int, Definition] = {}
         self.modules: set[str] = set()
-        self._seen: list[Any] = []  # kept, so that no other object takes an address
+        self._seen: dict[int, Any] = {}  # the objects are kept, so that no other takes an address
 
     def text(self, value: Any) -> str:
         """A value as text, with the names of functions and classes in place of them."""
@@ -92,9 +92,9 @@ class _Reader:
                 if not _installed(_file_of(value)):
                     self._add(value)
                 return f"{value.__module__}.{value.__qualname__}"
-        if id(value) in map(id, self._seen):
+        if id(value) in self._seen:
             return "again"
-        self._seen.append(value)
+        self._seen[id(value)] = value
         kind = self.text(type(value))
         if dataclasses.is_dataclass(value):
             fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
@@ -113,7 +113,7 @@ class _Reader:
         name = value.__qualname__
         self.modules.add(value.__module__)
         self.found[id(value)] = Definition(name, "", _source(value))  # it may refer to itself
-        self._seen.append(value)
+        self._seen[id(value)] = value
         content = self._function(value) if isinstance(value, FunctionType) else self._class(value)
         self.found[id(value)] = self.found[id(value)]._replace(content=content)
 

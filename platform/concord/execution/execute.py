@@ -127,25 +127,31 @@ def _with_callbacks(
     """Execute a run, and call the callbacks as its events come."""
     run = TrainingRun(task.folder.place.name, task.folder.path, task.options, resumed=start is not None)
 
-    def called(name: str, /, **fields: Any) -> None:
+    def call(method: str, *arguments: Any) -> None:
+        try:
+            for each in callbacks:
+                getattr(each, method)(*arguments)
+        except (InputError, RunFailedError):
+            raise
+        except Exception as error:
+            raise failure(error, task.path) from error
+
+    def record(name: str, /, **fields: Any) -> None:
         sink(name, **fields)
-        for each in callbacks:
-            if name == "metrics":
-                each.on_metrics(fields["step"], fields["metrics"])
-            elif name == "evaluated":
-                each.on_evaluation(Evaluation(**fields))
-            elif name == "checkpoint":
-                each.on_checkpoint(task.folder.path / CHECKPOINTS / fields["name"], fields["step"])
+        if name == "metrics":
+            call("on_metrics", fields["step"], fields["metrics"])
+        elif name == "evaluated":
+            call("on_evaluation", Evaluation(**fields))
+        elif name == "checkpoint":
+            call("on_checkpoint", task.folder.path / CHECKPOINTS / fields["name"], fields["step"])
 
     if task.on_ray_train:
         task = _for_workers(task)
-    for each in callbacks:
-        each.on_train_begin(run)
+    call("on_train_begin", run)
     try:
-        yield from _executed(task, job, called, start, load)
+        yield from _executed(task, job, record, start, load)
     finally:
-        for each in callbacks:
-            each.on_train_end(run)
+        call("on_train_end", run)
 
 
 def _for_workers(task: RunTask) -> RunTask:

@@ -1,5 +1,6 @@
 """What becomes of a run that has trained: figures, data and model in MLflow, a version in the registry, advice."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -14,13 +15,13 @@ from concord.environments import Environments
 from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError
 from concord.execution.execute import CHECKPOINTS
-from concord.execution.lifecycle import Info, reopened
+from concord.execution.lifecycle import Info, send_again
 from concord.execution.preflight import PreflightResult, preflight, required
 from concord.execution.spec import JOB
 from concord.execution.trained_model import last_model, model_of_run
 from concord.record import OpenRun, Run
 from concord.source_file import reason
-from concord.tracking import ExportError, Mirror, Registered, Store, log_model, register
+from concord.tracking import ExportError, Registered, Store, log_model, register
 from concord.tracking.datasets import log_data
 from concord.training.advice import advice
 from concord.training.checkpoint import MODEL
@@ -32,7 +33,6 @@ from concord.training.options import ResolvedConfig, ResolvedTrainConfig
 _WEIGHTS = "weights"
 _NOT_CALLED = "the job's risk does not call it as a function of tensors"
 FIGURES, _METRICS = "figures", "metrics.json"
-_SENDING_SECONDS = 30.0  # how long MLflow may take to have a later registration
 _NAMED = 8  # more environments of a score are counted
 
 
@@ -131,11 +131,11 @@ def register_later(job: JobFile, run: Run, tracking_uri: str | None = None) -> s
     registered = _register(trained.job, config, store, trained.run_id, report["model"], report["metrics"], checked)
     uri = f"models:/{registered.name}/{registered.version}"
     again = {**report, "model": uri, "champion": registered.champion, "registration": registered.reason}
-    mirror = Mirror(store)
-    with run.folder.locked("run"), reopened(run, mirror) as opened:
-        opened.append("ended", status="FINISHED", report=again)
-        opened.sync()
-    mirror.close(_SENDING_SECONDS)
+    with run.folder.locked("run"):
+        with contextlib.closing(OpenRun(run.folder, run.record)) as opened:
+            opened.append("ended", status="FINISHED", report=again)
+            opened.sync()
+        send_again(opened, store)
     return uri
 
 

@@ -26,7 +26,7 @@ from concord.options import (
     shortened,
 )
 from concord.record import folder_of, read_record, require_run
-from concord.storage import check_address, display_path, is_remote, resolve
+from concord.storage import Folder, check_address, display_path, is_remote, resolve
 from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.study_options import compare_options_for, options_for
 from concord.training.job import JobFile, with_recorded_rule, with_rule
@@ -155,11 +155,10 @@ def _kept_frame(frame: Any, output: Path) -> Path:
         raise InputError(f"--output {display_path(output)}: a frame is kept in a local folder; give the data as a file")
     digest = hashlib.sha256(repr(list(frame.columns)).encode())
     digest.update(pandas.util.hash_pandas_object(frame).to_numpy().tobytes())
-    file = resolve(output) / _FRAMES / f"{digest.hexdigest()[:24]}.parquet"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        frame.to_parquet(file)
-    return file
+    folder, name = Folder(output) / _FRAMES, f"{digest.hexdigest()[:24]}.parquet"
+    if not (folder.path / name).exists():
+        folder.write(name, frame.to_parquet())
+    return folder.path / name
 
 
 def _is_number(value: Any) -> bool:
@@ -172,7 +171,7 @@ def default_options(command: str, job: JobFile, called: str, tables: Sequence[st
         return job.job.config
     if command == "tune":
         return options_for(job.job.config, list(job.job.studies))
-    from concord.studies.leave_one_out import leave_one_out_options_for  # imports Ray, which takes a second
+    from concord.studies.leave_one_out import leave_one_out_options_for
     from concord.studies.methods import methods_options_for
 
     for name, options_of_name in ((METHODS, methods_options_for), (LEAVE_ONE_OUT, leave_one_out_options_for)):

@@ -126,7 +126,7 @@ def compared(command: JobCommand) -> Comparison:
         plan = plan_methods(command.job, command.options, command.given)
         return Methods(run_methods(plan, command.words(), info), command.job)
     if LEAVE_ONE_OUT in command.tables:
-        from concord.studies.leave_one_out import plan_leave_one_out  # imports Ray, which takes a second
+        from concord.studies.leave_one_out import plan_leave_one_out
 
         tables = plan_leave_one_out(command.job, command.options, command.given)
     else:

@@ -17,7 +17,7 @@ from concord.studies.comparison_run import TABLES, ComparisonResult
 from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import ResultLine, StudyResult, read_study, table_of_lines
-from concord.table import Column, Table
+from concord.table import Table
 from concord.tracking import Store, TrackedRun, load_predictor
 from concord.training.job import JobFile
 from concord.training.metric_names import short_metrics
@@ -68,7 +68,7 @@ class Run:
         return pandas.DataFrame(list(found.values()), index=index)
 
     def frame(self) -> "pandas.DataFrame":
-        """The run in one row: its metrics, its options, its time."""
+        """The run in one row: its status, metrics and options."""
         import pandas
 
         row = {"status": self.status, **self.metrics, **_new(self.options, self.metrics)}
@@ -125,8 +125,7 @@ class Run:
     def _repr_html_(self) -> str:
         shown = {name: value for name, value in self.metrics.items() if not name.startswith(("worst_", "step"))}
         rows = [[name, value] for name, value in sorted(shown.items())]
-        table = Table([Column("metric"), Column("value")], Table.plain(["", ""], rows).rows, title=repr(self)[1:-1])
-        return table._repr_html_()
+        return dataclasses.replace(Table.plain(["metric", "value"], rows), title=repr(self)[1:-1])._repr_html_()
 
 
 class Study:

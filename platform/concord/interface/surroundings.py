@@ -22,6 +22,7 @@ def left_as_found() -> Iterator[None]:
 
     Sessions of Ray and signal handlers are restored by who changes them.
     """
+    flushes = not torch.tensor(1e-40).mul(1.0).item()  # denormal numbers: PyTorch does not tell its setting
     variables, threads = dict(os.environ), torch.get_num_threads()
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -35,7 +36,7 @@ def left_as_found() -> Iterator[None]:
             del os.environ[name]
         os.environ.update(variables)
         torch.set_num_threads(threads)
-        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(flushes)
         random.setstate(drawn[0])
         np.random.set_state(drawn[1])
         torch.set_rng_state(drawn[2])

@@ -4,6 +4,7 @@ import contextlib
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -182,11 +183,12 @@ class Job(Generic[Config]):
         if self.parameter_groups is None:
             return list(known.values())
         groups = [{**group, "params": list(group["params"])} for group in self.parameter_groups(model, config)]
-        found = [id(parameter) for group in groups for parameter in group["params"]]
+        found = Counter(id(parameter) for group in groups for parameter in group["params"])
         for name, parameter in known.items():
-            if found.count(id(parameter)) != 1:
-                number = found.count(id(parameter)) or "none"
-                raise InputError(f"job {self.name}: parameter_groups: {name} is in {number} of them; expected in one")
+            if (number := found[id(parameter)]) != 1:
+                raise InputError(
+                    f"job {self.name}: parameter_groups: {name} is in {number or 'none'} of them; expected in one"
+                )
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
         return [group for group in groups if group["params"]]

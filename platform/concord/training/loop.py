@@ -141,8 +141,7 @@ def training(
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
-    run = _Run(job, config, process, prepared, so_far or StepsSoFar())
-    run.callbacks = callbacks
+    run = _Run(job, config, process, prepared, so_far or StepsSoFar(), callbacks)
     with contextlib.closing(run.batches):
         yield from _epochs(run, context, resume_from)
 
@@ -265,8 +264,6 @@ class _Rows:
 class _Run:
     """The parts of a run in one process."""
 
-    callbacks: Sequence[Callback] = ()
-
     def __init__(
         self,
         job: Job[Any],
@@ -274,7 +271,9 @@ class _Run:
         process: ProcessContext,
         prepared: WorkerData,
         so_far: StepsSoFar,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
+        self.callbacks = callbacks
         self.process = process
         self.config = config
         self.so_far = so_far
