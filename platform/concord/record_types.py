@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, ConfigDict, Field
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from concord.storage.typed_json import Count, Fields
 
 Metrics = dict[str, float]
 Texts = dict[str, str]
+_Value = TypeAliasType("_Value", "bool | int | float | str | list[_Value] | None")
+_Point = dict[str, _Value]  # of options: :data:`concord.space.Point` as JSON
 _Name = Annotated[str, Field(pattern=r"^[^/\x00]*[^/\x00.][^/\x00]*$")]  # of a folder
 
 
@@ -67,8 +69,8 @@ class _Criterion(TypedDict):
 
 
 class _OwnPoint(TypedDict):
-    point: Fields
-    moved: Fields
+    point: _Point
+    moved: _Point
 
 
 class StudyRecord(RunRecord):
@@ -164,8 +166,8 @@ class _AskedTrial(_Event):
     run: _Name
     key: str
     trial: Count
-    point: Fields
-    resolved: NotRequired[Fields]
+    point: _Point
+    resolved: NotRequired[_Point]
     seed: NotRequired[Count | None]
     left_out: NotRequired[str | None]
 

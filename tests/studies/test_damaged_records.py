@@ -169,6 +169,18 @@ def test_a_request_that_its_run_contradicts_is_refused(
         read_study(folder_of(output, "s", "study"))
 
 
+@pytest.mark.parametrize("field", ["point", "resolved"])
+@pytest.mark.parametrize("value", [{"lr": {}}, {"": {}}, {"lr": [{"a": 1}]}, {"lr": [[{}]]}])
+def test_an_option_of_a_trial_is_no_object(study: Path, tmp_path: Path, field: str, value: Any) -> None:
+    output = tmp_path / "copy"
+    shutil.copytree(study, output)
+    events = output / "studies" / "s" / EVENTS
+    first, *others = [json.loads(each) for each in events.read_text().splitlines()]
+    events.write_bytes(b"".join(map(json_line, [{**first, field: value}, *others])))
+    with pytest.raises(InputError, match=rf"events\.jsonl: line 1 is not an event.*{field}"):
+        read_study(folder_of(output, "s", "study"))
+
+
 def test_a_run_of_another_group_is_taken_by_its_key_alone(study: Path, tmp_path: Path) -> None:
     output = tmp_path / "copy"
     shutil.copytree(study, output)
