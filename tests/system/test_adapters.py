@@ -1,4 +1,7 @@
-"""The AND-mask in a training with Lightning, Hugging Face's Trainer or Accelerate, as docs/loops.md has it."""
+"""The AND-mask in a training with Lightning, Hugging Face's Trainer or Accelerate, as the pages have it.
+
+The pages are docs/from-lightning.md and docs/loops.md.
+"""
 
 import copy
 import os
@@ -174,6 +177,7 @@ def by_lightning(network: nn.Linear, data: tuple[torch.Tensor, ...], rule: Any) 
 
     known: dict[str, Any] = {"rule": rule}
     exec(snippet("lightning-hook").replace("AndMask(threshold=1.0)", "rule"), known)
+    hospitals = [TensorDataset(*(part.flatten(0, 1) for part in data))] * 2  # this process has its own
     lightning.Trainer(
         **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
         max_epochs=1,
@@ -184,7 +188,7 @@ def by_lightning(network: nn.Linear, data: tuple[torch.Tensor, ...], rule: Any) 
         callbacks=[known["Aggregated"]()] if rule else [],
         gradient_clip_val=0.1,
         accumulate_grad_batches=2,
-    ).fit(Classifier(), DataLoader(TensorDataset(*data), batch_size=None))
+    ).fit(Classifier(), datamodule=known["Hospitals"](hospitals))
     return [parameter.detach() for parameter in network.parameters()]
 
 

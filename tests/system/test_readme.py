@@ -404,6 +404,8 @@ def test_the_commands_of_a_page_are_right(page: Path, tmp_path: Path, monkeypatc
     (tmp_path / "my_job.py").write_text(snippet("job"))
     (tmp_path / "later_job.py").write_text(snippet("privileged"))
     (tmp_path / "clips_job.py").write_text(snippet("sequences"))
+    (tmp_path / "shapes.py").write_text(snippet("domainbed"))
+    (tmp_path / "camelyon.py").write_text(snippet("wilds"))
     (tmp_path / "my_rule.py").write_text(snippet("own-rule"))
     (tmp_path / "settings.yaml").write_text("lr: 0.01\n")
     for words in dict.fromkeys(map(tuple, found)):

@@ -1,5 +1,5 @@
-"""Tables 1 to 5 and Fig. 3 to 6 and 8 to 10 of the meta-IRM paper, and table 2 of Fishr's; docs/objectives.md describes
-the settings.
+"""Tables 1 to 5 and Fig. 3 to 6 and 8 to 10 of the meta-IRM paper, and table 2 of Fishr's; docs/objective-results.md
+describes the settings.
 """
 
 import math
@@ -23,7 +23,7 @@ def trial(lr: float, layers: int, l2: float, weight: float, inner_lr: float, dro
     return {**OF_STUDY, **model, "penalty_weight": weight, "inner_lr": inner_lr, "drop_grad": drop_grad}
 
 
-# The best trials of the studies with 2 and 5 classes, which see no test; docs/objectives.md describes them.
+# The best trials of the studies with 2 and 5 classes, which see no test; docs/objective-results.md describes them.
 TRIALS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "trial 17": trial(0.0007654259, 1, 0.0009334943, 0.3034231, 0.3723937, 0.1),

@@ -1,4 +1,4 @@
-"""Table 6 of the meta-IRM paper; docs/objectives.md describes the choice of the settings."""
+"""Table 6 of the meta-IRM paper; docs/objective-results.md describes the choice of the settings."""
 
 from typing import Any
 
