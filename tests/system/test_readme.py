@@ -66,6 +66,12 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
 
 
+def test_the_package_index_shows_a_page_without_links_to_files() -> None:
+    page = (ROOT / "PYPI.md").read_text()
+    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]+)\)", page))
+    assert snippet("interface") in page  # which a test runs
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_a_snippet_runs_as_it_stands(tmp_path: Path, name: str) -> None:
     run_program(snippet(name), tmp_path)
