@@ -277,6 +277,7 @@ PCGRAD_CONFIG = CONFIG.with_options(aggregator="pcgrad")
         (4, VOTES_CONFIG),
         (2, PCGRAD_CONFIG),
         (4, PCGRAD_CONFIG.with_options(steps_per_update=2)),
+        (4, CONFIG.with_options(accumulate=3)),
     ],
 )
 def test_processes_that_share_the_work_train_what_one_process_trains(
@@ -856,7 +857,7 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
 
 # --- wrong input
 
-POSITIVE = ("batch_size", "epochs", "evaluations", "checkpoints", "workers", "steps_per_update")
+POSITIVE = ("batch_size", "epochs", "evaluations", "checkpoints", "workers", "steps_per_update", "accumulate")
 
 
 @pytest.mark.parametrize(
@@ -901,10 +902,18 @@ def test_a_wrong_option_is_named_with_its_value(option: str, value: Any, named: 
         ("environment_momentum", {"steps_per_update": 2}, "--steps-per-update 2: with --environment-momentum"),
         ("steps_per_update", {"per_example": True}, "--steps-per-update 4: with --per-example each example votes"),
         ("steps_per_update", {"objective": "vrex"}, "--steps-per-update 4: --objective vrex couples the environments"),
+        *(
+            ("accumulate", {"objective": name}, f"--accumulate 4: --objective {name} is no mean over the examples")
+            for name in ("vrex", "irm")
+        ),
+        ("accumulate", {"batch_size": 3}, "--accumulate 4: a batch has 3 examples"),
+        ("accumulate", {"vectorize": "pooled"}, "--vectorize pooled: with --accumulate"),
+        ("compile", {"objective": "vrex"}, "--compile True: --objective vrex couples the environments"),
+        ("compile", {"per_example": True}, "--per-example True: with --compile: watches each layer"),
     ],
 )
 def test_ways_to_more_votes_that_make_no_sense_are_refused(option: str, beside: dict[str, Any], said: str) -> None:
-    value = {"environment_momentum": 0.5, "steps_per_update": 4}[option]
+    value = {"environment_momentum": 0.5, "compile": True}.get(option, 4)
     with pytest.raises(InputError) as caught:
         CONFIG.with_options(**{option: value}, **beside).resolve().check()
     assert str(caught.value).startswith(said)

@@ -30,6 +30,7 @@ from concord.gradients.environment_momentum import EnvironmentMomentum
 from concord.gradients.exchange import Processes, SliceExchange, complete, weights_of_slices
 from concord.gradients.layout import Layers, Layout, require_unchanged, trainable
 from concord.gradients.nonfinite import presence
+from concord.gradients.pieces import Pieces
 from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 
@@ -299,6 +300,8 @@ class HookedGradients:
         loss: the loss or the risk, see :mod:`concord.gradients.risk`.
         rule, environment, options: as for :class:`AggregationHook`.
         find_unused_parameters: DDP's option for a loss that does not depend on all parameters.
+        accumulate: process the batch in this number of pieces, see :mod:`~concord.gradients.pieces`; the loss or risk
+            must be a mean over examples, or a sum and its weight.
     """
 
     def __init__(
@@ -309,6 +312,7 @@ class HookedGradients:
         *,
         environment: str | None = None,
         find_unused_parameters: bool = False,
+        accumulate: int = 1,
         **options: Unpack[AggregationOptions],
     ) -> None:
         self._parameters = list(trainable(model).values())
@@ -322,6 +326,7 @@ class HookedGradients:
             **_OWN_BUFFERS,
         )
         self.hook = _register(self._risk, model, rule, environment, **options)
+        self._pieces = Pieces(model, accumulate)
         self._calls = Calls()
 
     def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
@@ -330,10 +335,18 @@ class HookedGradients:
         batch, _, self.hook.step = self._calls.take(batch, more, step, names)
         for parameter in self._parameters:
             parameter.grad = None
-        risk, weight = self._risk(take(batch, 0), self.hook.step)
+        scale, before = self.hook.aggregation.scale(self._parameters[0].device), self.hook.step
+        *others, last = self._pieces.of(take(batch, 0))
+        with self._risk.no_sync():
+            sums = [self._add_sum(piece, scale) for piece in others]
+        risk, weight = self._risk(last, self.hook.step)
         check_weights(weight)
-        scale = self.hook.aggregation.scale(weight.device)
-        before = self.hook.step
+        mean = risk.detach()
+        if sums:
+            share, weight = weight, torch.stack([of_piece for _, of_piece in sums]).sum() + weight
+            risk = risk * (share / weight)
+            mean = torch.stack([total for total, _ in sums]).sum() / weight + risk.detach()
+            torch._foreach_div_([each.grad for each in self._parameters if each.grad is not None], weight)
         (risk if scale is None else risk * scale).backward()
         if self.hook.step == before:
             raise InputError(
@@ -347,4 +360,12 @@ class HookedGradients:
         if masks(self.hook.aggregation.rule):
             kept = torch.stack([self.hook.kept_fraction(parameter) for parameter in self._parameters])
         skipped, environments = self.hook.skipped, self.hook.processes.total - len(self.hook.skipped)
-        return EnvironmentStep(risk.detach()[None], kept, skipped, weight[None], environments, self.hook.weights)
+        return EnvironmentStep(mean[None], kept, skipped, weight[None], environments, self.hook.weights)
+
+    def _add_sum(self, piece: Batch, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add the gradient of a piece's sum of risks in this process; return the sum and its weight."""
+        risk, weight = self._risk(piece, self.hook.step)
+        check_weights(weight)
+        total = risk * weight
+        (total if scale is None else total * scale).backward()
+        return total.detach(), weight

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.aggregation import Rule
-from concord.errors import ArgumentError
+from concord.errors import ArgumentError, InputError
 from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.nonfinite import collect_finite
 from concord.gradients.per_example import PerExample
+from concord.gradients.pieces import Pieces
 from concord.gradients.risk import (
     Batch,
     Calls,
@@ -59,6 +60,8 @@ class PerExampleGradients:
         definition: see :data:`ExampleGradient`.
         group: the processes with the other examples; all must call equally often.
         memory_limit: bytes of per-example gradients that may exist at once.
+        accumulate: process the batch in this number of pieces, see :mod:`~concord.gradients.pieces`; with the
+            definition ``contribution``, and a loss or a risk that is a mean over the examples.
         options: see :class:`~concord.gradients.step.Aggregation`; ``skip`` leaves examples out,
             also of batch norm's statistics.
 
@@ -75,6 +78,7 @@ class PerExampleGradients:
         definition: ExampleGradient = "contribution",
         group: dist.ProcessGroup | None = None,
         memory_limit: int = MEMORY_LIMIT,
+        accumulate: int = 1,
         **options: Unpack[AggregationOptions],
     ) -> None:
         if definition not in get_args(ExampleGradient):
@@ -90,7 +94,10 @@ class PerExampleGradients:
         self._loss = risk.loss if isinstance(risk, Supervised) else None
         if definition == "loss" and self._loss is None:
             raise ArgumentError("definition", definition, "needs a loss(outputs, targets) in place of a risk")
-        self._outputs = torch.empty(0)
+        if definition == "loss" and accumulate > 1:
+            raise ArgumentError("accumulate", accumulate, "needs the definition contribution; give 1")
+        self._pieces = Pieces(model, accumulate)
+        self._outputs: list[Tensor] = []  # of each piece
         self._per_weight: Tensor | None = None
         risk = risk if self._loss is None else Supervised(self._noted)
         self._risk = MeanRisk(model, risk, self.aggregation.autocast, self._device)
@@ -128,22 +135,25 @@ class PerExampleGradients:
         summed: list[tuple[Tensor, Tensor]] = []
 
         @torch.no_grad()
-        def part(left: Tensor | None) -> tuple[Batch, int]:
+        def part(left: Tensor | None) -> Batch:
             for buffer, value in zip(buffers, before, strict=False):
                 buffer.copy_(value)
-            return (examples, count) if left is None else (take(examples, left), len(left))
+            return examples if left is None else take(examples, left)
 
         def collect(left: Tensor | None) -> None:
-            summed.append(self._collect(*part(left), at, environments if left is None else 1))
+            summed.append(self._collect(part(left), at, environments if left is None else 1))
 
         def find(left: Tensor | None) -> Tensor:
-            some, length = part(left)
-            with self._collected.hooks.watched(length) as finite:
-                self._risk(some, at)[0].backward()
+            found = []
+            for piece in self._pieces.of(part(left)):
+                self._collected.hooks.expected = len(pytree.tree_leaves(piece)[0])
+                with self._collected.hooks.watched(self._collected.hooks.expected) as finite:
+                    self._risk(piece, at)[0].backward()
+                found.append(finite)
             for parameter in self._parameters:
                 parameter.grad = None
             part(left)
-            return finite
+            return torch.cat(found)
 
         by_loss = self.definition == "loss"
         are_finite = self._collected.sums.are_finite if by_loss else self._collected.gradients_are_finite
@@ -154,31 +164,45 @@ class PerExampleGradients:
         risks, weights = summed[0]
         return finished._replace(losses=risks, weights=weights)
 
-    def _collect(self, batch: Batch, examples: int, step: int, environments: int) -> tuple[Tensor, Tensor]:
+    def _collect(self, batch: Batch, step: int, environments: int) -> tuple[Tensor, Tensor]:
         """Sum the statistics of these examples; return risks and weights, by environment if known."""
-        self._collected.hooks.expected = examples
         for parameter in self._parameters:
             parameter.grad = None
-        if self.definition == "loss":
-            with self._collected.hooks.paused():
-                risk, weight = self._risk(batch, step)
-                self._collect_by_loss(self._outputs, pair(batch)[1])
-        else:
-            risk, weight = self._risk(batch, step)
-            check_weights(weight)
-            share = risk * self._share(examples, weight) if self._group is not None and self._risk.weighted else risk
-            scale = self.aggregation.scale(self._device)
-            (share if scale is None else share * scale).backward()
-        outputs, self._outputs = self._outputs, torch.empty(0)
+        parts = [self._collect_piece(piece, step) for piece in self._pieces.of(batch)]
+        risks, weights = (torch.stack(each) for each in zip(*parts, strict=True))
+        weight = weights.sum()
+        outputs, self._outputs = self._outputs, []
         if self._loss is None or environments == 1:
-            return risk.detach()[None], weight[None]
-        both, each = (outputs, pair(batch)[1]), examples // environments
+            return (risks[0] if len(risks) == 1 else (risks * weights).sum() / weight)[None], weight[None]
+        both = pytree.tree_map(lambda *leaves: torch.cat(leaves), *outputs), pair(batch)[1]
+        each = len(pytree.tree_leaves(batch)[0]) // environments
         with torch.no_grad():
             losses = [
                 self._loss(*pytree.tree_map(lambda leaf, at=at: leaf[at * each : (at + 1) * each], both))
                 for at in range(environments)
             ]
         return torch.stack(losses), (weight / environments).expand(environments)
+
+    def _collect_piece(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """Add the statistics of these examples; return the mean risk and its weight, scalars."""
+        examples = len(pytree.tree_leaves(batch)[0])
+        self._collected.hooks.expected = examples
+        if self.definition == "loss":
+            with self._collected.hooks.paused():
+                risk, weight = self._risk(batch, step)
+                self._collect_by_loss(self._outputs[0], pair(batch)[1])
+        else:
+            risk, weight = self._risk(batch, step)
+            check_weights(weight)
+            if self._risk.weighted and self._pieces.count > 1:
+                raise InputError(
+                    f"accumulate={self._pieces.count}: the risk gives a sum and its weight, and the examples of "
+                    "a piece count by the weight of all; give 1, or a risk that is a mean over the examples"
+                )
+            share = risk * self._share(examples, weight) if self._group is not None and self._risk.weighted else risk
+            scale = self.aggregation.scale(self._device)
+            (share if scale is None else share * scale).backward()
+        return risk.detach(), weight
 
     def _share(self, examples: int, weight: Tensor) -> Tensor:
         """The factor of this process's mean risk that gives it its weight among all processes."""
@@ -198,5 +222,5 @@ class PerExampleGradients:
 
     def _noted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self._loss is not None
-        self._outputs = outputs
+        self._outputs.append(outputs)
         return self._loss(outputs, targets)

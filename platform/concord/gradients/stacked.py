@@ -21,6 +21,7 @@ from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.group_gradients import chunks, tolerances
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
 from concord.gradients.nonfinite import collect_finite, random_state, set_random_state
+from concord.gradients.pieces import MeanOfPieces, Pieces
 from concord.gradients.pooled import PooledPass
 from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.rows import Rows
@@ -77,6 +78,8 @@ class StackedGradients:
         vectorize: True computes the environments by vmap, False one after the other. ``pooled`` sends them through the
             model as one batch, see :mod:`~concord.gradients.pooled`; it needs a loss, and a model of known layers that
             treats examples separately. None chooses, see :meth:`choose`.
+        accumulate: process each environment's batch in this number of pieces, see :mod:`~concord.gradients.pieces`; the
+            loss or risk must be a mean over examples, or a sum and its weight.
         options: see :class:`~concord.gradients.step.Aggregation`.
 
     Attributes:
@@ -84,8 +87,9 @@ class StackedGradients:
 
     Raises:
         InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, the rule's
-            statistics lack a property that they claim, or ``pooled`` came with ``environment_momentum``. Later: the
-            environments' gradients do not fit ``memory_limit``, and the rule needs them all.
+            statistics lack a property that they claim, or ``pooled`` came with ``environment_momentum`` or
+            ``accumulate``. Later: the environments' gradients do not fit ``memory_limit``, and the rule needs them all;
+            or the model normalizes over the batch, which ``accumulate`` would divide.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class StackedGradients:
         group: dist.ProcessGroup | None = None,
         memory_limit: int | None = None,
         vectorize: Vectorize | None = None,
+        accumulate: int = 1,
         **options: Unpack[AggregationOptions],
     ) -> None:
         if not (vectorize is None or isinstance(vectorize, bool) or vectorize == "pooled"):
@@ -113,11 +118,16 @@ class StackedGradients:
             raise ArgumentError(
                 "vectorize", vectorize, "forms no gradient of an environment, of which momentum is kept"
             )
+        if accumulate > 1 and vectorize == "pooled":
+            raise ArgumentError(
+                "vectorize", vectorize, "forms no gradient of an environment, to which pieces are added"
+            )
         if group is not None and names is None:
             raise InputError("names: needed with a process group; their number is that of this process's environments")
         self.model = model
         self.names = names
         self.vectorize = vectorize
+        self._pieces = Pieces(model, accumulate)
         self._device = self._sums.device
         self._risk = MeanRisk(model, as_risk(loss), self.aggregation.autocast, self._device)
         self._calls = Calls()
@@ -224,7 +234,9 @@ class StackedGradients:
         momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
         random = random_state(self._device)
         try:
-            self.vectorize, reason = self._best(batch, environments, step, pooled=momentum is None)
+            self.vectorize, reason = self._best(
+                batch, environments, step, pooled=momentum is None and self._pieces.count == 1
+            )
         finally:
             self._momentum = momentum
             set_random_state(self._device, random)
@@ -250,7 +262,7 @@ class StackedGradients:
     def _require_graph(self, batch: Batch, step: int) -> None:
         """Refuse a risk without a graph, such as one of detached outputs (InputError): by vmap its gradients are 0."""
         before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        risk, _ = self._risk(take(batch, 0), step)
+        risk, _ = self._risk(self._pieces.of(take(batch, 0))[0], step)
         for name, buffer in before.items():
             self.model.get_buffer(name).copy_(buffer)
         if not risk.requires_grad:
@@ -365,10 +377,15 @@ class StackedGradients:
         buffer_means = BufferMeans(self.model)
         for part in self._chunks(environments):
             buffers = self._copies_of_buffers(part.stop - part.start)
-            gradients, (risk, weight, buffers) = vectorized(parameters, buffers, take(batch, part))
-            risks.append(risk)
-            weights.append(weight)
-            self._add(gradients, scale, part.start)
+            first, *others = self._pieces.of(take(batch, part), dim=1)
+            gradients, (risk, weight, buffers) = vectorized(parameters, buffers, first)
+            mean = MeanOfPieces(gradients, risk, weight)
+            for piece in others:
+                gradients, (risk, weight, buffers) = vectorized(parameters, buffers, piece)
+                mean.add(gradients, risk, weight)
+            risks.append(mean.risk)
+            weights.append(mean.weight)
+            self._add(mean.gradients, scale, part.start)
             buffer_means.add(buffers)
         return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
 
@@ -394,20 +411,28 @@ class StackedGradients:
         risks, weights = [], []
         before = self._copies_of_buffers(1)
         buffer_means = BufferMeans(self.model)
-        for environment in range(environments):
-            risk, weight = self._risk(take(batch, environment), step)
+
+        def of_piece(piece: Batch) -> tuple[list[Tensor], Tensor, Tensor]:
+            risk, weight = self._risk(piece, step)
             scaled = risk if scale is None else risk * scale
             gradients = torch.autograd.grad(scaled, parameters, materialize_grads=True)
-            risks.append(risk.detach())
-            weights.append(weight)
             dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
-            self._add([gradient[None] for gradient in dense], scale, environment)
+            return [gradient[None] for gradient in dense], risk.detach()[None], weight[None]
+
+        for environment in range(environments):
+            first, *others = self._pieces.of(take(batch, environment))
+            mean = MeanOfPieces(*of_piece(first))
+            for piece in others:
+                mean.add(*of_piece(piece))
+            risks.append(mean.risk)
+            weights.append(mean.weight)
+            self._add(mean.gradients, scale, environment)
             state = dict(self.model.named_buffers())
             after = {name: state[name].detach().clone()[None] for name in before}
             for name, value in before.items():
                 state[name].copy_(value[0])
             buffer_means.add(after)
-        return torch.stack(risks), torch.stack(weights), buffer_means.over(environments)
+        return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
 
     def _add(self, gradients: Sequence[Tensor], scale: Tensor | None, start: int) -> None:
         """Add the gradients of the summed environments from ``start`` on, or replace the sums by them."""

@@ -10,4 +10,5 @@ class ERM(Objective):
 
     display_name: ClassVar[str | None] = "ERM"
     coupled: ClassVar[bool] = False
+    averages = True
     compares: ClassVar[bool] = False

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from concord.errors import ArgumentError, InputError
 from concord.gradients.buffer_means import BufferMeans
+from concord.gradients.pieces import normalizes_over_the_batch
 from concord.gradients.risk import (
     Batch,
     Calls,
@@ -56,6 +56,8 @@ class Objective:
         others: whether an environment's terms depend on the other environments' batches.
         by_example: whether an environment has terms for each example; then the batches of all processes need one shape.
         every: whether each step needs all environments of the run, since the objective keeps values of each.
+        averages: whether an environment's risk is a mean over its examples, if the loss is; a batch can then be
+            processed in pieces (``--accumulate``).
         compares: whether environments are compared, so that a run needs two or more.
         module: the objective's own network; checkpoints contain it, the registered model does not.
         optimizer: the optimizer of the module's parameters; None trains them with the run's optimizer.
@@ -81,6 +83,7 @@ class Objective:
     constants: ClassVar[tuple[str, ...]] = ("loss", "autocast")
     option_names: ClassVar[Mapping[str, str]] = {"weight": "penalty_weight", "warmup": "penalty_warmup"}
     space: ClassVar[Entries] = {}
+    averages: bool = False
     takes_aggregator: bool = False
     module: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
@@ -197,7 +200,7 @@ class Objective:
             weights: parameters in place of the model's own.
         """
         first = pytree.tree_leaves(batch)[0]
-        if self._supervised and not any(map(_normalizes_over_the_batch, model.modules())):
+        if self._supervised and not any(map(normalizes_over_the_batch, model.modules())):
             inputs, targets = pair(batch)
             inputs = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
             with autocast_to(first.device, self.autocast):
@@ -219,10 +222,6 @@ class Objective:
             before[name].copy_(new)
         means, counts = zip(*results, strict=True)
         return torch.stack(means), torch.stack(counts)
-
-
-def _normalizes_over_the_batch(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
 
 
 class Penalized(Objective):

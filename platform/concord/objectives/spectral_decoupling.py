@@ -31,6 +31,7 @@ class SpectralDecoupling(Penalized):
     """
 
     coupled: ClassVar[bool] = False
+    averages = True
     compares: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = 0.1
     display_name: ClassVar[str | None] = "spectral decoupling"
@@ -38,6 +39,7 @@ class SpectralDecoupling(Penalized):
 
     def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
         super().__init__(loss, weight, autocast)
+        self.averages = self._supervised  # a risk's weight is not that of its outputs
         self.risk = _RiskAndOutputs(self.risk, weight)
 
 

@@ -221,6 +221,7 @@ def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
     changes: dict[str, Any] = {} if own else {"aggregator": method}
     if method in _OBJECTIVES:
         changes |= {"aggregator": "mean", "objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
+        changes |= {"accumulate": 1, "compile": False}  # which change no more than rounding and dropout's masks
     elif base.objective.objective != "erm":
         changes["objective"] = "erm"
     if not has_chance(RULES.get(method)):

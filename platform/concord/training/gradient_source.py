@@ -32,9 +32,11 @@ from concord.gradients import (
     StackedGradients,
 )
 from concord.gradients.layout import trainable
+from concord.gradients.pieces import Pieces
 from concord.gradients.risk import MeanRisk, take
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
+from concord.training.compiled_risk import compiled_risk, warn_uncompiled
 
 
 def gradient_source(
@@ -47,24 +49,54 @@ def gradient_source(
     first_batch: Callable[[], Batch],
     example_gradient: ExampleGradient | None = None,
     vectorize: Vectorize | None = None,
+    accumulate: int = 1,
+    compiles: bool = False,
     **options: Unpack[AggregationOptions],
 ) -> GradientSource:
     """The source of a run's gradients, as the table says; called in every process of the group (None: this one alone).
 
     ``names`` are the environments of this process at a step. ``first_batch`` returns the run's first batch, leaves
     ``(environments, batch, ...)``. It and the model's current weights decide how gradients are computed, so a resumed
-    run must pass the same. ``example_gradient`` is None unless every example is an environment.
+    run must pass the same. ``example_gradient`` is None unless every example is an environment. ``accumulate`` is the
+    number of pieces of an environment's batch. With ``compiles`` the model is compiled for the steps, if it can be and
+    each environment has a pass of its own; otherwise a warning says why not.
     """
     if objective.coupled:
         return ObjectiveGradients(model, objective, names, group, **options)
     if example_gradient is not None:
-        return PerExampleGradients(model, objective.risk, rule, definition=example_gradient, group=group, **options)
-    if group is not None and set(_all_gather(len(names), group)) == {1}:
-        unused = any(_all_gather(_some_parameter_is_unused(model, objective.risk, first_batch()), group))
-        return HookedGradients(
-            model, objective.risk, rule, environment=names[0], find_unused_parameters=unused, **options
+        return PerExampleGradients(
+            model,
+            objective.risk,
+            rule,
+            definition=example_gradient,
+            group=group,
+            accumulate=accumulate,
+            **options,
         )
-    stacked = StackedGradients(model, objective.risk, rule, names=names, group=group, vectorize=vectorize, **options)
+
+    risk, alone = objective.risk, len(names) == 1 or vectorize is False
+
+    def piece() -> Batch:
+        return Pieces(model.train(), accumulate).of(take(first_batch(), 0))[0]
+
+    if compiles and alone:
+        risk = compiled_risk(model, risk, piece(), options.get("autocast"))
+    elif compiles:
+        warn_uncompiled("its environments share a pass; give --vectorize one-by-one, or a worker for each environment")
+    if group is not None and set(_all_gather(len(names), group)) == {1}:
+        unused = any(_all_gather(_some_parameter_is_unused(model, objective.risk, piece()), group))
+        return HookedGradients(
+            model,
+            risk,
+            rule,
+            environment=names[0],
+            find_unused_parameters=unused,
+            accumulate=accumulate,
+            **options,
+        )
+    stacked = StackedGradients(
+        model, risk, rule, names=names, group=group, vectorize=vectorize, accumulate=accumulate, **options
+    )
     if len(names) > 1 and vectorize is not False:
         model.train()
         stacked.choose(first_batch())
@@ -74,7 +106,7 @@ def gradient_source(
 def _some_parameter_is_unused(model: nn.Module, risk: Risk, batch: Batch) -> bool:
     """Whether the risk leaves a parameter without a gradient, which DDP must know."""
     parameters = list(trainable(model).values())
-    value, _ = MeanRisk(model.eval(), risk, None, parameters[0].device)(take(batch, 0), 0)
+    value, _ = MeanRisk(model.eval(), risk, None, parameters[0].device)(batch, 0)
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)
     return any(gradient is None for gradient in gradients)
 

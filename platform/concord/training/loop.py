@@ -93,6 +93,9 @@ def initialize_objective(
             raise InputError(f"job {job.name}: objective gave {type(objective).__name__}, expected an Objective")
         objective.autocast = autocast
         check_own_objective(config, objective)
+    accumulate = config.aggregation.accumulate
+    expected = f"the objective {type(objective).__name__} is no mean over the examples of a batch; give 1"
+    config.require("accumulate", accumulate == 1 or objective.averages, expected)
     objective.begin(model, count, steps)
     if objective.module is not None and not objective.coupled:
         raise InputError("objective: has a module of its own, which only a coupled one can have; set coupled = True")
@@ -333,6 +336,8 @@ class _Run:
             first_batch=lambda: self.batches.batch(0),
             example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
             vectorize=_VECTORIZE[config.aggregation.vectorize],
+            accumulate=config.aggregation.accumulate,
+            compiles=config.optimizer.compile,
             rescale=config.aggregation.rescale and masks(rule),
             environment_momentum=config.aggregation.environment_momentum,
             nonfinite=config.aggregation.nonfinite,
@@ -505,7 +510,8 @@ class _Run:
             self.process,
             # As many examples as a training step, so that evaluation needs no more memory.
             examples_at_once=self.config.data.batch_size
-            * max(self.config.data.environments_per_step // self.process.world_size or len(self._own_names()), 1),
+            * max(self.config.data.environments_per_step // self.process.world_size or len(self._own_names()), 1)
+            // self.config.aggregation.accumulate,
             step=step,
             evaluation=own,
             numbers=numbers,
@@ -610,6 +616,7 @@ def check_own_objective(config: ResolvedTrainConfig, objective: Objective) -> No
         config.require("environment_momentum", config.aggregation.environment_momentum == 0, f"{coupled}; give 0")
         config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{coupled}; give raise")
         config.require("per_example", not config.aggregation.per_example, f"{coupled}; leave it out")
+        config.require("compile", not config.optimizer.compile, f"{coupled}; leave it out")
 
 
 def _check_all_targets(model: nn.Module, prepared: WorkerData, device: torch.device) -> None:

@@ -54,6 +54,9 @@ class AggregatorOptions(OptionGroup):
     vectorize: VectorizeOption = "auto"
     """Computation of the gradients of a worker's environments: by vmap, pooled in one batch, or one by one; auto takes
     the first of pooled, vmap and one by one that the model supports."""
+    accumulate: int = 1
+    """Pieces of each environment's batch, one after the other, whose gradients are added before the aggregator sees the
+    environment: the same step with less memory. Dropout draws other masks."""
     # fmt: on
 
     @property
@@ -107,6 +110,14 @@ class AggregatorOptions(OptionGroup):
         self.require("steps_per_update", steps == 1 or not examples, expected)
         expected = "with --environment-momentum all batches of an environment have one vote; give 1"
         self.require("steps_per_update", steps == 1 or beta == 0, expected)
+        pieces = self.accumulate
+        self.require("accumulate", pieces >= 1, "must be at least 1")
+        expected = (
+            "with --accumulate pooling forms no gradient to which pieces are added; give auto, vmap or one-by-one"
+        )
+        self.require("vectorize", pieces == 1 or self.vectorize != "pooled", expected)
+        expected = "with --example-gradient loss a batch is no sum of pieces; give 1"
+        self.require("accumulate", pieces == 1 or self.example_gradient == "contribution", expected)
         expected = "compares whole gradients, which --per-example does not form; give mean, and-mask or another mask"
         self.require("aggregator", not (self.compares and examples), expected)
         alike = self.per_example or self.example_gradient == "contribution"

@@ -88,6 +88,9 @@ class OptimizerOptions(OptionGroup):
     """Largest norm of the aggregated gradient; 0 does not clip."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of layers in training: bfloat16 (autocast) is faster on hardware that supports it."""
+    compile: bool = False
+    """Compile the model for training steps by torch.compile, where each environment has a pass of its own: with a
+    worker for each environment, or --vectorize one-by-one. Results differ by rounding, and by dropout's masks."""
     # fmt: on
 
     @property

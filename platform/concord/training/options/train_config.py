@@ -138,7 +138,13 @@ class TrainConfig(RunConfig):
         kind = objective_type(name)
         alone = not kind.compares or not per_example
         self.require("objective", alone, "compares environments; with --per-example give erm")
+        accumulate, what = self.aggregation.accumulate, f"--objective {name} is no mean over the examples of a batch"
+        self.require("accumulate", accumulate == 1 or kind.averages, f"{what}, so pieces do not add up to it; give 1")
+        self.require("accumulate", accumulate <= data.batch_size, f"a batch has {data.batch_size} examples; give fewer")
+        compiles, expected = self.optimizer.compile, "watches each layer of the model by hooks; leave out one of both"
+        self.require("per_example", not (compiles and per_example), f"with --compile: {expected}")
         if kind.coupled:
+            self.require("compile", not compiles, f"--objective {name} couples the environments; leave it out")
             averaged = f"--objective {name} couples the environments, so there is one gradient"
             self.require("aggregator", rule == "mean", f"{averaged}; give mean")
             self.require("steps_per_update", self.aggregation.steps_per_update == 1, f"{averaged}; give 1")
