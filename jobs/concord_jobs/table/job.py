@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
-from torch import Tensor, nn
 
 from concord.errors import ArgumentError
-from concord.models.table_network import TableNetworkOptions
+from concord.models.table_network_options import TableNetworkOptions
 from concord.options import Detail, OptionGroup, group
 from concord.storage import check_address
-from concord.training import Job, TrainConfig
-from concord.training.evaluation import EnvironmentEvaluation
+from concord.training import EnvironmentEvaluation, Job, TrainConfig
 from concord.training.job import Data
 from concord.training.options import DataOptions
-from concord.training.regression import regression_errors
 
-# With pandas, which takes a third of a second: help and a wrong option do without.
+# With PyTorch and pandas, which take seconds: help and a wrong option do without.
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from concord.environments.csv_file import CsvFormat
     from concord.environments.table import Kind, TableEnvironments
 
@@ -177,7 +176,7 @@ def environments(config: TableConfig) -> "TableEnvironments":
     return _table(config.data.data, config.table)
 
 
-def model(config: TableConfig) -> nn.Module:
+def model(config: TableConfig) -> "nn.Module":
     """A network for the table's number of columns."""
     return config.network_options.build(environments(config).table)
 
@@ -185,6 +184,7 @@ def model(config: TableConfig) -> nn.Module:
 def evaluation(config: TableConfig) -> EnvironmentEvaluation | None:
     """Errors in the target's units, of a regression."""
     from concord.environments.table import TableEnvironments
+    from concord.training.regression import regression_errors
 
     if environments(config).table.classes is not None:
         return None
@@ -194,11 +194,11 @@ def evaluation(config: TableConfig) -> EnvironmentEvaluation | None:
     return regression_errors(fitted.target_scale.deviation)
 
 
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+def loss(outputs: "Tensor", targets: "Tensor") -> "Tensor":
     """Cross entropy of classes, squared error of standardized numbers."""
-    if targets.is_floating_point():
-        return nn.functional.mse_loss(outputs, targets)
-    return nn.functional.cross_entropy(outputs, targets)
+    from torch.nn.functional import cross_entropy, mse_loss
+
+    return mse_loss(outputs, targets) if targets.is_floating_point() else cross_entropy(outputs, targets)
 
 
 job = Job(
