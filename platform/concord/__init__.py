@@ -43,19 +43,21 @@ __all__ = [
     "tune",
 ]
 
-_MODULES = {
-    **dict.fromkeys(("compare", "runs", "train", "tune"), "concord.interface.commands"),
-    "load": "concord.interface.results",
-    "Callback": "concord.training.callback",
-    "Environments": "concord.environments",
-    "Job": "concord.training.job",
-    "Measure": "concord.training.declared_measures",
-    **dict.fromkeys(("TensorBoard", "WeightsAndBiases"), "concord.training.metric_writers"),
-    "TrainConfig": "concord.training.options",
-    **dict.fromkeys(("Choice", "Integers", "LogUniform", "OneOf", "Uniform"), "concord.space"),
-    **dict.fromkeys(("InputError", "RunFailedError"), "concord.errors"),
-}
-_imported = lazy_names(__name__, _MODULES)
+_imported = lazy_names(
+    __name__,
+    {
+        "concord.interface.commands": ("compare", "runs", "train", "tune"),
+        "concord.interface.results": ("load",),
+        "concord.training.callback": ("Callback",),
+        "concord.environments": ("Environments",),
+        "concord.training.job": ("Job",),
+        "concord.training.declared_measures": ("Measure",),
+        "concord.training.metric_writers": ("TensorBoard", "WeightsAndBiases"),
+        "concord.training.options": ("TrainConfig",),
+        "concord.space": ("Choice", "Integers", "LogUniform", "OneOf", "Uniform"),
+        "concord.errors": ("InputError", "RunFailedError"),
+    },
+)
 # Written when the package is sent to a cluster, which may have another version or none.
 _SENT = Path(__file__).parent / "VERSION"
 

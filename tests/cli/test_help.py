@@ -97,6 +97,22 @@ assert not slow, slow
     assert done.returncode == 0, done.stderr
 
 
+def test_the_check_of_a_table_imports_neither_torch_nor_ray_nor_mlflow(tmp_path: Path) -> None:
+    rows = [f"{place},{age},{age % 2}" for place in ("north", "south", "west") for age in range(20)]
+    (tmp_path / "rows.csv").write_text("\n".join(["place,age,died", *rows]))
+    program = """
+import sys
+from concord.cli import main
+assert main(["data", "table", "--check", sys.argv[1], "--environment", "place", "--target", "died"]) == 0
+slow = {"torch", "ray", "mlflow", "matplotlib"} & set(sys.modules)
+assert not slow, slow
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "rows.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "environment west (train): 20 rows" in done.stdout + done.stderr
+
+
 def test_a_command_without_its_job_lists_the_jobs_and_is_refused(concord_: Concord) -> None:
     said = concord_("train")
     assert (said.status, said.out) == (2, "")

@@ -1,6 +1,5 @@
 """Your own table: rows of a file, in environments by a column."""
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from concord.environments.csv_file import CsvFormat
-    from concord.environments.table import Kind, TableEnvironments
+    from concord.environments.table import TableEnvironments
+    from concord.environments.table_rows import Kind, Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class TableOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        from concord.environments.table import Kind
+        from concord.environments.table_rows import Kind
 
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
@@ -127,7 +127,7 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
     options.check()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        table = _read(data, options).table
+        table = _read(data, options)
     summary = {**table_summary(table), "warnings": [str(each.message) for each in caught]}
     for line in lines(summary):
         info(line)
@@ -144,8 +144,10 @@ def _given(data: Path | None) -> Path:
 @functools.lru_cache(maxsize=1)
 def _unchanged(data: Path, options: TableOptions, change: Hashable) -> "TableEnvironments":
     """The table of a file or folder that last changed so."""
+    from concord.environments.table import TableEnvironments
+
     del change
-    return _read(data, options)
+    return TableEnvironments(_read(data, options))
 
 
 def _table(data: Path | None, options: TableOptions) -> "TableEnvironments":
@@ -155,11 +157,12 @@ def _table(data: Path | None, options: TableOptions) -> "TableEnvironments":
     return _unchanged(given, options, last_change(given))
 
 
-def _read(data: Path, options: TableOptions) -> "TableEnvironments":
-    from concord.environments.table import from_table
+def _read(data: Path, options: TableOptions) -> "Table":
+    from concord.environments.table_rows import read_table_rows
 
-    return from_table(
+    return read_table_rows(
         data,
+        options.csv_format(),
         target=options.target,
         environment=options.environment,
         validation=options.validation,
@@ -167,7 +170,6 @@ def _read(data: Path, options: TableOptions) -> "TableEnvironments":
         kinds=cast("dict[str, Kind]", dict(each.rsplit("=", 1) for each in options.columns)),
         task=None if options.task == "auto" else options.task,
         environment_bins=options.environment_bins,
-        **dataclasses.asdict(options.csv_format()),
     )
 
 

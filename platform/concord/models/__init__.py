@@ -17,11 +17,11 @@ __all__ = ["MLP", "ChannelsFirst", "DynamicsNetwork", "FastResNet", "ImpalaCNN",
 __getattr__ = lazy_names(
     __name__,
     {
-        "DynamicsNetwork": "concord.models.dynamics_network",
-        "FastResNet": "concord.models.fast_resnet",
-        "ImpalaCNN": "concord.models.impala",
-        "MLP": "concord.models.mlp",
-        **dict.fromkeys(("ChannelsFirst", "Pixels"), "concord.models.pixels"),
-        "ResNet18": "concord.models.resnet",
+        "concord.models.dynamics_network": ("DynamicsNetwork",),
+        "concord.models.fast_resnet": ("FastResNet",),
+        "concord.models.impala": ("ImpalaCNN",),
+        "concord.models.mlp": ("MLP",),
+        "concord.models.pixels": ("ChannelsFirst", "Pixels"),
+        "concord.models.resnet": ("ResNet18",),
     },
 )

@@ -7,7 +7,7 @@ from concord.models.mlp_options import MLPOptions
 from concord.options import option_values
 
 if TYPE_CHECKING:
-    from concord.environments.table import Table  # with pandas, which takes a third of a second
+    from concord.environments.table_rows import Table  # with pandas, which takes a third of a second
     from concord.models.table_network import TableNetwork
 
 

@@ -47,9 +47,9 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("ProcessContext", "RunContext", "Silent"), "concord.training.context"),
-        "correct": "concord.training.evaluation",
-        **dict.fromkeys(("build_model", "train"), "concord.training.loop"),
-        "share": "concord.training.worker_data",
+        "concord.training.context": ("ProcessContext", "RunContext", "Silent"),
+        "concord.training.evaluation": ("correct",),
+        "concord.training.loop": ("build_model", "train"),
+        "concord.training.worker_data": ("share",),
     },
 )
