@@ -73,11 +73,11 @@ class ObjectiveOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options; the objective checks its own."""
+        from torch.nn.functional import mse_loss
+
         self.require("penalty_warmup", 0 <= self.penalty_warmup < 1, "must be a fraction of the run, in [0, 1)")
         self.require_at_least(0, "outer_environments")
         self.require_at_least(1, "domain_units")
-        from torch.nn.functional import mse_loss
-
         self.build(mse_loss, 1)  # any loss: only the options are tested
 
     def build(self, loss: "Loss | Risk", steps: int, autocast: "torch.dtype | None" = None) -> "Objective":
