@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from concord.errors import InputError
-from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
+from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.leave_one_out import left_out_table
 from concord.studies.results import ANALYZED, ResultLine, comparison_table, results_file, table_of_lines
 from concord.table import Column, Table

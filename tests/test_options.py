@@ -22,7 +22,7 @@ from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.execution.key import recorded_config
-from concord.execution.spec import restored_config
+from concord.execution.restored_options import restored_config
 from concord.interface.option_file import FileOptions
 from concord.job_files import built_in_jobs
 from concord.options import (

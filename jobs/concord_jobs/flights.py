@@ -17,7 +17,7 @@ from concord.environments.files import data_folders, find
 from concord.environments.table import TableEnvironments, from_table
 from concord.errors import InputError
 from concord.extras import install_command
-from concord.models.table_network import TableNetworkOptions
+from concord.models.table_network_options import TableNetworkOptions
 from concord.options import group
 from concord.storage import display_path
 from concord.training import Job, TrainConfig

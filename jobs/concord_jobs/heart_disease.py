@@ -17,10 +17,11 @@ from concord.environments import Environment
 from concord.environments.files import RemoteFile, data_folders, download, find
 from concord.environments.table import TableEnvironments, from_table
 from concord.errors import InputError
-from concord.models.table_network import TableNetworkOptions
+from concord.models.table_network_options import TableNetworkOptions
 from concord.options import group
 from concord.training import Job, TrainConfig
-from concord.training.evaluation import EnvironmentEvaluation, scores_of
+from concord.training.declared_measures import EnvironmentEvaluation
+from concord.training.evaluation import scores_of
 
 HOSPITALS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
 COLUMNS = [

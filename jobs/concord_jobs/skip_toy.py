@@ -21,7 +21,7 @@ from concord.models import MLP
 from concord.objectives import Objective
 from concord.options import group
 from concord.training import Comparison, EnvironmentEvaluation, Job, TrainConfig
-from concord.training.evaluation import Mode
+from concord.training.declared_measures import Mode
 
 MODES: Mapping[str, Mode | None] = {
     "right_skips": "max",

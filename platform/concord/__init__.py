@@ -4,9 +4,10 @@ The public interface: ``train``, ``tune``, ``compare``, ``load`` and ``runs``, a
 A name is imported when it is used, so that ``import concord`` imports neither PyTorch nor Ray nor MLflow.
 """
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from concord.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from concord.environments import Environments
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from concord.interface.results import load
     from concord.space import Choice, Integers, LogUniform, OneOf, Uniform
     from concord.training.callback import Callback
-    from concord.training.evaluation import Measure
+    from concord.training.declared_measures import Measure
     from concord.training.job import Job
     from concord.training.metric_writers import TensorBoard, WeightsAndBiases
     from concord.training.options import TrainConfig
@@ -42,18 +43,21 @@ __all__ = [
     "tune",
 ]
 
-_MODULES = {
-    **dict.fromkeys(("compare", "runs", "train", "tune"), "concord.interface.commands"),
-    "load": "concord.interface.results",
-    "Callback": "concord.training.callback",
-    "Environments": "concord.environments",
-    "Job": "concord.training.job",
-    "Measure": "concord.training.evaluation",
-    **dict.fromkeys(("TensorBoard", "WeightsAndBiases"), "concord.training.metric_writers"),
-    "TrainConfig": "concord.training.options",
-    **dict.fromkeys(("Choice", "Integers", "LogUniform", "OneOf", "Uniform"), "concord.space"),
-    **dict.fromkeys(("InputError", "RunFailedError"), "concord.errors"),
-}
+_imported = lazy_names(
+    __name__,
+    {
+        "concord.interface.commands": ("compare", "runs", "train", "tune"),
+        "concord.interface.results": ("load",),
+        "concord.training.callback": ("Callback",),
+        "concord.environments": ("Environments",),
+        "concord.training.job": ("Job",),
+        "concord.training.declared_measures": ("Measure",),
+        "concord.training.metric_writers": ("TensorBoard", "WeightsAndBiases"),
+        "concord.training.options": ("TrainConfig",),
+        "concord.space": ("Choice", "Integers", "LogUniform", "OneOf", "Uniform"),
+        "concord.errors": ("InputError", "RunFailedError"),
+    },
+)
 # Written when the package is sent to a cluster, which may have another version or none.
 _SENT = Path(__file__).parent / "VERSION"
 
@@ -61,9 +65,7 @@ _SENT = Path(__file__).parent / "VERSION"
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    return _imported(name)
 
 
 def __dir__() -> list[str]:

@@ -7,19 +7,17 @@ class may declare, as class variables:
 * ``option_names``: the options of hyperparameters that are called otherwise.
 """
 
-import dataclasses
 import functools
+import importlib
 import inspect
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast, get_type_hints
 
-import docstring_parser
 from typing_extensions import Doc
 
 from concord.errors import ArgumentError
 
-Group = TypeVar("Group")
 Part = TypeVar("Part")
 
 
@@ -64,51 +62,50 @@ def options_of_part(kind: type[Any]) -> Mapping[str, Hyperparameter]:
 
 @dataclass(frozen=True)
 class Registry(Generic[Part]):
-    """The built-in classes of a kind.
+    """The built-in classes of a kind. Each is imported when it is asked for.
 
     Attributes:
         option: the option that names one.
-        kinds: the classes, by name.
-        shared: options of several classes or of every run, which are declared by hand.
+        package: the package of the classes.
+        places: ``MODULE.CLASS`` in the package, by name.
+        shared: options of several classes or of every run; the others are of single classes.
     """
 
     option: str
-    kinds: Mapping[str, type[Part]]
+    package: str
+    places: Mapping[str, str]
     shared: Collection[str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in order."""
+        return tuple(self.places)
 
     def kind(self, name: str) -> type[Part]:
         """The class of this name (ArgumentError if no class has it)."""
-        if name not in self.kinds:
-            raise ArgumentError(self.option, name, f"must be one of {', '.join(self.kinds)}")
-        return self.kinds[name]
+        if name not in self.places:
+            raise ArgumentError(self.option, name, f"must be one of {', '.join(self.places)}")
+        module, _, kind = self.places[name].rpartition(".")
+        found: type[Part] = getattr(importlib.import_module(f"{self.package}.{module}"), kind)
+        return found
+
+    def kinds(self) -> dict[str, type[Part]]:
+        """All classes by name."""
+        return {name: self.kind(name) for name in self.places}
 
     def own_options(self, kind: type[Part]) -> Mapping[str, Hyperparameter]:
         """The options of a class but for the shared ones."""
         return {name: each for name, each in options_of_part(kind).items() if name not in self.shared}
 
-    @property
-    def options(self) -> Mapping[str, Hyperparameter]:
+    def all_options(self) -> Mapping[str, Hyperparameter]:
         """The options of all classes but for the shared ones; several classes may have one option."""
-        return {name: each for kind in self.kinds.values() for name, each in self.own_options(kind).items()}
-
-    def add_options(self, after: str) -> Callable[[type[Group]], type[Group]]:
-        """Add the options of all classes to a group, after one of its fields; apply it before ``dataclass``."""
-
-        def add(group: type[Group]) -> type[Group]:
-            annotations: dict[str, Any] = {}
-            for field, hint in inspect.get_annotations(group).items():
-                annotations[field] = hint
-                for name, each in self.options.items() if field == after else ():
-                    annotations[name] = each.annotation
-                    setattr(group, name, dataclasses.field(default=each.default))
-            group.__annotations__ = annotations
-            return group
-
-        return add
+        return {name: each for kind in self.kinds().values() for name, each in self.own_options(kind).items()}
 
 
 @functools.lru_cache(maxsize=256)
 def _documentation(kind: Any) -> Mapping[str, str]:
+    import docstring_parser
+
     try:
         arguments = docstring_parser.parse_from_object(kind).params
     except (SyntaxError, TypeError):  # its source cannot be read

@@ -78,22 +78,39 @@ def test_help_of_a_command_has_its_arguments_and_a_line_for_each_option(concord_
     assert concord_("help").out == concord_("--help").out
 
 
-def test_a_wrong_option_and_help_of_a_job_need_no_library_but_torch() -> None:
+def test_a_wrong_option_and_help_of_a_table_import_nothing_slow() -> None:
     program = """
 import sys
 from concord.cli import main
 assert main(["train", "table", "--lrr", "3"]) == 2
 assert main(["submit", "train", "table", "--lrr", "3"]) == 2
-for command in ("train", "tune"):
-    try:
-        main([command, "table", "--help"])
-    except SystemExit:
-        pass
-slow = {"ray", "mlflow", "pandas", "matplotlib", "sklearn", "scipy"} & set(sys.modules)
+for command in ("train", "tune", "compare", "data"):
+    for word in ("--help", "--help-all"):
+        try:
+            main([command, "table", word])
+        except SystemExit:
+            pass
+slow = {"torch", "ray", "mlflow", "numpy", "pandas", "pyarrow", "matplotlib", "sklearn", "scipy"} & set(sys.modules)
 assert not slow, slow
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_check_of_a_table_imports_neither_torch_nor_ray_nor_mlflow(tmp_path: Path) -> None:
+    rows = [f"{place},{age},{age % 2}" for place in ("north", "south", "west") for age in range(20)]
+    (tmp_path / "rows.csv").write_text("\n".join(["place,age,died", *rows]))
+    program = """
+import sys
+from concord.cli import main
+assert main(["data", "table", "--check", sys.argv[1], "--environment", "place", "--target", "died"]) == 0
+slow = {"torch", "ray", "mlflow", "matplotlib"} & set(sys.modules)
+assert not slow, slow
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "rows.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "environment west (train): 20 rows" in done.stdout + done.stderr
 
 
 def test_a_command_without_its_job_lists_the_jobs_and_is_refused(concord_: Concord) -> None:

@@ -20,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concord.environments.csv_file import MISSING
-from concord.environments.table import TableEnvironments, from_table, inferred_kinds
+from concord.environments.table import TableEnvironments, from_table
 from concord.environments.table_encoder import RARE, TableEncoder
+from concord.environments.table_rows import inferred_kinds
 from concord.errors import ArgumentError, InputError
 
 PLACES = ("east", "north", "south", "west")

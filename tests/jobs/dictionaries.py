@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from concord.environments import Environments
 from concord.training import Job, TrainConfig
-from concord.training.evaluation import Measure
+from concord.training.declared_measures import Measure
 
 WORDS = 12
 

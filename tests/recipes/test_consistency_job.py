@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from concord.aggregation import AndMask, aggregate
 from concord.errors import InputError
-from concord.studies.comparison_plan import comparisons_of
+from concord.studies.job_tables import comparisons_of
 from concord.studies.results import ResultLine
 from concord.training import Evaluation, ProcessContext, Run, load_job, train
 from concord.training.context import Silent

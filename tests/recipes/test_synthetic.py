@@ -19,7 +19,7 @@ from concord.environments import BatchStream
 from concord.errors import InputError
 from concord.models import MLP
 from concord.options import option_values, options_of
-from concord.studies.comparison_plan import comparisons_of
+from concord.studies.job_tables import comparisons_of
 from concord.studies.search import derived
 from concord.training import ProcessContext, Run, load_job, train
 from concord.training.context import Silent

@@ -23,7 +23,7 @@ from concord.reinforcement.cloning_data import CloningData, CloningOptions, make
 from concord.reinforcement.episodes import Step
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.games import FIRST_UNSEEN_LEVEL
-from concord.studies.comparison_plan import comparisons_of
+from concord.studies.job_tables import comparisons_of
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
 from concord.studies.study_options import options_for

@@ -18,7 +18,7 @@ from concord.environments.sharded import MANIFEST, ShardedData
 from concord.errors import InputError
 from concord.execution import spec
 from concord.execution.key import KEYS, finished_run, index_run, plain
-from concord.execution.spec import restored_config
+from concord.execution.restored_options import restored_config
 from concord.record import EVENTS, RECORD, OpenRun, folder_of, read_events, require_run, write_record
 from concord.storage import Folder, append_line, json_line, read_lines
 from concord.storage.typed_json import Count, read_json

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from concord.cli.job_options import read_command
 from concord.record import EVENTS, RECORD
-from concord.studies.comparison_plan import LEAVE_ONE_OUT
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
+from concord.studies.job_tables import LEAVE_ONE_OUT
 from concord.studies.leave_one_out import (
     BEST,
     CHOSEN,

@@ -10,7 +10,7 @@ import pytest
 import reproduction
 from concord.errors import InputError
 from concord.job_files import job_texts
-from concord.studies.comparison_plan import comparisons_of
+from concord.studies.job_tables import comparisons_of
 from concord.training import load_job
 from documents import with_tables
 from kept_results import read_table

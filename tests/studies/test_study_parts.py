@@ -55,7 +55,8 @@ from concord.studies.trial import PROGRESS, SCORE, data_options, share_data
 from concord.tracking.run_search import Condition
 from concord.training import Evaluation, Job, TrainConfig, load_job
 from concord.training.checkpoint import MODEL
-from concord.training.evaluation import Mode, worst
+from concord.training.declared_measures import Mode
+from concord.training.evaluation import worst
 
 claim = settings(max_examples=20, deadline=None)
 

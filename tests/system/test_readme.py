@@ -372,7 +372,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     from concord.cli import COMMANDS, submit
     from concord.cli.job_options import read_command, tables_and_options
     from concord.cli.parsing import job_and_words, parse, parse_known
-    from concord.studies.comparison_plan import comparisons_of
+    from concord.studies.job_tables import comparisons_of
 
     def parsed(*arguments: Any, **given: Any) -> None:
         parse(*arguments, **given)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from concord.execution.execute import only_process
-from concord.execution.spec import restored_config
+from concord.execution.restored_options import restored_config
 from concord.training import TrainConfig
 from concord.training.options import RunConfig, device_of
 

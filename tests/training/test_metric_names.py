@@ -18,7 +18,8 @@ from concord.execution.preflight import preflight
 from concord.metric_name import metric_name
 from concord.training import Job, TrainConfig
 from concord.training.context import ProcessContext, Silent
-from concord.training.evaluation import EvaluatedPart, Measure, evaluate
+from concord.training.declared_measures import Measure
+from concord.training.evaluation import EvaluatedPart, evaluate
 from concord.training.job import JobFile
 from concord.training.loop import train
 from concord.training.metric_names import check_metric_names, environments_of

@@ -1,170 +1,131 @@
-"""A built-in rule or objective is its file and one line: options, help, checks, spaces and names follow from its class.
+"""The options of built-in rules and objectives are declared beside their classes' arguments, and say the same.
 
-Options are made when the platform is imported, so a process that adds its own parts first is asked.
+Options are declared without the classes, so that help and a wrong option import no PyTorch.
 """
 
-import json
-import subprocess
-import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-JOB = Path(__file__).parents[1] / "jobs" / "sensors.py"
-PARTS = '''
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
-from concord.aggregation import GRADIENT, Update
-from concord.errors import ArgumentError
-from concord.objectives import Rescaled
-from concord.space import Entries, LogUniform, Uniform
-
-
-@dataclass(frozen=True)
-class Shrunk:
-    """The average, times a factor."""
-
-    shrinkage: float = 0.5
-    """Factor of the average
-    (shrunk)."""
-    scale_free: bool = False
-    """A constant."""
-    display_name: ClassVar[str] = "shrunk average"
-    constants: ClassVar[tuple[str, ...]] = ("scale_free",)
-    space: ClassVar[Entries] = {"shrinkage": Uniform(0.1, 1.0)}
-    statistics: ClassVar = (GRADIENT,)
-
-    def __post_init__(self):
-        if self.shrinkage <= 0:
-            raise ArgumentError("shrinkage", self.shrinkage, "must be above 0")
-
-    def check_environments(self, environments):
-        if environments * self.shrinkage < 0.1:
-            raise ArgumentError("shrinkage", self.shrinkage, f"too small for {environments} environments")
-
-    def finish(self, sums, environments):
-        return Update(self.shrinkage * sums["gradient"] / environments, torch.ones_like(sums["gradient"]))
-
-
-class RiskGap(Rescaled):
-    """The mean risk and λ times the gap of the risks.
-
-    Args:
-        loss: the loss or the risk of one environment.
-        weight: λ.
-        autocast: the dtype in which layers compute.
-        power: Exponent of the gap (risk-gap).
-    """
-
-    default_weight: ClassVar[float | None] = 7.0
-    display_name: ClassVar[str | None] = "RiskGap"
-    option_names: ClassVar = {"power": "gap_power"}
-    space: ClassVar[Entries] = {"penalty_weight": LogUniform(0.1, 10.0), "gap_power": Uniform(1.0, 2.0)}
-
-    def __init__(self, loss, weight, autocast=None, power: float = 1.0):
-        super().__init__(loss, weight, autocast)
-        self.power = power
-'''
-QUESTIONS = """
-import dataclasses, json, sys
-
-from concord.aggregation import RULES
-from concord.objectives import OBJECTIVES
-from parts import RiskGap, Shrunk
-
-RULES["shrunk"] = Shrunk
-OBJECTIVES["risk-gap"] = RiskGap
-
 from concord.analysis.method_names import method_name
-from concord.cli.help import option_help
+from concord.built_in import OBJECTIVES, RULES
+from concord.cli.help import OptionHelp, option_help
 from concord.errors import InputError, format_for_cli
-from concord.studies.methods import MethodsOptions, methods_options_for, plan_methods
-from concord.training import load_job
+from concord.hyperparameters import Hyperparameter, Registry
+from concord.objectives import Rescaled
+from concord.options import options_of
+from concord.studies.methods import methods_options_for, plan_methods
+from concord.training import TrainConfig, load_job
+from concord.training.options import AggregatorOptions, ObjectiveOptions
 from concord.training.worker_data import check_environments
 
-job = load_job(sys.argv[1])
-config, methods = job.job.config, methods_options_for(job)
-helps = option_help(type(config), default=config) | option_help(MethodsOptions, default=MethodsOptions())
-tiny = config.with_options(aggregator="shrunk", shrinkage=0.001)
-rule, objective = config.with_options(aggregator="shrunk", shrinkage=0.25), config.with_options(objective="risk-gap")
-
-def refusal(work):
-    try:
-        work()
-    except InputError as error:
-        return format_for_cli(error)
-
-plan = plan_methods(job, methods.with_options(methods=("mean", "shrunk", "risk-gap"), trials=1), {"methods", "trials"})
-print(json.dumps({
-    "options": sorted(helps),
-    "help": {name: [helps[name].text, helps[name].default] for name in ("shrinkage", "gap_power", "penalty_weight",
-             "penalty_warmup", "methods")},
-    "choices": helps["aggregator"].choices + helps["objective"].choices,
-    "rule": dataclasses.asdict(rule.resolve().rule(3)),
-    "power": objective.with_options(gap_power=2.0).objective.build(lambda outputs, targets: outputs.mean(), 1).power,
-    "weight": objective.resolve().objective.penalty_weight,
-    "unused": [sorted(each.resolve().unused()) for each in (rule, objective)],
-    "refused": [refusal(config.with_options(aggregator="shrunk", shrinkage=-1.0).check),
-                refusal(lambda: check_environments(tiny.resolve(), job.job.environments(tiny))),
-                refusal(config.with_options(aggregator="shrunk", significance=0.1).check)],
-    "spaces": {name: study.space.as_json() for name, study in plan.studies.items()},
-    "names": method_name("shrunk, risk-gap"),
-}))
-"""
+JOB = Path(__file__).parents[1] / "jobs" / "sensors.py"
+PARTS = [(registry, name) for registry in (RULES, OBJECTIVES) for name in registry.names]
+each_part = pytest.mark.parametrize(("registry", "name"), PARTS, ids=[name for _, name in PARTS])
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("parts")
-    (folder / "parts.py").write_text(PARTS)
-    (folder / "questions.py").write_text(QUESTIONS)
-    command = [sys.executable, str(folder / "questions.py"), str(JOB)]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return found
+def helps() -> dict[str, OptionHelp]:
+    return option_help(TrainConfig)
 
 
-def test_hyperparameters_are_options_with_their_documentation_as_help(answers: dict[str, Any]) -> None:
-    assert answers["help"]["shrinkage"] == ["Factor of the average (shrunk).", "0.5"]
-    assert answers["help"]["gap_power"] == ["Exponent of the gap (risk-gap).", "1"]
-    assert {"shrunk", "risk-gap"} < {*answers["choices"]}
-    assert not {"scale_free", "power", "weight", "ridge", "steepness"} & {*answers["options"]}
+def own(registry: Registry[Any], name: str) -> dict[str, Hyperparameter]:
+    return dict(registry.own_options(registry.kind(name)))
 
 
-def test_shared_help_names_the_new_objective(answers: dict[str, Any]) -> None:
-    assert "7 for risk-gap" in answers["help"]["penalty_weight"][0]
-    assert "iga and risk-gap it is 1" in answers["help"]["penalty_warmup"][0]
-    assert "trimmed-mean, shrunk) and objectives (irm" in answers["help"]["methods"][0]
-    assert "meta-irm, risk-gap), or rules" in answers["help"]["methods"][0]
+@each_part
+def test_an_option_has_the_type_default_and_help_of_its_class(
+    registry: Registry[Any], name: str, helps: dict[str, OptionHelp]
+) -> None:
+    declared = options_of(TrainConfig)
+    for each, argument in own(registry, name).items():
+        assert (declared[each].hint, declared[each].default) == (argument.hint, argument.default), each
+        assert helps[each].text == argument.text, each
 
 
-def test_the_options_reach_rule_and_objective(answers: dict[str, Any]) -> None:
-    assert answers["rule"] == {"shrinkage": 0.25, "scale_free": False}
-    assert (answers["power"], answers["weight"]) == (2.0, 7.0)
-    of_rule, of_objective = map(set, answers["unused"])
-    assert "shrinkage" in of_objective - of_rule
-    assert "gap_power" in of_rule - of_objective
-    assert {"threshold", "significance", "clip_norm"} < of_rule
+def test_no_class_lacks_an_option_and_no_option_a_class() -> None:
+    platform = {"aggregator", "significance", "threshold", "rescale", "environment_momentum", "steps_per_update"}
+    platform |= {"nonfinite", "per_example", "example_gradient", "vectorize"}
+    assert options_of(AggregatorOptions).keys() - platform == RULES.all_options().keys()
+    shared = {"objective", "penalty_weight", "penalty_warmup"}
+    assert options_of(ObjectiveOptions).keys() - shared == OBJECTIVES.all_options().keys()
 
 
-def test_the_class_s_own_checks_refuse(answers: dict[str, Any]) -> None:
-    bound, environments, chance = answers["refused"]
-    assert bound == "--shrinkage -1.0: must be above 0"
-    assert environments.startswith("--shrinkage 0.001: too small for ")
-    assert chance.startswith(
-        "--significance 0.1: shrunk does not keep components by their signs alone; it is for and-m"
+def listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def test_the_help_of_the_weight_has_the_default_of_each_objective(helps: dict[str, OptionHelp]) -> None:
+    by_weight: dict[float, list[str]] = {}
+    for name, kind in OBJECTIVES.kinds().items():
+        if kind.default_weight is not None:
+            by_weight.setdefault(kind.default_weight, []).append(name)
+    exponents = {each: str(Decimal(str(each)).normalize()).replace("E+", "e") for each in by_weight}
+    shown = {each: f"{each:g}" if each < 1e3 else exponents[each] for each in by_weight}
+    defaults = ", ".join(f"{shown[each]} for {listed(by_weight[each])}" for each in sorted(by_weight, reverse=True))
+    assert f"By default {defaults}." in helps["penalty_weight"].text
+
+
+def test_the_help_of_the_warm_up_names_the_objectives_that_begin_at_one(helps: dict[str, OptionHelp]) -> None:
+    kinds = OBJECTIVES.kinds()
+    names = [name for name, kind in kinds.items() if issubclass(kind, Rescaled) and kind.warms_up_at_one]
+    assert f"for {listed(names)} it is 1," in helps["penalty_warmup"].text
+
+
+@each_part
+def test_a_value_reaches_the_class_and_no_other_uses_the_option(registry: Registry[Any], name: str) -> None:
+    arguments = own(registry, name)
+    changed = {each: _other(argument.default) for each, argument in arguments.items()}
+    config = TrainConfig().with_options(**{registry.option: name}, **changed).resolve()
+    made = config.rule(8) if registry is RULES else config.objective.build(lambda outputs, targets: outputs.mean(), 1)
+    for each, argument in arguments.items():
+        assert _values(made, argument.name) == {changed[each]}, each
+    assert {*registry.all_options()} & config.unused() == {*registry.all_options()} - {*arguments}
+
+
+def _other(default: Any) -> Any:
+    if default is None or isinstance(default, str):
+        return {None: "head", "squared": "halves"}[default]
+    return (not default) if isinstance(default, bool) else 2 * default or 1 if isinstance(default, int) else 0.3
+
+
+def _values(made: Any, argument: str) -> set[Any]:
+    """The values of an attribute of the object, or of its risk, that has the argument's name."""
+    parts = [vars(each) for each in (made, getattr(made, "risk", None)) if hasattr(each, "__dict__")]
+    return {part[name] for part in parts for name in (argument, f"_{argument}") if name in part}
+
+
+def refusal(config: TrainConfig) -> str:
+    with pytest.raises(InputError) as refused:
+        config.check()
+    return format_for_cli(refused.value)
+
+
+def test_the_class_s_own_checks_refuse() -> None:
+    job = load_job(str(JOB)).job
+    krum = job.config.with_options(aggregator="krum", byzantine=100)
+    assert refusal(krum.with_options(byzantine=-1)) == "--byzantine -1: must be at least 0"
+    with pytest.raises(InputError) as few:
+        check_environments(krum.resolve(), job.environments(krum))
+    assert format_for_cli(few.value).startswith("--byzantine 100: needs 103 environments at each step")
+    assert refusal(krum.with_options(significance=0.1)).startswith(
+        "--significance 0.1: krum does not keep components by their signs alone; it is for and-m"
     )
 
 
-def test_compare_methods_searches_the_declared_space(answers: dict[str, Any]) -> None:
-    spaces = answers["spaces"]
-    assert spaces["shrunk"]["shrinkage"] == {"uniform": [0.1, 1.0]}
-    assert spaces["risk-gap"]["gap_power"] == {"uniform": [1.0, 2.0]}
-    assert spaces["risk-gap"]["penalty_weight"] == {"log-uniform": [0.1, 10.0]}
+def test_compare_methods_searches_the_declared_space() -> None:
+    job = load_job(str(JOB))
+    names = ("mean", "trimmed-mean", "group-dro", "vrex")
+    options = methods_options_for(job).with_options(methods=names, trials=1)
+    spaces = {
+        name: study.space.as_json() for name, study in plan_methods(job, options, {"methods", "trials"}).studies.items()
+    }
+    assert spaces["trimmed-mean"]["trimmed_fraction"] == {"uniform": [0.0, 0.45]}
+    assert spaces["group-dro"]["group_rate"] == {"log-uniform": [0.001, 0.1]}
+    assert spaces["vrex"]["penalty_weight"] == {"log-uniform": [1.0, 100000.0]}
 
 
-def test_figures_show_the_published_name(answers: dict[str, Any]) -> None:
-    assert answers["names"] == "shrunk average, RiskGap"
+def test_figures_show_the_published_name() -> None:
+    assert method_name("and-mask, irm") == "AND-mask, IRMv1"

@@ -47,7 +47,8 @@ from concord.training.checkpoint import (
     write_checksums,
 )
 from concord.training.context import Silent
-from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
+from concord.training.declared_measures import Measure
+from concord.training.evaluation import EvaluatedPart, correct, evaluate
 from concord.training.gradient_source import gradient_source
 from concord.training.kept_weights import BEST, SEEN
 from concord.training.loop import training

@@ -19,7 +19,7 @@ from concord.objectives import Objective
 from concord.options import group
 from concord.space import Choice, Entry, Space, Value
 from concord.training import Comparison, Data, EnvironmentEvaluation, Job, Study, TrainConfig
-from concord.training.evaluation import Mode
+from concord.training.declared_measures import Mode
 from concord_jobs.box2d.figures import accuracy_figure
 from concord_jobs.box2d.trajectories import TrajectoryTask
 from concord_jobs.box2d.trajectory_choice import TrajectoryChoice

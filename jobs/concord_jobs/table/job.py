@@ -1,6 +1,5 @@
 """Your own table: rows of a file, in environments by a column."""
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -9,22 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
-from torch import Tensor, nn
 
 from concord.errors import ArgumentError
-from concord.models.table_network import TableNetworkOptions
+from concord.models.table_network_options import TableNetworkOptions
 from concord.options import Detail, OptionGroup, group
 from concord.storage import check_address
-from concord.training import Job, TrainConfig
-from concord.training.evaluation import EnvironmentEvaluation
+from concord.training import EnvironmentEvaluation, Job, TrainConfig
 from concord.training.job import Data
 from concord.training.options import DataOptions
-from concord.training.regression import regression_errors
 
-# With pandas, which takes a third of a second: help and a wrong option do without.
+# With PyTorch and pandas, which take seconds: help and a wrong option do without.
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from concord.environments.csv_file import CsvFormat
-    from concord.environments.table import Kind, TableEnvironments
+    from concord.environments.table import TableEnvironments
+    from concord.environments.table_rows import Kind, Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,7 @@ class TableOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        from concord.environments.table import Kind
+        from concord.environments.table_rows import Kind
 
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
@@ -128,7 +127,7 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
     options.check()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        table = _read(data, options).table
+        table = _read(data, options)
     summary = {**table_summary(table), "warnings": [str(each.message) for each in caught]}
     for line in lines(summary):
         info(line)
@@ -145,8 +144,10 @@ def _given(data: Path | None) -> Path:
 @functools.lru_cache(maxsize=1)
 def _unchanged(data: Path, options: TableOptions, change: Hashable) -> "TableEnvironments":
     """The table of a file or folder that last changed so."""
+    from concord.environments.table import TableEnvironments
+
     del change
-    return _read(data, options)
+    return TableEnvironments(_read(data, options))
 
 
 def _table(data: Path | None, options: TableOptions) -> "TableEnvironments":
@@ -156,11 +157,12 @@ def _table(data: Path | None, options: TableOptions) -> "TableEnvironments":
     return _unchanged(given, options, last_change(given))
 
 
-def _read(data: Path, options: TableOptions) -> "TableEnvironments":
-    from concord.environments.table import from_table
+def _read(data: Path, options: TableOptions) -> "Table":
+    from concord.environments.table_rows import read_table_rows
 
-    return from_table(
+    return read_table_rows(
         data,
+        options.csv_format(),
         target=options.target,
         environment=options.environment,
         validation=options.validation,
@@ -168,7 +170,6 @@ def _read(data: Path, options: TableOptions) -> "TableEnvironments":
         kinds=cast("dict[str, Kind]", dict(each.rsplit("=", 1) for each in options.columns)),
         task=None if options.task == "auto" else options.task,
         environment_bins=options.environment_bins,
-        **dataclasses.asdict(options.csv_format()),
     )
 
 
@@ -177,7 +178,7 @@ def environments(config: TableConfig) -> "TableEnvironments":
     return _table(config.data.data, config.table)
 
 
-def model(config: TableConfig) -> nn.Module:
+def model(config: TableConfig) -> "nn.Module":
     """A network for the table's number of columns."""
     return config.network_options.build(environments(config).table)
 
@@ -185,6 +186,7 @@ def model(config: TableConfig) -> nn.Module:
 def evaluation(config: TableConfig) -> EnvironmentEvaluation | None:
     """Errors in the target's units, of a regression."""
     from concord.environments.table import TableEnvironments
+    from concord.training.regression import regression_errors
 
     if environments(config).table.classes is not None:
         return None
@@ -194,11 +196,11 @@ def evaluation(config: TableConfig) -> EnvironmentEvaluation | None:
     return regression_errors(fitted.target_scale.deviation)
 
 
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+def loss(outputs: "Tensor", targets: "Tensor") -> "Tensor":
     """Cross entropy of classes, squared error of standardized numbers."""
-    if targets.is_floating_point():
-        return nn.functional.mse_loss(outputs, targets)
-    return nn.functional.cross_entropy(outputs, targets)
+    from torch.nn.functional import cross_entropy, mse_loss
+
+    return mse_loss(outputs, targets) if targets.is_floating_point() else cross_entropy(outputs, targets)
 
 
 job = Job(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.environments.table import Table, fit_encoder
+from concord.environments.table_rows import Table, fit_encoder
 
 _FOLDS, _DEPTH = 3, 5
 _MOST_ROWS = 20_000  # for the decision tree

@@ -1,6 +1,7 @@
 """The built-in rules by name, and what the other rooms need to know of them.
 
-A new rule is its file and a line in :data:`RULES`. Its fields become options, and the strings after them their help.
+A new rule is its file, a line in :mod:`concord.built_in`, and its fields as options in
+:class:`~concord.training.options.AggregatorOptions`.
 A rule may declare, as class variables, beside those of :mod:`concord.hyperparameters`:
 
 * ``display_name``: its published name, for figures and tables.
@@ -12,47 +13,17 @@ A rule may declare, as class variables, beside those of :mod:`concord.hyperparam
 from collections.abc import Mapping
 from typing import Any
 
-from concord.aggregation.and_mask import AndMask
-from concord.aggregation.cagrad import CAGrad
+from concord import built_in
 from concord.aggregation.chance import DEFAULT_SIGNIFICANCE, threshold_at_chance
-from concord.aggregation.clipping import Clipping
-from concord.aggregation.geometric_mean import GeometricMean
-from concord.aggregation.krum import Krum
 from concord.aggregation.mean import Mean
-from concord.aggregation.median import Median
-from concord.aggregation.mgda import MGDA
-from concord.aggregation.pcgrad import PCGrad
 from concord.aggregation.rule import Aggregator
-from concord.aggregation.sand_mask import SandMask
-from concord.aggregation.t_mask import TMask
-from concord.aggregation.trimmed_mean import TrimmedMean
-from concord.aggregation.upgrad import UPGrad
-from concord.aggregation.xor_mask import XorMask
 from concord.errors import ArgumentError
-from concord.hyperparameters import Registry, options_of_part
+from concord.hyperparameters import options_of_part
 from concord.space import Entries, Uniform
 
-RULES: dict[str, type[Any]] = {
-    "mean": Mean,
-    "and-mask": AndMask,
-    "geometric-mean": GeometricMean,
-    "xor-mask": XorMask,
-    "sand-mask": SandMask,
-    "t-mask": TMask,
-    "pcgrad": PCGrad,
-    "mgda": MGDA,
-    "cagrad": CAGrad,
-    "upgrad": UPGrad,
-    "krum": Krum,
-    "clip": Clipping,
-    "median": Median,
-    "trimmed-mean": TrimmedMean,
-}
+RULES: dict[str, type[Any]] = built_in.RULES.kinds()
 # The rules of sums, which run wherever gradients come from.
 AGGREGATORS: tuple[str, ...] = tuple(name for name, kind in RULES.items() if hasattr(kind, "finish"))
-
-# A rule's field with the name of a shared option takes its value.
-REGISTRY = Registry[Any]("aggregator", RULES, shared=("threshold", "significance", "seed"))
 
 # The published experiments have 0.8. With their 32 environments chance reaches it with probability 2.6e-6. With 20 it
 # does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and so does too little of what all
@@ -67,12 +38,12 @@ def rule_type(name: str) -> type[Any]:
     Raises:
         ArgumentError: no rule has this name.
     """
-    return REGISTRY.kind(name)
+    return built_in.RULES.kind(name)
 
 
 def rule_with(kind: type[Any], values: Mapping[str, Any], *, shared: bool = True) -> Any:
     """A rule of this class with these options; without ``shared`` its fields of shared options keep their defaults."""
-    options = options_of_part(kind) if shared else REGISTRY.own_options(kind)
+    options = options_of_part(kind) if shared else built_in.RULES.own_options(kind)
     return kind(**{each.name: values[name] for name, each in options.items()})
 
 

@@ -95,7 +95,7 @@ def shown_choices(choices: Iterable[Any]) -> list[str]:
 
 def job_help(command: str, job: Any, tables: Sequence[str], program: str, options: Any) -> str:
     """The help of a job's command: the command's own options, the job's, and for ``train`` the first of every run."""
-    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
+    from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
     from concord.training.options import RunConfig, TrainConfig
 
     platform = options_of(TrainConfig if isinstance(job.job.config, TrainConfig) else RunConfig)

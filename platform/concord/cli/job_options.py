@@ -28,7 +28,7 @@ def read_command(
     """
     from concord.cli.config_file import with_file_options
     from concord.interface.command_options import start_of
-    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS
+    from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
     from concord.training.options import TrainConfig
 
     tables, words = tables_and_options(words) if name == "compare" else ([], list(words))

@@ -290,7 +290,8 @@ def check_command(command: "JobCommand") -> str:
 
 
 def _check_comparison(command: "JobCommand") -> str:
-    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparison_name, plan_comparison
+    from concord.studies.comparison_plan import comparison_name, plan_comparison
+    from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
     from concord.studies.methods import check_methods, methods_name
 
     job, options = command.job, command.options

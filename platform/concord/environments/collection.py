@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from concord.environments.purposes import environment_names, purposes_of, require_names
 from concord.environments.source import ContiguousBuilder, ExampleSource, InMemory, Part, Switching
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
-from concord.options import shortened
 
-if TYPE_CHECKING:  # it imports pandas
+if TYPE_CHECKING:  # with pandas
     from concord.environments.table_encoder import TableEncoder
+    from concord.environments.table_rows import TargetScale
 
 SPLITS = {
     "train": "the training environments",
@@ -24,8 +25,6 @@ SPLITS = {
     "ood": "the test environments",
 }
 """Prefixes of metrics over several environments, with their meaning. Monitored environments have their own names."""
-
-_EXPECTED_NAMES = "must be a list of names, such as ['north', 'south']"
 
 Array = Any
 """A tensor, a numpy array, or another argument of ``numpy.asarray``."""
@@ -160,13 +159,6 @@ class HeldOut(NamedTuple):
     held_out: Environment | None
 
 
-class TargetScale(NamedTuple):
-    """A regression is trained on ``(target - mean) / deviation``, of the training rows."""
-
-    mean: float
-    deviation: float
-
-
 @dataclass(frozen=True)
 class RawRows:
     """How a registered model takes rows of a table, with texts and missing values.
@@ -181,7 +173,7 @@ class RawRows:
     encoder: "TableEncoder"
     example: Any
     outputs: tuple[str, ...]
-    target_scale: TargetScale | None = None
+    target_scale: "TargetScale | None" = None
 
 
 class Environments:
@@ -347,49 +339,6 @@ class Environments:
         names = Environments(_not_here, **self.by_purpose(), version=self._version)
         names.learn = self.learn
         return names
-
-
-def environment_names(argument: str, given: Iterable[Any]) -> tuple[str, ...]:
-    """The names of environments in an argument; refuse other values (InputError)."""
-    for name in (names := _listed(argument, given)):
-        if not isinstance(name, str) or not name.strip():
-            raise ArgumentError(argument, shortened(str(name)) or repr(name), _EXPECTED_NAMES)
-        if name.encode(errors="replace").decode() != name:  # of a file, by os.fsdecode
-            raise InputError(f"environment {name}: its name is not UTF-8; rename it")
-    return tuple(map(str, names))
-
-
-def _listed(argument: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """The values of an argument; those of a set in order, which differs between processes (InputError)."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise ArgumentError(argument, given, _EXPECTED_NAMES)
-    return tuple(sorted(given, key=str) if isinstance(given, set | frozenset) else given)
-
-
-def require_names(names: Iterable[str], known: Iterable[str], option: str | None = None) -> None:
-    """Refuse the name of an unknown environment (InputError); ``option`` is the argument that has the names."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-            if option is not None:
-                raise ArgumentError(option, name, f"there is no such environment; there are {shown}")
-            raise InputError(f"environment {name}: there is none of this name; there are {shown}")
-
-
-def purposes_of(
-    known: Iterable[str], validation: Iterable[Any], test: Iterable[Any], *, options: bool = False
-) -> dict[str, tuple[str, ...]]:
-    """The environments of each purpose: those that are named, and all others to train on.
-
-    Names may be given as numbers. Refuses unknown ones (InputError), as the values of options with ``options``.
-    """
-    known = tuple(known)
-    validation, test = (tuple(map(str, _listed(*each))) for each in (("validation", validation), ("test", test)))
-    require_names(validation, known, "validation" if options else None)
-    require_names(test, known, "test" if options else None)
-    train = tuple(name for name in known if name not in {*validation, *test})
-    return {"train": train, "validation": validation, "test": test}
 
 
 def split_held_out(environment: Environment, fraction: float, seed: int) -> HeldOut:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from concord.environments.collection import Array, Environments, as_tensor, purposes_of, without_numbers
+from concord.environments.collection import Array, Environments, as_tensor, without_numbers
+from concord.environments.purposes import purposes_of
 from concord.environments.readers import empty
 from concord.environments.source import ExampleSource
 from concord.environments.tree import Tree, is_pair, leaf_name

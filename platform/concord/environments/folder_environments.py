@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from concord.environments.collection import Array, Environments, purposes_of
+from concord.environments.collection import Array, Environments
 from concord.environments.data_files import data_files, kind_by_content, stem
 from concord.environments.parquet import read_table
+from concord.environments.purposes import purposes_of
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, file_checksum, is_remote, local
 

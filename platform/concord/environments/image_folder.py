@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from concord.environments.collection import Environments, purposes_of
+from concord.environments.collection import Environments
 from concord.environments.data_files import data_files
 from concord.environments.datasets import Transform, from_dataset
 from concord.environments.images import IMAGE_ENDINGS, plain_image, require_8_bits
+from concord.environments.purposes import purposes_of
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, local
 

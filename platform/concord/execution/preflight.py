@@ -18,9 +18,8 @@ from concord.gradients.layout import trainable
 from concord.objectives import Objective
 from concord.source_file import refusing
 from concord.tracking.model_call import ModelCall, first_call
+from concord.training.declared_measures import Measure, Mode
 from concord.training.evaluation import (
-    Measure,
-    Mode,
     as_measures,
     check_targets,
     default_measures,

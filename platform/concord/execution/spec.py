@@ -16,14 +16,12 @@ from typing import Any
 import torch
 
 import concord
-from concord.errors import InputError
 from concord.execution.key import Key, recorded_config, run_key
 from concord.machine import machine
-from concord.options import as_text, flag_of, from_plain, option_values, options_of
-from concord.record import RECORD, Kind
-from concord.redaction import is_hidden, redact
+from concord.options import as_text, flag_of, option_values
+from concord.record import Kind
+from concord.redaction import redact
 from concord.storage import display_path, is_remote, require_reachable, resolve
-from concord.storage.typed_json import require_type
 from concord.tracking import Store
 from concord.tracking.mirror import tracking_key
 from concord.training.job import JobFile
@@ -104,24 +102,6 @@ class RunSpec(GroupSpec):
         parameters = {name: value for name, value in recorded.items() if value is not None and name not in unused}
         spec = RunSpec(job, config, run_key(job, config, data, stop_when=stop_when), stop_when, parameters=parameters)
         return dataclasses.replace(spec, **further)
-
-
-def restored_config(defaults: Any, recorded: Mapping[str, Any], source: str = RECORD) -> Any:
-    """These options with the values of a record; values of unknown options are left out.
-
-    Secrets, which are not recorded, keep their values. A value that is not of its option's type is an InputError that
-    names the ``source``.
-    """
-    known = {name: value for name, value in recorded.items() if not is_hidden(value)}
-    options = options_of(type(defaults))
-    values = from_plain(options, known)
-    for name, value in values.items():
-        try:
-            require_type(value, options[name].hint)
-        except ValueError as error:
-            problem = str(error).partition(": ")[2]
-            raise InputError(f"{source}: {name} {problem}, but is {value!r:.80}; restore the file") from error
-    return defaults.with_options(**values)
 
 
 def resolved_paths(config: RunConfig) -> dict[str, Any]:

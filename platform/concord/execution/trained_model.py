@@ -9,7 +9,7 @@ from torch import nn
 
 from concord.errors import InputError
 from concord.execution.execute import CHECKPOINTS, kept_checkpoint
-from concord.execution.spec import restored_config
+from concord.execution.restored_options import restored_config
 from concord.record import Run, folder_of, require_run
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights

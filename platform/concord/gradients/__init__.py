@@ -9,10 +9,11 @@
   :class:`PerExampleGradients` is the same in one call.
 """
 
+from concord.gradient_policies import ExampleGradient, NonFinite
 from concord.gradients.hook import AggregationHook, HookedGradients, aggregation_hook, register_aggregation_hook
-from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
+from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.per_example import PerExample, per_example
-from concord.gradients.per_example_gradients import ExampleGradient, PerExampleGradients
+from concord.gradients.per_example_gradients import PerExampleGradients
 from concord.gradients.risk import Batch, Loss, Risk, Supervised
 from concord.gradients.sharded_hook import ShardedAggregation, register_aggregation
 from concord.gradients.stacked import StackedGradients

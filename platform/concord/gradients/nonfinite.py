@@ -1,16 +1,13 @@
 """Finds environments or examples whose gradients are not finite, and applies the policy for them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from concord.errors import ArgumentError
-
-NonFinite = Literal["raise", "skip", "propagate"]
-"""``raise``: end with :class:`NonFiniteGradientError`. ``skip``: leave the environment out of the step; count it.
-``propagate``: leave it in, so that the update is not finite either and a ``GradScaler`` lowers its scale."""
+from concord.gradient_policies import NonFinite
 
 
 class NonFiniteGradientError(FloatingPointError):

@@ -1,6 +1,6 @@
 """A gradient source for which every example of a batch is an environment."""
 
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Unpack, get_args
 
 import torch
 import torch.distributed as dist
@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from concord.aggregation import Rule
 from concord.errors import ArgumentError, InputError
+from concord.gradient_policies import ExampleGradient
 from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.nonfinite import collect_finite
 from concord.gradients.per_example import PerExample
@@ -26,16 +27,6 @@ from concord.gradients.risk import (
     take,
 )
 from concord.gradients.step import AggregationOptions, EnvironmentStep
-
-ExampleGradient = Literal["contribution", "loss"]
-"""What the gradient of one example is, where the examples of a batch meet in batch norm.
-
-* ``contribution``: what flows through the example's activations. One backward pass for all.
-* ``loss``: the exact derivative of the example's loss, through the statistics it shares. One backward pass each, as
-  the AND-mask paper's code did.
-
-Without batch norm they are the same; they always sum to the same.
-"""
 
 
 class PerExampleGradients:

@@ -11,8 +11,9 @@ from concord.aggregation import Rule
 from concord.aggregation.families import as_rule, masks
 from concord.aggregation.weighting import name_of
 from concord.errors import ArgumentError
+from concord.gradient_policies import NonFinite
 from concord.gradients.environment_momentum import EnvironmentMomentum
-from concord.gradients.nonfinite import NonFinite, check_nonfinite
+from concord.gradients.nonfinite import check_nonfinite
 from concord.gradients.step_clock import StepClock
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.execution.spec import restored_config
+from concord.execution.restored_options import restored_config
 from concord.interface.option_file import FileOptions
 from concord.options import (
     NEEDED,
@@ -27,7 +27,7 @@ from concord.options import (
 )
 from concord.record import folder_of, read_record, require_run
 from concord.storage import Folder, check_address, display_path, is_remote, resolve
-from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
+from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.study_options import compare_options_for, options_for
 from concord.training.job import JobFile, with_recorded_rule, with_rule
 from concord.training.rule_file import RuleFile
@@ -171,14 +171,17 @@ def default_options(command: str, job: JobFile, called: str, tables: Sequence[st
         return job.job.config
     if command == "tune":
         return options_for(job.job.config, list(job.job.studies))
-    from concord.studies.leave_one_out import leave_one_out_options_for
-    from concord.studies.methods import methods_options_for
+    for name in (METHODS, LEAVE_ONE_OUT):
+        if name in tables and len(tables) > 1:
+            raise InputError(f"{called} {' '.join(tables)}: {name} is not a table of the job; give it alone")
+    if METHODS in tables:
+        from concord.studies.methods import methods_options_for  # with PyTorch
 
-    for name, options_of_name in ((METHODS, methods_options_for), (LEAVE_ONE_OUT, leave_one_out_options_for)):
-        if name in tables:
-            if len(tables) > 1:
-                raise InputError(f"{called} {' '.join(tables)}: {name} is not a table of the job; give it alone")
-            return options_of_name(job)
+        return methods_options_for(job)
+    if LEAVE_ONE_OUT in tables:
+        from concord.studies.leave_one_out import leave_one_out_options_for  # with PyTorch
+
+        return leave_one_out_options_for(job)
     return compare_options_for(job.job.config)
 
 

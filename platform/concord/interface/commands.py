@@ -21,8 +21,9 @@ from concord.interface.surroundings import left_as_found
 from concord.logs import info
 from concord.options import options_of
 from concord.space import Entry, format_entry
-from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, plan_comparison
+from concord.studies.comparison_plan import plan_comparison
 from concord.studies.criterion import metric_on
+from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
 from concord.tracking import Store
 from concord.tracking.run_search import Condition, field_name, find_runs
 from concord.training.callback import Callback

@@ -1,18 +1,11 @@
 """A network for encoded rows of a table: embeddings of categories beside the numbers, then a linear layer or an MLP."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from concord.models.mlp import MLP
-from concord.models.mlp_options import MLPOptions
-from concord.options import option_values
-
-if TYPE_CHECKING:
-    from concord.environments.table import Table  # with pandas, which takes a third of a second
 
 
 class TableNetwork(nn.Module):
@@ -71,19 +64,3 @@ class TableNetwork(nn.Module):
             return outputs + sum(embedded) if embedded else outputs
         answer: Tensor = self.rest(torch.cat([numbers, *embedded], dim=1))
         return answer
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableNetworkOptions(MLPOptions):
-    """The network and its size."""
-
-    # fmt: off
-    network: Literal["mlp", "linear"] = "mlp"
-    """Network; linear is logistic or linear regression."""
-    # fmt: on
-
-    def build(self, table: "Table") -> TableNetwork:
-        """The network for a table's columns and target."""
-        sizes = {**option_values(self), **({"hidden_layers": 0} if self.network == "linear" else {})}
-        del sizes["network"]
-        return TableNetwork(*table.widest.widths, table.outputs, **sizes)

@@ -1,49 +1,21 @@
 """The objectives by the names that the command line and configurations use.
 
-A new objective is its file and a line in :data:`OBJECTIVES`. Its arguments become options, and their documentation
-(``Args``) the help. Its class says how they are called, how it is shown, and what ``compare methods`` searches.
+A new objective is its file, a line in :mod:`concord.built_in`, and its arguments as options in
+:class:`~concord.training.options.ObjectiveOptions`. Its class says how they are called, how it is shown, and what
+``compare methods`` searches.
 """
 
 from typing import Any
 
 import torch
 
+from concord import built_in
 from concord.gradients.risk import Loss, Risk
-from concord.hyperparameters import Registry, options_of_part
-from concord.objectives.coral import CORAL
-from concord.objectives.dann import DANN
-from concord.objectives.eqrm import EQRM
-from concord.objectives.erm import ERM
-from concord.objectives.fishr import Fishr
-from concord.objectives.group_dro import GroupDRO
-from concord.objectives.iga import IGA
-from concord.objectives.irm import IRMv1
-from concord.objectives.meta_irm import MetaIRM
-from concord.objectives.mixup import Mixup
-from concord.objectives.mm_rex import MMREx
-from concord.objectives.mmd import MMD
+from concord.hyperparameters import options_of_part
 from concord.objectives.objective import Objective
 from concord.objectives.penalty_weight import PenaltyWeight
-from concord.objectives.spectral_decoupling import SpectralDecoupling
-from concord.objectives.vrex import VREx
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "erm": ERM,
-    "irm": IRMv1,
-    "vrex": VREx,
-    "mm-rex": MMREx,
-    "coral": CORAL,
-    "mmd": MMD,
-    "dann": DANN,
-    "group-dro": GroupDRO,
-    "eqrm": EQRM,
-    "fishr": Fishr,
-    "iga": IGA,
-    "mixup": Mixup,
-    "sd": SpectralDecoupling,
-    "meta-irm": MetaIRM,
-}
-REGISTRY = Registry[Objective]("objective", OBJECTIVES, shared=("penalty_weight", "penalty_warmup"))
+OBJECTIVES: dict[str, type[Objective]] = built_in.OBJECTIVES.kinds()
 
 
 def objective_type(name: str) -> type[Objective]:
@@ -52,7 +24,7 @@ def objective_type(name: str) -> type[Objective]:
     Raises:
         ArgumentError: no objective has this name.
     """
-    return REGISTRY.kind(name)
+    return built_in.OBJECTIVES.kind(name)
 
 
 def used_options(name: str) -> set[str]:
@@ -86,7 +58,7 @@ def objective(
         TypeError: no objective has an option of this name.
     """
     kind = objective_type(name)
-    if unknown := options.keys() - REGISTRY.options.keys():
+    if unknown := options.keys() - built_in.OBJECTIVES.all_options().keys():
         raise TypeError(f"objective() got an unexpected keyword argument {min(unknown)!r}")
     arguments = options_of_part(kind)
     given = {arguments[option].name: value for option, value in options.items() if option in arguments}

@@ -13,7 +13,8 @@ from concord.analysis.method_names import method_name
 from concord.errors import InputError, format_for_cli
 from concord.execution.key import Key, recorded_config
 from concord.execution.preflight import as_input_error, preflight
-from concord.execution.spec import GroupSpec, RunSpec, plain_name, resolved_paths, restored_config
+from concord.execution.restored_options import restored_config
+from concord.execution.spec import GroupSpec, RunSpec, plain_name, resolved_paths
 from concord.options import (
     RESULT,
     Role,
@@ -26,9 +27,9 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.studies.criterion import TrialEvaluator
+from concord.studies.job_tables import comparisons_of
 from concord.studies.plan import GroupPlan, check_group
 from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
 from concord.tracking import Store
@@ -36,8 +37,6 @@ from concord.training import Comparison, JobFile, RunConfig, TrainConfig
 from concord.training.job import command_line, with_recorded_rule
 from concord.training.options import ResolvedConfig
 
-METHODS = "methods"  # instead of a table's name: a study of each method
-LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
 FOLDS = "left out"  # in the record of that table; no option has a space in its name
 _NAMED = 12  # rows in the message that there is no such row; a job may have hundreds
 
@@ -100,34 +99,6 @@ def recorded_command(job: JobFile, table: str, given: Mapping[str, Any], values:
 def comparison_name(job: str, name: str | None) -> str:
     """The given name, or the job's."""
     return name or plain_name(job, "comparison")
-
-
-def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
-    """The tables of a job, from its file or from the one beside it that it names."""
-    named = job.job.comparisons
-    found: Mapping[str, Comparison] = _beside(job, named) if isinstance(named, str) else named
-    if not found:
-        raise InputError(
-            f"job {job.name}: has no tables to compare; give it comparisons={{…}}, or compare methods with "
-            f"{job.command('compare', METHODS)}, or {LEAVE_ONE_OUT}"
-        )
-    for name, makes in ((METHODS, "tunes each method"), (LEAVE_ONE_OUT, "leaves out each environment")):
-        if name in found:
-            raise InputError(f"job {job.name}: table {name}: compare JOB {name} {makes}; rename the table")
-    return found
-
-
-def _beside(job: JobFile, name: str) -> Mapping[str, Comparison]:
-    """The variable ``comparisons`` of this file, whose path is relative to the job's."""
-    path = Path(job.path).parent / name
-
-    def refusal(problem: str) -> InputError:
-        return InputError(f"job {job.path}: comparisons {name}: {problem}")
-
-    found = getattr(run_source(str(path), read_source(path, refusal), "tables", refusal), "comparisons", None)
-    if not isinstance(found, Mapping) or not all(isinstance(each, Comparison) for each in found.values()):
-        raise refusal("needs comparisons = {…}, which maps the names of tables to Comparison(…)")
-    return found
 
 
 def plan_comparison(

@@ -14,7 +14,8 @@ from concord.execution.preflight import PreflightResult, required
 from concord.studies.study_options import Selection, StudyOptions
 from concord.tracking.run_search import Condition
 from concord.training import JobFile, RunConfig, TrainConfig
-from concord.training.evaluation import Mode, worst
+from concord.training.declared_measures import Mode
+from concord.training.evaluation import worst
 from concord.training.metric_names import split_metric, split_of
 
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from concord.errors import InputError, format_for_cli
 from concord.execution.preflight import preflight
-from concord.execution.spec import restored_config
-from concord.studies.comparison_plan import FOLDS, LEAVE_ONE_OUT, METHODS, ComparisonPlan, plan_tables
+from concord.execution.restored_options import restored_config
+from concord.studies.comparison_plan import FOLDS, ComparisonPlan, plan_tables
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
+from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
 from concord.studies.methods import changes_of, check_methods, method_names
 from concord.studies.plan import drawn
 from concord.studies.results import ResultLine, table_of_lines
@@ -26,7 +27,8 @@ from concord.studies.study_options import CompareCommand, SeedsOptions, with_con
 from concord.table import Column, Table
 from concord.training import Comparison, JobFile, Run, Runs, TrainConfig
 from concord.training.comparison import Folds
-from concord.training.evaluation import Mode, worst
+from concord.training.declared_measures import Mode
+from concord.training.evaluation import worst
 from concord.training.rule_file import RuleFile
 
 ORACLE, HELD_OUT = " (oracle)", " (held-out)"

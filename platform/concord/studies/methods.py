@@ -29,7 +29,8 @@ from concord.record import Run, folder_of, read_record, read_run
 from concord.redaction import is_secret
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
-from concord.studies.comparison_plan import METHODS, comparison_name, recorded_command, without_place
+from concord.studies.comparison_plan import comparison_name, recorded_command, without_place
+from concord.studies.job_tables import METHODS
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
@@ -37,7 +38,7 @@ from concord.studies.results import StudyResult, write_lines
 from concord.studies.search import config_at
 from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.training import JobFile, Study, TrainConfig
-from concord.training.evaluation import Mode
+from concord.training.declared_measures import Mode
 from concord.training.job import with_rule
 from concord.training.loop import estimated_seconds
 from concord.training.rule_file import RuleFile, config_with_rule

@@ -16,9 +16,10 @@ from concord.errors import InputError
 from concord.execution.lifecycle import Info
 from concord.record import RECORD, folder_of, read_record
 from concord.storage import Folder, check_local_folder
-from concord.studies.comparison_plan import LEAVE_ONE_OUT, comparison_name, comparisons_of, only_rows, plan_as_recorded
+from concord.studies.comparison_plan import comparison_name, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
+from concord.studies.job_tables import LEAVE_ONE_OUT, comparisons_of
 from concord.studies.leave_one_out import leave_one_out_as_recorded
 from concord.studies.proposals import Trial
 from concord.studies.results import StudyResult, read_study, write_lines, write_results

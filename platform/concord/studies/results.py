@@ -30,7 +30,7 @@ from concord.studies.proposals import GroupRuns, Trial
 from concord.studies.study_options import SELECTIONS
 from concord.table import Column, Table
 from concord.training import Comparison
-from concord.training.evaluation import Mode
+from concord.training.declared_measures import Mode
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 

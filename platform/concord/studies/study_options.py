@@ -12,7 +12,7 @@ from concord.errors import InputError
 from concord.options import OptionGroup, Place, flag_of, group, options_of
 from concord.storage import check_local_folder
 from concord.training import RunConfig
-from concord.training.evaluation import Mode
+from concord.training.declared_measures import Mode
 
 Selection = Literal["held-out", "validation", "leave-one-out", "oracle", "own"]
 Command = TypeVar("Command", bound=OptionGroup)

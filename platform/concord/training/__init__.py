@@ -1,13 +1,22 @@
-"""Training: jobs and their options, the loop, evaluation, checkpoints; neither Ray nor MLflow."""
+"""Training: jobs and their options, the loop, evaluation, checkpoints; neither Ray nor MLflow.
 
+A name that needs PyTorch is imported when it is used, so that a job's file is read without.
+"""
+
+from typing import TYPE_CHECKING
+
+from concord.lazy_names import lazy_names
 from concord.record import Evaluation, Run
 from concord.training.comparison import Column, Comparison, Runs
-from concord.training.context import ProcessContext, RunContext, Silent
-from concord.training.evaluation import EnvironmentEvaluation, Measure, correct
+from concord.training.declared_measures import EnvironmentEvaluation, Measure
 from concord.training.job import Data, Job, JobFile, Loop, Report, Study, load_job
-from concord.training.loop import build_model, train
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.worker_data import share
+
+if TYPE_CHECKING:
+    from concord.training.context import ProcessContext, RunContext, Silent
+    from concord.training.evaluation import correct
+    from concord.training.loop import build_model, train
+    from concord.training.worker_data import share
 
 __all__ = [
     "Column",
@@ -34,3 +43,13 @@ __all__ = [
     "share",
     "train",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "concord.training.context": ("ProcessContext", "RunContext", "Silent"),
+        "concord.training.evaluation": ("correct",),
+        "concord.training.loop": ("build_model", "train"),
+        "concord.training.worker_data": ("share",),
+    },
+)

@@ -26,7 +26,8 @@ from concord.environments import Environments
 from concord.objectives import objective_type
 from concord.options import option_values
 from concord.record import Evaluation
-from concord.training.evaluation import Mode, worst
+from concord.training.declared_measures import Mode
+from concord.training.evaluation import worst
 from concord.training.job import Job
 from concord.training.metric_names import environment_metric, split_metric
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from concord.gradients import EnvironmentStep
 from concord.record import Evaluation
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from concord.gradients import EnvironmentStep
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Callback:
     def on_train_begin(self, run: TrainingRun) -> None:
         """Before the first step; of a resumed run before its first step after the checkpoint."""
 
-    def on_step(self, step: int, model: nn.Module, result: EnvironmentStep) -> None:
+    def on_step(self, step: int, model: "nn.Module", result: "EnvironmentStep") -> None:
         """After the optimizer's step, counted from 1. To read a tensor of ``result`` makes a GPU wait."""
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from concord.errors import InputError
 from concord.record import Evaluation, Run
-from concord.training.evaluation import Mode
+from concord.training.declared_measures import Mode
 
 
 @dataclass(frozen=True)

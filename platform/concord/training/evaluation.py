@@ -2,9 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,94 +12,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.environments import Environment, Environments
-from concord.environments.collection import generator_for
 from concord.environments.readers import read_ahead
 from concord.environments.source import InMemory
 from concord.environments.tree import Tree
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
 from concord.training.context import ProcessContext
+from concord.training.declared_measures import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.metric_names import environment_metric, names_by_split, split_metric
 
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of a monitored environment."""
-PerExample = Callable[[Any, Any], Tensor]
-"""Maps the model's outputs and the targets, or with a risk the outputs and the batch, to one number an example."""
-Mode = Literal["max", "min"]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number of every example, averaged over examples, with a direction: larger or smaller is better.
-
-    Attributes:
-        function: maps outputs and targets of a batch to one number an example, ``(batch,)``. Of a job with a risk it
-            gets the output of the risk's first call of the model, and the batch:
-            ``lambda outputs, batch: (outputs.logits.argmax(1) == batch["labels"]).float()``.
-        mode: ``max`` if larger is better, ``min`` if smaller is; None if it does not matter: then there is no worst
-            environment by this measure, and it selects nothing.
-
-    Raises:
-        InputError: the mode is not one of these.
-    """
-
-    function: PerExample
-    mode: Mode | None = None
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("max", "min", None):
-            raise InputError(f"Measure: mode={self.mode!r}: give max or min")
-
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """The numbers of a batch's examples."""
-        return self.function(outputs, targets)
-
-
-@dataclass(frozen=True)
-class EnvironmentEvaluation:
-    """Numbers of whole environments that are no means over examples, such as the return of a game::
-
-        def play(model, environment):
-            return {"return": mean_return(model, level=environment.name)}
-
-        job = Job(..., evaluation=EnvironmentEvaluation(play, {"return": "max"}), criterion="validation_return")
-
-    They are reported like measures. In the mean over several environments each counts by its number of examples.
-
-    Attributes:
-        function: maps the model and one environment to numbers by name. The model is on its device, in evaluation mode;
-            there are no gradients. PyTorch's random numbers depend on the run's seed, the environment and the step.
-            A number may be None: undefined in this environment, which is then left out of the mean and the worst.
-        modes: all names that the function gives: ``max`` if large is good, ``min`` if small is, or None, see
-            :class:`Measure`.
-
-    Raises:
-        InputError: a mode is not one of these.
-    """
-
-    function: Callable[[nn.Module, Environment], Mapping[str, float | None]]
-    modes: Mapping[str, Mode | None]
-
-    def __post_init__(self) -> None:
-        for name, mode in self.modes.items():
-            if mode not in ("max", "min", None):
-                raise InputError(f"EnvironmentEvaluation: mode {mode!r} of {name}: give max or min")
-
-    def __call__(self, model: nn.Module, part: "EvaluatedPart", seed: int, step: int) -> dict[str, float | None]:
-        """The numbers of a part of the data; empty if another worker has the part."""
-        if part.data is None:
-            return {}
-        training = model.training
-        torch.manual_seed(generator_for(seed, part.split, part.name, step).initial_seed())
-        with torch.no_grad():
-            given = self.function(model.eval(), part.data)
-        model.train(training)
-        if not isinstance(given, Mapping) or given.keys() != self.modes.keys():
-            found = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
-            raise InputError(
-                f"evaluation of environment {part.name}: gave {found or 'nothing'}; expected {', '.join(self.modes)}"
-            )
-        return {name: None if (value := given[name]) is None else float(value) for name in self.modes}
 
 
 @dataclass(frozen=True)

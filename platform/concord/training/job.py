@@ -1,5 +1,7 @@
 """A job: the model, data and loss of a run. A user writes one Python file that defines it."""
 
+from __future__ import annotations
+
 import contextlib
 import re
 import shlex
@@ -9,17 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from concord.defaults import DEFAULT_OUTPUT
-from concord.environments import Environments
 from concord.errors import InputError
-from concord.gradients.layout import trainable
-from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.job_files import built_in_jobs, job_name
-from concord.objectives import Objective
 from concord.options import as_words, defaults_of, options_of, path_of
 from concord.record import Evaluation, Run
 from concord.redaction import redact_words, without_secrets
@@ -28,10 +24,18 @@ from concord.space import Space, Value
 from concord.storage import display_path, resolve
 from concord.training.callback import Callback
 from concord.training.comparison import Comparison
-from concord.training.context import RunContext
-from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
+from concord.training.declared_measures import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.rule_file import RuleFile, config_with_rule
+
+# With PyTorch, which takes a second or two: help and a wrong option do without.
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from concord.environments import Environments
+    from concord.gradients.risk import Risk
+    from concord.objectives import Objective
+    from concord.training.context import RunContext
 
 _MODEL_NAME = re.compile(r"[^-.\s/:@?][^/:@?]*")
 
@@ -106,18 +110,18 @@ class Job(Generic[Config]):
     required: Callable[[Config], Mapping[str, float]] | None = None
     name: str | None = None
     reproduces: str = ""
-    figures: Callable[["Job[Config]", Config, Run, nn.Module], Mapping[str, Any]] | None = None
-    report: "Report | None" = None
+    figures: Callable[[Job[Config], Config, Run, nn.Module], Mapping[str, Any]] | None = None
+    report: Report | None = None
     final_measures: Callable[[Config, nn.Module], Mapping[str, float]] | None = None
-    data: "Data | None" = None
-    studies: Mapping[str, "Study"] = field(default_factory=dict)
+    data: Data | None = None
+    studies: Mapping[str, Study] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] | str = field(default_factory=dict)
     risk: Risk | None = field(default=None, kw_only=True)
     objective: Callable[[Config], Objective] | None = field(default=None, kw_only=True)
     evaluation: EnvironmentEvaluation | Callable[[Config], EnvironmentEvaluation | None] | None = field(
         default=None, kw_only=True
     )
-    loop: "Loop[Config] | None" = field(default=None, kw_only=True)
+    loop: Loop[Config] | None = field(default=None, kw_only=True)
     parameter_groups: Callable[[nn.Module, Config], Sequence[Mapping[str, Any]]] | None = field(
         default=None, kw_only=True
     )
@@ -135,8 +139,11 @@ class Job(Generic[Config]):
         own = self.objective is not None and self.loss is None
         if (self.loss is None) == (self.risk is None) and not own:
             raise InputError("Job: give a loss(outputs, targets) or a risk(model, batch, step), one of them")
-        if callable(self.risk) and as_risk(self.risk) is not self.risk:
-            raise InputError("Job: risk: takes other arguments; expected a function of (model, batch, step)")
+        if callable(self.risk):
+            from concord.gradients.risk import as_risk
+
+            if as_risk(self.risk) is not self.risk:
+                raise InputError("Job: risk: takes other arguments; expected a function of (model, batch, step)")
 
     @property
     def has_model(self) -> bool:
@@ -145,6 +152,8 @@ class Job(Generic[Config]):
 
     def risk_of(self, config: Config) -> Risk:
         """The risk of a batch: the job's, that of its loss of inputs and targets, or its objective's."""
+        from concord.gradients.risk import Supervised
+
         if self.risk is not None:
             return self.risk
         if self.loss is not None:
@@ -154,6 +163,8 @@ class Job(Generic[Config]):
 
     def environments_of(self, config: Config) -> Environments:
         """The data of this configuration, without the environment that ``--leave-out`` names."""
+        from concord.environments import Environments
+
         environments = self.environments(config)
         if not isinstance(environments, Environments):
             raise InputError(f"job {self.name}: environments gave {type(environments).__name__}, expected Environments")
@@ -179,6 +190,8 @@ class Job(Generic[Config]):
         Raises:
             InputError: a parameter that is trained is in no group, or in two.
         """
+        from concord.gradients.layout import trainable
+
         known = trainable(model)
         if self.parameter_groups is None:
             return list(known.values())
@@ -321,7 +334,7 @@ class SentJob:
     rule: RuleFile | None = None
     value: Job[Any] | None = field(default=None, repr=False)
 
-    def load(self) -> "JobFile":
+    def load(self) -> JobFile:
         """The job."""
         if self.value is None:
             return job_from_source(self.path, self.source, self.rule)
@@ -347,7 +360,7 @@ class JobFile:
     made_here: bool = False
 
     @staticmethod
-    def of(job: "Job[Any] | JobFile | str | Path") -> "JobFile":
+    def of(job: Job[Any] | JobFile | str | Path) -> JobFile:
         """The job of this name, in this file, or made in this program (InputError if it is none)."""
         if isinstance(job, JobFile):
             return job if job.job.name is not None else JobFile.of(job.job)
@@ -477,6 +490,11 @@ def _parts_of(job: Job[Any]) -> tuple[str, ...]:
     return ("environments", "model", of_batch)
 
 
+def _is_network(value: Any) -> bool:
+    """Whether this is a PyTorch module; without PyTorch there is none."""
+    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module)
+
+
 def _check_parts(job: Job[Any], path: str) -> None:
     """Refuse an invalid job (InputError), for example a network in place of a function that makes one."""
 
@@ -489,7 +507,7 @@ def _check_parts(job: Job[Any], path: str) -> None:
 
     for part in _parts_of(job):
         value = getattr(job, part)
-        right = callable(value) and value is not _not_given and not (part == "model" and isinstance(value, nn.Module))
+        right = callable(value) and value is not _not_given and not (part == "model" and _is_network(value))
         require(right, f"{part} is of type {type(value).__name__}; expected a function, see Job")
     require(isinstance(job.loop, Loop | None), f"loop is {job.loop!r}; expected Loop(run, epochs, metrics)")
     kind = TrainConfig if job.loop is None else RunConfig

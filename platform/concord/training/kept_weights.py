@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Risk
 from concord.training.checkpoint import verify_checkpoint
-from concord.training.evaluation import Mode
+from concord.training.declared_measures import Mode
 from concord.training.job import Job
 from concord.training.options import TrainConfig
 

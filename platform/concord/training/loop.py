@@ -40,11 +40,9 @@ from concord.training.checkpoint import (
     write_checkpoint,
 )
 from concord.training.context import ProcessContext, RunContext, StepsSoFar
+from concord.training.declared_measures import Measure, Mode, PerExample
 from concord.training.evaluation import (
     EvaluatedPart,
-    Measure,
-    Mode,
-    PerExample,
     as_measures,
     check_targets,
     default_measures,

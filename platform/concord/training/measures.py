@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from concord.environments import Environment
 from concord.errors import ArgumentError, InputError
-from concord.training.evaluation import EnvironmentEvaluation, Mode
+from concord.training.declared_measures import EnvironmentEvaluation, Mode
 
 _AT_ONCE = 256  # examples
 _BINS = 15  # of confidences, as in Guo et al., "On calibration of modern neural networks"

@@ -8,7 +8,7 @@ from torch import nn
 
 from concord.environments import Environment, Environments
 from concord.record import Evaluation
-from concord.training.evaluation import EnvironmentEvaluation
+from concord.training.declared_measures import EnvironmentEvaluation
 from concord.training.metric_names import split_metric
 
 _AT_ONCE = 65_536  # examples

@@ -13,19 +13,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-import torch
-
-from concord.aggregation.column_rule import ColumnRule, combined
-from concord.aggregation.families import Rule, as_rule
-from concord.aggregation.rule import aggregate
-from concord.aggregation.rules_by_name import rule_with
-from concord.aggregation.weighting import Weighting, weights_of
 from concord.errors import ArgumentError, InputError
 from concord.hyperparameters import Hyperparameter, options_of_part
 from concord.options import defaults_of, flag_of, options_of, path_of
 from concord.source_file import read_source, refusing, run_source
 
 if TYPE_CHECKING:
+    from concord.aggregation.families import Rule
     from concord.training.options import TrainConfig
 
 Config = TypeVar("Config", bound="TrainConfig")
@@ -100,14 +94,23 @@ class OwnRule:
     kind: type[Any]
     options: Mapping[str, Hyperparameter]
 
-    def build(self, values: Mapping[str, Any]) -> Rule:
+    def build(self, values: Mapping[str, Any]) -> "Rule":
         """Make the rule with these values of its options; other values are ignored."""
+        from concord.aggregation.rules_by_name import rule_with
+
         with refusing("cannot be made", self.file.path, self._refused):
             rule: Rule = rule_with(self.kind, values)
         return rule
 
-    def check(self, rule: Rule) -> None:
+    def check(self, rule: "Rule") -> None:
         """Refuse a rule that fails on a few numbers (ArgumentError)."""
+        import torch
+
+        from concord.aggregation.column_rule import ColumnRule, combined
+        from concord.aggregation.families import as_rule
+        from concord.aggregation.rule import aggregate
+        from concord.aggregation.weighting import Weighting, weights_of
+
         gradients = torch.linspace(-1, 1, 12).reshape(3, 4)
         try:
             with refusing("cannot be used", self.file.path, InputError):

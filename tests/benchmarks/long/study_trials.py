@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from concord.benchmark import Row
-from concord.execution.spec import restored_config
+from concord.execution.restored_options import restored_config
 from concord.record import folder_of, require_run
 from concord.space import Space
 from concord.storage import Folder

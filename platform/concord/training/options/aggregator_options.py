@@ -4,23 +4,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from concord.aggregation import RULES, AndMask
-from concord.aggregation.rules_by_name import REGISTRY, compares, has_chance, masks
+from concord.built_in import RULES
 from concord.errors import InputError
-from concord.gradients import ExampleGradient, NonFinite
+from concord.gradient_policies import ExampleGradient, NonFinite
 from concord.hyperparameters import options_of_part
 from concord.options import OptionGroup, Role
-from concord.training.rule_file import OwnRule
 
-VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
+# Rules need PyTorch, which takes a second or two: help and a wrong option do without.
 if TYPE_CHECKING:
+    from concord.training.rule_file import OwnRule
+
     AggregatorOption = str
 else:
-    AggregatorOption = Literal[("auto", *RULES)]
+    AggregatorOption = Literal[("auto", *RULES.names)]
+VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
 
 
 @dataclass(frozen=True, kw_only=True)
-@REGISTRY.add_options(after="rescale")
 class AggregatorOptions(OptionGroup):
     """The aggregation of the environments' gradients."""
 
@@ -39,6 +39,16 @@ class AggregatorOptions(OptionGroup):
     least τ from 0.5 that chance reaches with at most 1e-5, with 18 environments or more; otherwise 0.8."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
+    conflict_radius: float = 0.4
+    """c of cagrad: largest distance of the update from the mean gradient, as a fraction of the mean's norm."""
+    byzantine: int = 1
+    """Number f of environments that may be arbitrarily wrong (krum); f + 3 environments are needed."""
+    selected: int = 1
+    """Number m of gradients that krum averages; above 1 the rule is multi-Krum."""
+    clip_norm: float = 1.0
+    """Largest norm of an environment's gradient (clip)."""
+    trimmed_fraction: float = 0.1
+    """Fraction of the environments that trimmed-mean leaves out at each end, in [0, 0.5)."""
     environment_momentum: float = 0.0
     """Decay β of a moving average of each environment's gradients, which replaces the gradients, in [0, 1); 0: none. A
     worker needs additional memory of its environments times the parameters."""
@@ -60,22 +70,28 @@ class AggregatorOptions(OptionGroup):
     # fmt: on
 
     @property
-    def own_rule(self) -> OwnRule | None:
+    def own_rule(self) -> "OwnRule | None":
         """The user's own rule that --aggregator names; see :func:`concord.training.rule_file.config_with_rule`."""
         return None
 
     @property
     def rule_type(self) -> type[Any]:
         """The class of the rule; of auto, that of and-mask."""
-        return RULES.get(self.aggregator, AndMask) if self.own_rule is None else self.own_rule.kind
+        if self.own_rule is not None:
+            return self.own_rule.kind
+        return RULES.kind("and-mask" if self.aggregator == "auto" else self.aggregator)
 
     @property
     def compares(self) -> bool:
         """Whether the rule compares environments, and drops no components."""
+        from concord.aggregation.rules_by_name import compares
+
         return compares(self.rule_type)
 
     def unused(self) -> frozenset[str]:
         """The options of other aggregators and of disabled features."""
+        from concord.aggregation.rules_by_name import has_chance, masks
+
         fields, built_in = options_of_part(self.rule_type), self.own_rule is None
         by_chance = built_in and (self.significance is not None or "significance" in fields)
         used = {
@@ -84,7 +100,7 @@ class AggregatorOptions(OptionGroup):
             "rescale": masks(self.rule_type),
             "example_gradient": self.per_example,
         }
-        used |= {option: built_in and option in fields for option in REGISTRY.options}
+        used |= {option: built_in and option in fields for option in RULES.all_options()}
         return frozenset(name for name, each in used.items() if not each)
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,8 +109,8 @@ class AggregatorOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options; a rule checks its own."""
-        if self.own_rule is None and self.aggregator not in ("auto", *RULES):
-            raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(RULES)}")
+        if self.own_rule is None and self.aggregator not in ("auto", *RULES.names):
+            raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(RULES.names)}")
         right = self.threshold is None or 0 <= self.threshold <= 1
         self.require("threshold", right, "the agreement threshold must lie in [0, 1]")
         right = self.significance is None or 0 < self.significance <= 1

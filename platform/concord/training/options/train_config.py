@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from concord.aggregation import Rule, aggregator_at_chance, default_threshold
-from concord.aggregation.rules_by_name import has_chance, rule_with, without_chance
+from concord.built_in import OBJECTIVES
 from concord.hyperparameters import options_of_part
-from concord.objectives import objective_type
 from concord.options import group, option_values
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
 from concord.training.options.option_groups import DataOptions, OptimizerOptions, ParallelOptions, ScheduleOptions
 from concord.training.options.run_options import ResolvedConfig, RunConfig
+
+if TYPE_CHECKING:
+    from concord.aggregation import Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class TrainConfig(RunConfig):
     def derived_options(self) -> dict[str, Any]:
         """What ``auto`` stands for (aggregator, device), and the defaults of the penalty's weight and of β₁."""
         weight, beta1 = self.objective.penalty_weight, self.optimizer.beta1
-        kind = objective_type(self.objective.objective)
+        kind = OBJECTIVES.kind(self.objective.objective)
         weight = kind.default_weight if weight is None else weight
         averaged = self.aggregation.environment_momentum > 0 and not kind.coupled
         if beta1 is None:
@@ -51,6 +50,8 @@ class TrainConfig(RunConfig):
 
         None of them if one is given. Call it on resolved options, as :meth:`rule`.
         """
+        from concord.aggregation import default_threshold
+
         used = self.aggregation
         fields, built_in = options_of_part(used.rule_type), used.own_rule is None
         if built_in and used.significance is not None:
@@ -63,7 +64,7 @@ class TrainConfig(RunConfig):
 
     def unused(self) -> frozenset[str]:
         """Also the options for gradients of environments, if the objective has one gradient of all."""
-        coupled = objective_type(self.objective.objective).coupled
+        coupled = OBJECTIVES.kind(self.objective.objective).coupled
         return super().unused() | ({"environment_momentum"} if coupled else set())
 
     def sources(self) -> dict[str, str]:
@@ -87,8 +88,11 @@ class TrainConfig(RunConfig):
         together = (self.data.environments_per_step or environments) * self.aggregation.steps_per_update
         return together * (self.data.batch_size if self.aggregation.per_example else 1)
 
-    def rule(self, environments: int = 1) -> Rule:
+    def rule(self, environments: int = 1) -> "Rule":
         """The rule of resolved options; the default threshold follows from the number of training environments."""
+        from concord.aggregation import aggregator_at_chance
+        from concord.aggregation.rules_by_name import rule_with
+
         options, values = self.aggregation, option_values(self) | self.strictness(environments)
         if options.own_rule is not None:
             return options.own_rule.build(values)
@@ -114,6 +118,8 @@ class TrainConfig(RunConfig):
 
     def check(self) -> None:
         """Validate options and their combinations; a job may add checks (InputError)."""
+        from concord.aggregation.rules_by_name import has_chance, rule_with, without_chance
+
         super().check()
         data, name, per_example = self.data, self.objective.objective, self.aggregation.per_example
         in_use = self.resolve()
@@ -135,7 +141,7 @@ class TrainConfig(RunConfig):
         self.require("stop_spread", compared, "needs held-out examples; give --held-out above 0")
         asked = self.schedule.consistency > 0
         self.require("consistency", not (asked and per_example), "with --per-example examples are environments; give 0")
-        kind = objective_type(name)
+        kind = OBJECTIVES.kind(name)
         alone = not kind.compares or not per_example
         self.require("objective", alone, "compares environments; with --per-example give erm")
         accumulate, what = self.aggregation.accumulate, f"--objective {name} is no mean over the examples of a batch"
@@ -184,4 +190,8 @@ def device_of(config: RunConfig) -> Literal["cpu", "cuda"]:
         return "cpu"
     if config.parallel.device != "auto":
         return config.parallel.device
-    return "cuda" if not config.run.on_cluster and torch.cuda.device_count() >= config.parallel.least_workers else "cpu"
+    if config.run.on_cluster:
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.device_count() >= config.parallel.least_workers else "cpu"

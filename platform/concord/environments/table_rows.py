@@ -1,0 +1,367 @@
+"""A table with a column for the environment of each row, as it is read: no module here needs PyTorch."""
+
+import functools
+import hashlib
+import re
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from concord.environments.csv_file import CsvFormat, exact, read_cells, typed
+from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, stem
+from concord.environments.parquet import read_table
+from concord.environments.purposes import purposes_of
+from concord.environments.table_encoder import TableEncoder, plain, stripped
+from concord.environments.unread_values import unread_values
+from concord.errors import ArgumentError, InputError, first_line
+from concord.storage import display_path, local
+
+Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
+Task = Literal["classification", "regression"]
+_MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
+_MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values name the rows
+_LONGEST_EXAMPLE = 40  # letters of a value in an error
+_IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
+_ENDINGS = (".csv", *(f".csv{each}" for each in COMPRESSIONS), ".parquet")
+_TEXT_KINDS = {"category": "a category", "ignore": "left out"}
+_ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without one, such as an index in a file
+
+
+class TargetScale(NamedTuple):
+    """A regression is trained on ``(target - mean) / deviation``, of the training rows."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table and the kinds of its columns.
+
+    Attributes:
+        frame: the rows that have a target, by their place among all.
+        environment: the environment of each row.
+        target: the name of the target's column.
+        kinds: of the other columns, without ignored ones.
+        classes: the target's values in order; None for a regression.
+        by_purpose: the names of the environments.
+        without_target: the number of rows left out.
+    """
+
+    frame: pd.DataFrame
+    environment: pd.Series
+    target: str
+    kinds: Mapping[str, str]
+    classes: tuple[Any, ...] | None
+    by_purpose: Mapping[str, tuple[str, ...]]
+    without_target: int
+
+    @functools.cached_property
+    def version(self) -> str:
+        """Text that differs when the rows do, or what is predicted, from what, in which environments."""
+        used = pd.concat([self.frame[[self.target, *sorted(self.kinds)]], self.environment], axis=1)
+        rows = hashlib.sha256(pd.util.hash_pandas_object(used, index=False).to_numpy().tobytes()).hexdigest()
+        what = repr((rows, self.target, sorted(self.kinds.items()), self.classes or "standardized"))
+        return hashlib.sha256(what.encode()).hexdigest()[:16]
+
+    @property
+    def outputs(self) -> int:
+        """The outputs of a model: one for each class, or one number."""
+        return 1 if self.classes is None else len(self.classes)
+
+    @functools.cached_property
+    def widest(self) -> TableEncoder:
+        """An encoder of all rows of the training environments: no fitted one has more levels."""
+        return fit_encoder(self.rows(self.by_purpose["train"]), self.kinds)
+
+    def rows(self, names: Collection[str]) -> pd.DataFrame:
+        """The rows of these environments."""
+        return self.frame[self.environment.isin(list(names))]
+
+    def target_scale(self, rows: pd.DataFrame) -> TargetScale | None:
+        """Mean and deviation of the numbers in these rows; None for classes."""
+        if self.classes is not None:
+            return None
+        values = rows[self.target].to_numpy(dtype=np.float64)
+        return TargetScale(float(values.mean()), float(values.std()) or 1.0)
+
+
+def fit_encoder(rows: pd.DataFrame, kinds: Mapping[str, str]) -> TableEncoder:
+    """The encoder of these rows (InputError if a column's values are not of its kind)."""
+    try:
+        return TableEncoder.fit(rows, kinds)
+    except ValueError as error:
+        advice = "give its kind, such as --columns NAME=category or from_table(…, kinds={'NAME': 'category'})"
+        raise InputError(f"{error}; {advice}") from error
+
+
+def read_table_rows(
+    data: str | Path | pd.DataFrame,
+    form: CsvFormat,
+    *,
+    target: str,
+    environment: str | None = None,
+    validation: Sequence[str] = (),
+    test: Sequence[str] = (),
+    kinds: Mapping[str, Kind] | None = None,
+    task: Task | None = None,
+    environment_bins: int | None = None,
+) -> Table:
+    """The rows of a table and what they are; the arguments are those of
+    :func:`~concord.environments.table.from_table`, and the form of CSV files."""
+    for name, kind in (kinds or {}).items():
+        if kind not in get_args(Kind):
+            raise ArgumentError("kinds", f"{name}={kind}", f"must be one of {', '.join(get_args(Kind))}")
+    if environment_bins is not None and environment_bins < 2:
+        raise ArgumentError("environment_bins", environment_bins, "must be at least 2")
+    if isinstance(data, pd.DataFrame):
+        if data.columns.nlevels > 1:
+            raise ArgumentError("data", data.columns[0], "is the name of a column in several levels; join them to one")
+        frame = _with_index(data, environment, target)
+    else:
+        texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
+        if environment_bins is None:
+            texts.add(environment or "environment")
+        frame, environment = _read(Path(data), target, environment, form, texts)
+    target = str(target)  # a frame's columns may have numbers as names
+    kinds = {str(name): kind for name, kind in (kinds or {}).items()}
+    environment = None if environment is None else str(environment)
+    if twice := _twice(frame.columns):
+        raise ArgumentError("data", twice, "is the name of two columns; rename one")
+    frame = plain(frame)
+    if environment is None:
+        raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
+    for option, name in (("environment", environment), ("target", target), *(("columns", each) for each in kinds)):
+        if name not in frame.columns:
+            raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
+    if environment == target:
+        raise ArgumentError("target", target, "is also the environment's column; give another")
+    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {environment, target}
+    _require_single_values(frame.drop(columns=list(left_out)))
+    frame = frame.reset_index(drop=True)
+    frame[target] = stripped(frame[target])
+    labelled = frame[target].notna()
+    rows = frame[labelled]
+    if len(rows) < len(frame):
+        warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=3)
+    names = _environment_names(rows[environment], environment, environment_bins)
+    purposes = purposes_of(sorted(set(names)), validation, test, options=True)
+    train = purposes["train"]
+    if len(train) < 2:
+        raise ArgumentError(
+            "environment",
+            environment,
+            f"two environments are needed for training; those that are not for validation or test are "
+            f"{', '.join(train) or 'none'}",
+        )
+    training = rows[names.isin(train)]
+    rows = rows.drop(columns=environment)
+    inferred = inferred_kinds(training.drop(columns=[environment, target, *left_out]))
+    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
+    for name, kind in inferred.items():
+        may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
+        if may_hide and (unread := unread_values(training[name])):
+            advice = f"or --columns {name}={kind}; it is {_TEXT_KINDS[kind]}"
+            warnings.warn(f"column {name}: {unread}, {advice}", stacklevel=3)
+    used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
+    if not used:
+        raise ArgumentError("target", target, "no column is left to predict it from")
+    classes = _classes(rows, training, target, task)
+    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()))
+
+
+def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
+    """The kind of each column: numbers, booleans, dates (ISO 8601) or categories; what names rows is ignored."""
+    named = {str(name): _kind(frame[name]) for name in frame.columns}
+    return {name: "ignore" if _ROW_NUMBERS.fullmatch(name) else kind for name, kind in named.items()}
+
+
+def _kind(column: pd.Series) -> Kind:
+    known = column.dropna()
+    if known.empty:
+        return "ignore"
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return "category"
+    if pd.api.types.is_bool_dtype(known):
+        return "boolean"
+    if pd.api.types.is_datetime64_any_dtype(known):
+        return "date"
+    if pd.api.types.is_numeric_dtype(known):
+        return "numeric"
+    texts = known.astype("string").str.strip()
+    levels = pd.Series(texts.unique())
+    if levels.str.lower().isin(["true", "false"]).all():
+        return "boolean"
+    if not _has_codes(levels) and pd.to_numeric(levels, errors="coerce").notna().all():
+        return "numeric"
+    if levels.str.match(r"\d{4}-\d{2}-\d{2}").all():
+        dates = pd.to_datetime(levels, format="ISO8601", utc=True, errors="coerce")
+        if dates.notna().all():
+            return "date"
+    return "ignore" if len(levels) > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
+
+
+def _is_text(column: pd.Series) -> bool:
+    """Whether some values are text, and their type says no more."""
+    if pd.api.types.is_object_dtype(column):
+        return bool(column.map(type).eq(str).any())
+    return isinstance(column.dtype, pd.StringDtype)
+
+
+def _has_codes(texts: pd.Series) -> bool:
+    """Whether some texts are digits that begin with a zero, such as postal codes, which are no numbers."""
+    return bool(texts.astype("string").str.match(r"\s*0\d").any())
+
+
+def _read(
+    path: Path, target: str, environment: str | None, form: CsvFormat, texts: Collection[str]
+) -> tuple[pd.DataFrame, str | None]:
+    """The rows of a file or folder, and the name of the environment's column."""
+    column = environment or "environment"
+    read = functools.partial(_file, form=form, texts=texts, target=target, environment=column)
+    nothing = "no .csv or .parquet file in this folder"
+    files = data_files(path, _ENDINGS, option="data", shown=display_path(path), place="NAME", nothing=nothing)
+    if files is None:
+        return read(path), environment
+    frames = []
+    for name in files:
+        frame = read(path / name)
+        frames.append(frame if column in frame.columns else frame.assign(**{column: stem(name)}))
+    return pd.concat(frames, ignore_index=True), column
+
+
+def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, environment: str) -> pd.DataFrame:
+    """The rows of a file. In a CSV file numbers with leading zeros in the columns ``texts`` are texts, and None is a
+    class of the target or the name of an environment.
+    """
+    shown = display_path(path)
+    found = local(path)
+    if not found.is_file():
+        raise ArgumentError("data", shown, "there is no such file")
+    suffix = path.suffix.lower()
+    if kind := kind_by_content(found, _ENDINGS):
+        raise ArgumentError("data", shown, f"is {kind}; give a CSV or Parquet file")
+    try:
+        cells = read_table(found) if suffix == ".parquet" else read_cells(found, shown, form)
+    except InputError:
+        raise
+    except Exception as error:  # Arrow has its own errors
+        raise ArgumentError("data", shown, f"cannot be read ({first_line(error)})") from error
+    if twice := _twice(cells.column_names):
+        raise ArgumentError("data", shown, f"{twice} is the name of two columns; rename one")
+    if cells.num_rows == 0:
+        raise ArgumentError("data", shown, "has no rows")
+    if suffix == ".parquet":
+        frame = _with_index(cast(pd.DataFrame, cells.to_pandas()), environment, target)
+        whole = [each.name for each in cells.schema if pa.types.is_integer(each.type) and each.name in frame.columns]
+        return frame.assign(**{name: exact(cells[name]).array for name in whole if cells[name].null_count})
+    columns = dict(zip(cells.column_names, cells.columns, strict=True))
+    del cells  # each column is freed when it is converted
+    return pd.DataFrame(
+        {
+            name: typed(columns.pop(name), form, codes=name in texts, none=name in (target, environment))
+            for name in list(columns)
+        }
+    )
+
+
+def _require_single_values(frame: pd.DataFrame) -> None:
+    """Refuse a column with bytes, or several values, in a cell (ArgumentError)."""
+    for name, column in frame.items():
+        for kind in column.dropna().map(type).unique() if column.dtype.kind == "O" else ():
+            if kind is bytes or (issubclass(kind, Collection) and kind is not str):
+                advice = (
+                    f"make it text or numbers, or leave it out: --columns {name}=ignore, kinds={{{name!r}: 'ignore'}}"
+                )
+                raise ArgumentError("columns", name, f"a cell has a value of type {kind.__name__}; {advice}")
+
+
+def _with_index(frame: pd.DataFrame, *names: str | None) -> pd.DataFrame:
+    """The frame with these of its index's levels as columns."""
+    found = [each for each in frame.index.names if each is not None and each in names and each not in frame.columns]
+    return frame.reset_index(found) if found else frame
+
+
+def _twice(names: Iterable[Any]) -> str | None:
+    """The first name that two columns have, but for spaces around."""
+    return next((name for name, count in Counter(str(each).strip() for each in names).items() if count > 1), None)
+
+
+def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Series:
+    column = stripped(column)
+    if missing := int((column.isna() | column.eq("").fillna(False)).sum()):
+        raise ArgumentError("environment", name, f"{missing} rows have none (an empty cell, NA); name or remove them")
+    if bins is not None:
+        if not pd.api.types.is_numeric_dtype(column):
+            raise ArgumentError("environment_bins", bins, f"column {name} has no numbers")
+        numbers = column.astype("float64")
+        if infinite := np.isinf(numbers).to_numpy().nonzero()[0].tolist():
+            row = f"row {numbers.index[infinite[0]]} has {numbers.iloc[infinite[0]]}"
+            raise ArgumentError("environment_bins", bins, f"column {name}: {row}; quantiles need finite numbers")
+        if numbers.nunique() < 2:
+            raise ArgumentError("environment_bins", bins, f"column {name} has one value, {column.iloc[0]}")
+        return pd.qcut(numbers, bins, duplicates="drop").astype("string")
+    count = column.nunique()
+    if pd.api.types.is_numeric_dtype(column) and count > _MOST_ENVIRONMENTS:
+        raise ArgumentError(
+            "environment", name, f"has {count} different numbers; give environment_bins, or another column"
+        )
+    if count > max(_MOST_ENVIRONMENTS, len(column) / 2):  # it names the rows
+        rows = f"has {count} values in {len(column)} rows, fewer than two rows for an environment"
+        raise ArgumentError("environment", name, f"{rows}; give another column")
+    if pd.api.types.is_float_dtype(column) and column.map(float.is_integer).all():
+        column = column.map(int)  # floating-point only because another row has none
+    return column.astype("string")
+
+
+def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:
+    values = training[target]
+    if pd.api.types.is_float_dtype(values) and (infinite := frame.index[np.isinf(frame[target])].tolist()):
+        raise ArgumentError("target", target, f"is infinite in row {infinite[0]}; remove such rows")
+    numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+    few = values.nunique() <= _MOST_CLASSES
+    whole = not pd.api.types.is_float_dtype(values) or bool((values == values.round()).all())
+    if task == "regression" or (task is None and numbers and not (few and whole)):
+        if not numbers:
+            raise ArgumentError("target", target, "has no numbers, which a regression needs")
+        if values.nunique() < 2:
+            raise ArgumentError("target", target, f"has one value in all training environments, {values.iloc[0]}")
+        return None
+    if task is None and not few and _is_text(values) and _kind(values) == "numeric":
+        raise ArgumentError("target", target, "has numbers as text; make them numbers, or give --task classification")
+    if task is None and _is_text(values) and (unread := unread_values(values)):
+        if not few:
+            raise ArgumentError("target", target, f"{unread}, or --task classification")
+        warnings.warn(f"target {target}: {unread}, or --task classification; its values are classes", stacklevel=4)
+    _require_classes(values, target)
+    try:
+        found = values.unique().tolist()
+        if all(each.is_integer() for each in found if isinstance(each, float)):
+            # Whole numbers are floating-point ones where the target of another row is missing.
+            found = [int(each) if isinstance(each, float) else each for each in found]
+        classes = tuple(sorted(found))
+    except TypeError:
+        kinds = sorted({type(value).__name__ for value in values})
+        raise ArgumentError("target", target, f"has values of several kinds, {' and '.join(kinds)}") from None
+    if len(classes) < 2:
+        raise ArgumentError("target", target, f"has one value in all training environments, {classes[0]}")
+    if strange := sorted(set(frame[target].unique().tolist()) - set(classes), key=str):
+        raise ArgumentError("target", target, f"no training environment has its value {strange[0]}")
+    return classes
+
+
+def _require_classes(values: pd.Series, target: str) -> None:
+    """Refuse dates, and values that fewer than two rows have, such as identifiers and free text (ArgumentError)."""
+    count, rows, dates = values.nunique(), len(values), _kind(values) == "date"
+    if count > (_MOST_CLASSES if dates else max(_MOST_CLASSES, rows / 2)):
+        found = f"has {count} different {'dates' if dates else 'values'} in {rows} training rows"
+        example = repr(str(values.iloc[0])[:_LONGEST_EXAMPLE])
+        right = "give a column of classes, or of numbers for a regression"
+        raise ArgumentError("target", target, f"{found}, such as {example}, which are no classes; {right}")
