@@ -71,6 +71,8 @@ class CodedDomains(OptionGroup):
 class DigitsConfig(TrainConfig):
     """Scikit-learn's digits, 8 × 8 pixels, in domains with a shortcut each."""
 
+    auto_aggregator = "and-mask"
+
     coded: CodedDomains = group(CodedDomains)
     mlp: MLPOptions = group(MLPOptions)
 

@@ -67,6 +67,8 @@ class SpuriousColumn(OptionGroup):
 class TumoursConfig(TrainConfig):
     """Tumours at three sites, with a column that misleads seldom there and often in the test."""
 
+    auto_aggregator = "and-mask"
+
     sites: SpuriousColumn = group(SpuriousColumn)
     mlp: MLPOptions = group(MLPOptions)
 

@@ -110,7 +110,7 @@ class OptionGroup:
             group.check()
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
-        """The options of this group that change as a consequence of these changes; usually none."""
+        """The options of this group, or of groups in it, that change with these changes; usually none."""
         return {}
 
     def unused(self) -> frozenset[str]:
@@ -382,6 +382,7 @@ def _groups(group: Any) -> dict[str, OptionGroup]:
 
 
 def _changed(group: Any, changes: Mapping[str, Any]) -> Any:
+    changes = {**group.implied(changes), **changes}
     inner: dict[str, dict[str, Any]] = {}
     own = {}
     for name, option in options_of(type(group)).items():
@@ -389,6 +390,5 @@ def _changed(group: Any, changes: Mapping[str, Any]) -> Any:
             inner.setdefault(option.groups[0], {})[name] = changes[name]
         elif name in changes:
             own[name] = changes[name]
-    own = {**group.implied(own), **own}
     groups = {place: _changed(getattr(group, place), values) for place, values in inner.items()}
     return dataclasses.replace(group, **own, **groups) if own or groups else group

@@ -36,7 +36,7 @@ COMPARE = "concord compare mine methods"
 
 
 def mask(count: int, **options: object) -> list[str]:
-    lines = mask_lines(TrainConfig().with_options(**options).resolve(), count, COMPARE)
+    lines = mask_lines(TrainConfig().with_options(**{"aggregator": "and-mask"} | options).resolve(), count, COMPARE)
     return [line.removeprefix("mask: ") for line in lines]
 
 
@@ -56,7 +56,11 @@ def test_the_meaning_of_a_threshold_is_in_the_first_lines() -> None:
     assert mask(20, aggregator="t-mask") == [
         "20 environments, t-test at 1.0e-4: a mean must be 4.9 standard errors from 0"
     ]
-    assert mask(32, aggregator="mean") == mask(32, aggregator="sand-mask") == []
+    assert mask(32, aggregator="sand-mask") == mask(1, aggregator="mean") == []
+    assert mask(32, aggregator="mean") == [
+        f"average: gradients are averaged, without a mask; to find a better method: {COMPARE}"
+    ]
+    assert mask(32, aggregator="mean", objective="vrex") == []
     assert mask(32, aggregator="xor-mask") == [
         "32 environments, τ 0.8: fewer than 29 of 32 signs may agree; by chance a component passes with probability 1"
     ]
@@ -207,7 +211,8 @@ def test_a_rule_that_drops_nothing_is_not_reported() -> None:
     ],
 )
 def test_the_advice_is_for_the_rule_and_the_batches(options: dict[str, Any], environments: int, tries: str) -> None:
-    line = empty_masks(masked([0.0]), TrainConfig().with_options(**options).resolve(), environments)
+    config = TrainConfig().with_options(**{"aggregator": "and-mask"} | options).resolve()
+    line = empty_masks(masked([0.0]), config, environments)
     assert line == f"warning: kept_fraction was 0 at every evaluation: the mask keeps nothing; try {tries}"
 
 

@@ -126,7 +126,8 @@ def test_auto_is_the_mean_where_an_own_objective_couples_environments() -> None:
     automatic = JOB.config.with_options(aggregator="auto")
     for objective in (None, lambda _: Uncoupled(nn.functional.cross_entropy)):
         alone = dataclasses.replace(JOB, objective=objective, config=automatic).config
-        assert (alone.aggregation.aggregator, alone.resolve().method) == ("auto", "and-mask")
+        assert (alone.aggregation.aggregator, alone.resolve().method) == ("auto", "mean")
+        assert alone.with_options(threshold=0.9).resolve().method == "and-mask"
     asked = dataclasses.replace(JOB, config=JOB.config.with_options(aggregator="and-mask")).config
     assert asked.aggregation.aggregator == "and-mask"
 

@@ -70,9 +70,31 @@ BASE = TrainConfig()
     ],
 )
 def test_it_follows_from_what_votes_at_a_step(options: dict[str, Any], environments: int, rule: Any) -> None:
-    config = BASE.with_options(**options)
+    config = BASE.with_options(**{"aggregator": "and-mask"} | options)
     config.check()
     assert config.resolve().rule(environments) == rule
+
+
+@pytest.mark.parametrize("option", [{"threshold": 0.9}, {"significance": 0.1}, {"per_example": True}])
+def test_an_option_of_a_mask_asks_for_one_and_nothing_else_does(option: dict[str, Any]) -> None:
+    asked = BASE.with_options(**option)
+    assert BASE.resolve().method == BASE.with_options(objective="erm").resolve().method == "mean"
+    assert asked.resolve().method == BASE.with_options(objective="erm", **option).resolve().method == "and-mask"
+    assert asked.with_options(aggregator="mean", significance=None).resolve().method == "mean"
+    if "per_example" not in option:
+        assert asked.with_options(objective="vrex", significance=None).resolve().method == "vrex"
+
+
+class Masked(TrainConfig):
+    auto_aggregator = "and-mask"
+
+
+def test_a_job_that_gains_by_a_mask_has_it_unless_an_objective_is_given() -> None:
+    assert Masked().resolve().method == "and-mask"
+    assert Masked().with_options(objective="erm").resolve().method == "mean"
+    assert Masked().with_options(objective="erm", aggregator="and-mask").resolve().method == "and-mask"
+    assert Masked().with_options(aggregator="and-mask").with_options(objective="erm").resolve().method == "and-mask"
+    assert Masked().with_options(objective="vrex").resolve().method == "vrex"
 
 
 @given(st.sampled_from(AGGREGATORS), st.integers(1, 300))

@@ -23,6 +23,8 @@ ROWS = 4
 class ConsistencyConfig(TrainConfig):
     """The notebook's regression: each row of X = 3 [I | 0.1] is an environment, all targets are 1."""
 
+    auto_aggregator = "and-mask"
+
     # fmt: off
     rows: tuple[int, ...] = (0, 1, 2, 3)
     """Rows of X to train on; the others are the test environments."""

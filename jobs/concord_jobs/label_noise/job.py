@@ -26,6 +26,8 @@ WRONG, RIGHT = "wrong_labels", "right_labels"
 class LabelNoiseConfig(TrainConfig):
     """Training with shuffled labels among the true ones (AND-mask paper, §3.2, Fig. 9)."""
 
+    auto_aggregator = "and-mask"
+
     # fmt: off
     label_noise: float = 0.25
     """Fraction of the training labels that are shuffled among themselves."""

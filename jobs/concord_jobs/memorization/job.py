@@ -22,6 +22,8 @@ from concord.training import Job, Study, TrainConfig
 class MemorizationConfig(TrainConfig):
     """Memorization of random labels, every example being an environment (AND-mask paper, §3.2, Fig. 8 and 16)."""
 
+    auto_aggregator = "and-mask"
+
     # fmt: off
     labels: Literal["random", "true"] = "random"
     """Train on shuffled labels, or on the true ones."""

@@ -38,6 +38,8 @@ class SyntheticConfig(TrainConfig):
     --epochs 0, the default, is the paper's 3000 epochs over the number of environments: 94 with 32.
     """
 
+    auto_aggregator = "and-mask"
+
     spirals: SpiralOptions = group(SpiralOptions)
     mlp: MLPOptions = group(MLPOptions)
 

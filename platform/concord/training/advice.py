@@ -247,7 +247,8 @@ def _against_shortcuts(job: Job[Any], config: ResolvedTrainConfig, environments:
 
 
 def mask_lines(config: ResolvedTrainConfig, environments: int, compare: str) -> list[str]:
-    """Before a run: the mask's condition, its probability by chance, a warning if that is high, and what to expect.
+    """Before a run: the mask's condition, its probability by chance, a warning if that is high, and what to expect; of
+    the plain average, that it masks nothing.
 
     In the expectation several batches of one environment count as one, since they share its shortcuts. It ends with
     ``compare``, the command that compares methods.
@@ -257,6 +258,8 @@ def mask_lines(config: ResolvedTrainConfig, environments: int, compare: str) -> 
     what = "example" if config.aggregation.per_example else what
     count = f"{num_gradients} {what}{'s' * (num_gradients != 1)}"
     rule, own_rule = config.rule(environments), config.aggregation.own_rule
+    if isinstance(rule, Mean) and config.objective.objective == "erm" and environments > 1:
+        return [f"average: gradients are averaged, without a mask; to find a better method: {compare}"]
     if isinstance(rule, TMask) and own_rule is None and num_gradients > 1:
         asked = f"a mean must be {rule.quantile(num_gradients):.3g} standard errors from 0"
         line = f"mask: {count}, t-test at {format_chance(rule.significance)}: {asked}"

@@ -28,9 +28,9 @@ class AggregatorOptions(OptionGroup):
 
     # fmt: off
     aggregator: AggregatorOption = "auto"
-    """Rule that combines the environments' gradients; auto is and-mask for the objective erm, and mean for the others
-    and for a job's own that couples the environments. A rule of your own is FILE.py:RULE, a dataclass; its fields
-    become options."""
+    """Rule that combines the environments' gradients; auto is mean, the average; it is and-mask with --threshold,
+    --significance or --per-example, and in jobs that measurably gain by a mask, unless --objective is given. A rule of
+    your own is FILE.py:RULE, a dataclass; its fields become options."""
     significance: float | None = None
     """Largest probability that a component passes the mask by chance, in place of --threshold: τ follows from this
     probability and the number of environments of a step. The default of t-mask is 1e-4."""

@@ -1,7 +1,8 @@
 """All options of a training run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from concord.built_in import OBJECTIVES
 from concord.hyperparameters import options_of_part
@@ -14,11 +15,20 @@ from concord.training.options.run_options import ResolvedConfig, RunConfig
 if TYPE_CHECKING:
     from concord.aggregation import Rule
 
+_ASK_FOR_A_MASK = ("threshold", "significance", "per_example")  # which the average does not use
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
     """One training run. A job adds options of its own as fields of a derived class, and changes defaults by giving an
-    instance: ``Job(…, config=MyConfig().with_options(lr=2e-3, epochs=80))``."""
+    instance: ``Job(…, config=MyConfig().with_options(lr=2e-3, epochs=80))``.
+
+    Attributes:
+        auto_aggregator: the rule that ``auto`` is for the objective erm if no option asks for a mask: the average,
+            unless measured results of the job show that another one is better.
+    """
+
+    auto_aggregator: ClassVar[str] = "mean"
 
     data: DataOptions = group(DataOptions)
     objective: ObjectiveOptions = group(ObjectiveOptions)
@@ -42,8 +52,20 @@ class TrainConfig(RunConfig):
             beta1 = 0.0 if averaged else self.optimizer.betas[0]
         chosen: dict[str, Any] = {"penalty_weight": weight, "beta1": beta1, "device": device_of(self)}
         if self.aggregation.aggregator == "auto":
-            chosen["aggregator"] = "and-mask" if self.objective.objective == "erm" else "mean"
+            chosen["aggregator"] = self._auto_rule()
         return super().derived_options() | chosen
+
+    def _auto_rule(self) -> str:
+        used = self.aggregation
+        if self.objective.objective != "erm":
+            return "mean"
+        asks = any(getattr(used, name) not in (None, False) for name in _ASK_FOR_A_MASK)
+        return "and-mask" if asks else self.auto_aggregator
+
+    def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A given objective, erm as well, is averaged, where nothing asks for a mask."""
+        undecided = self.aggregation.aggregator == "auto" and not changes.keys() & {"aggregator", *_ASK_FOR_A_MASK}
+        return {"aggregator": "mean"} if "objective" in changes and undecided else {}
 
     def strictness(self, environments: int) -> dict[str, float]:
         """The rule's default significance or threshold with this number of training environments, where it has one.
