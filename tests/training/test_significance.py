@@ -75,7 +75,7 @@ def test_it_follows_from_what_votes_at_a_step(options: dict[str, Any], environme
     assert config.resolve().rule(environments) == rule
 
 
-@pytest.mark.parametrize("option", [{"threshold": 0.9}, {"significance": 0.1}, {"per_example": True}])
+@pytest.mark.parametrize("option", [{"threshold": 0.9}, {"threshold": 0.0}, {"significance": 0.1}, {"per_example": True}])
 def test_an_option_of_a_mask_asks_for_one_and_nothing_else_does(option: dict[str, Any]) -> None:
     asked = BASE.with_options(**option)
     assert BASE.resolve().method == BASE.with_options(objective="erm").resolve().method == "mean"
@@ -213,7 +213,7 @@ def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:
 
 
 def test_a_study_of_a_version_without_the_option_goes_on(output: Path) -> None:
-    options = options_for(JOB.config).with_options(name="old", output=output)
+    options = options_for(JOB.config).with_options(name="old", output=output, aggregator="and-mask")
     plan = plan_study(load_job(JOB_FILE), options, {"name", "output"})
     record = plan.record(Store.open(output))
     for recorded in (record["config"], record["deciding"]):

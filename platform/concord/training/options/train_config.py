@@ -59,7 +59,7 @@ class TrainConfig(RunConfig):
         used = self.aggregation
         if self.objective.objective != "erm":
             return "mean"
-        asks = any(getattr(used, name) not in (None, False) for name in _ASK_FOR_A_MASK)
+        asks = used.per_example or used.threshold is not None or used.significance is not None
         return "and-mask" if asks else self.auto_aggregator
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
