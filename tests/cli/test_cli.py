@@ -676,7 +676,7 @@ def test_a_whole_run_prints_its_json_only_whatever_the_job_prints(
     assert set(said.json) >= {"job", "run_id", "seconds", "model", "artifacts", "metrics"}
     assert said.json["job"] == "mine"
     assert "the neighbour talks" in said.err
-    assert "data: 2 environments for training (0.1 of each held out)\nmask: 2 environments, τ 0.8: 2 of " in said.err
+    assert "data: 2 environments for training (0.1 of each held out)\naverage: gradients are averaged" in said.err
     assert "\nchampion: the version with the " in said.err
     assert "the model talks" in said.err
     assert "the job's figures could not be drawn (ZeroDivisionError: division by zero, line " in said.err

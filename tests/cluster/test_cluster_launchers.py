@@ -78,7 +78,7 @@ def test_what_is_sent_to_the_nodes_is_in_the_repository(cluster: dict[str, Any])
 
 def test_concord_can_be_built_from_what_is_sent(cluster: dict[str, Any]) -> None:
     project = (ROOT / "pyproject.toml").read_text()
-    built_from = {"README.md", "LICENSE", "platform", "jobs", "tests/benchmarks"}
+    built_from = {"PYPI.md", "LICENSE", "platform", "jobs", "tests/benchmarks"}
     assert all(f'"{name}"' in project or f'"{name}/concord"' in project for name in built_from)
     assert built_from | {"pyproject.toml", "constraints.txt"} <= set(cluster["file_mounts"].values())
 

@@ -1111,14 +1111,14 @@ def test_every_objective_trains(name: Any) -> None:
     assert outcome.metrics["train_loss"] < math.log(3)
 
 
-def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
-    assert TrainConfig().resolve().aggregation.aggregator == "and-mask"
+def test_auto_is_the_mean() -> None:
+    assert TrainConfig().resolve().aggregation.aggregator == "mean"
     assert TrainConfig().with_options(objective="irm").resolve().aggregation.aggregator == "mean"
     assert TrainConfig().with_options(objective="irm").resolve().objective.penalty_weight == 1e4
     assert TrainConfig().resolve().objective.penalty_weight is None
     assert TrainConfig().with_options(objective="irm", aggregator="and-mask").resolve().method == "irm-and-mask"
     assert TrainConfig().with_options(objective="vrex").resolve().method == "vrex"
-    assert TrainConfig().resolve().method == "and-mask"
+    assert TrainConfig().resolve().method == "mean"
 
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if objective_type(name).coupled])
@@ -1203,7 +1203,9 @@ def test_a_run_ends_when_held_out_losses_are_alike() -> None:
 
 
 def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> None:
-    settings = config(epochs=12, evaluations=12, checkpoints=1, stop_spread=1e-12, stop_from=0.2, lr=0.1)
+    settings = config(
+        epochs=12, evaluations=12, checkpoints=1, stop_spread=1e-12, stop_from=0.2, lr=0.1, aggregator="and-mask"
+    )
     keeping = Kept(tmp_path)
     outcome = train(job(), settings, ProcessContext(), keeping)
     assert len(outcome.history) == 12

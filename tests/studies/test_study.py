@@ -362,7 +362,7 @@ def test_no_direction_is_guessed(output: Path, options: dict[str, Any], line: st
 def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, output: Path) -> None:
     result = study(output, job_file=MEASURED, vary=("objective=erm,irm",), lr=0.1, search="grid")
     stand_for: dict[str, dict[str, Any]] = {
-        "erm": {"aggregator": "and-mask", "beta1": 0.9, "epochs": 2},
+        "erm": {"aggregator": "mean", "beta1": 0.9, "epochs": 2},
         "irm": {"aggregator": "mean", "beta1": 0.9, "epochs": 3, "penalty_weight": 1e4},
     }
     _, children = mlflow(result)

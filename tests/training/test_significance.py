@@ -75,7 +75,9 @@ def test_it_follows_from_what_votes_at_a_step(options: dict[str, Any], environme
     assert config.resolve().rule(environments) == rule
 
 
-@pytest.mark.parametrize("option", [{"threshold": 0.9}, {"threshold": 0.0}, {"significance": 0.1}, {"per_example": True}])
+@pytest.mark.parametrize(
+    "option", [{"threshold": 0.9}, {"threshold": 0.0}, {"significance": 0.1}, {"per_example": True}]
+)
 def test_an_option_of_a_mask_asks_for_one_and_nothing_else_does(option: dict[str, Any]) -> None:
     asked = BASE.with_options(**option)
     assert BASE.resolve().method == BASE.with_options(objective="erm").resolve().method == "mean"
