@@ -10,17 +10,20 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import TYPE_CHECKING, Any, NotRequired
 
 import torch
 from pydantic import ConfigDict
 from torch.utils import _pytree as pytree
 from typing_extensions import TypedDict
 
+from concord.analysis.columns.figures import columns_figure
+from concord.analysis.columns.report import ColumnReport
+from concord.analysis.columns.report import as_json as columns_as_json
 from concord.analysis.consistency.environment_losses import EnvironmentLosses, deal_out
 from concord.analysis.consistency.figures import layers_figure, slice_figures
 from concord.analysis.consistency.measurement import ACCURACIES, as_json, as_metrics, read_measurements
-from concord.analysis.consistency.network import Settings, measure
+from concord.analysis.consistency.network import PARTS, Part, Settings, measure
 from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.collection import generator_for, some_examples
@@ -51,6 +54,9 @@ from concord.training.job import JobFile, SentJob
 from concord.training.options import Device, RunConfig, TrainConfig, device_of
 from concord.training.process import tune_process
 
+if TYPE_CHECKING:
+    from concord.environments.table import TableEnvironments
+
 FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and among its artifacts in MLflow
 
 
@@ -68,6 +74,11 @@ class _Measurement(TypedDict):
 
 class _Pair(TypedDict):
     converged: bool
+
+
+class _Columns(TypedDict):
+    purposes: dict[str, str]
+    columns: list[ColumnReport]
 
 
 class _Report(TypedDict):
@@ -89,6 +100,7 @@ class _Report(TypedDict):
     figures: dict[str, str]
     origin: dict[str, str]
     asked: Fields
+    table: NotRequired[_Columns]
     untracked: NotRequired[str]
 
 
@@ -130,7 +142,7 @@ class AnalyzeOptions(OptionGroup):
             )
         if self.through is not None:
             self.require("through", len(self.name) == 1, "needs one run to start from; give one --name")
-            self.require("through", "slices" in self.settings.parts, "is for slices; add slices to --parts")
+            self.require("through", "slices" in (self.settings.parts or PARTS), "is for slices; add slices to --parts")
 
     @property
     def where(self) -> TrainConfig:
@@ -180,6 +192,7 @@ def analyze_model(
     if options.through is not None:
         through = _offset(losses, trained.model, options.load(trained.job, options.through), device)
     found = measure(losses, options.settings, advance, through)
+    table = _table_columns(trained, options.settings, device, advance) if "columns" in options.settings.parts else None
     seconds = time.perf_counter() - started
     folder = options.folder(trained)
     here = folder.path / FOLDER
@@ -187,6 +200,8 @@ def analyze_model(
     figures = slice_figures(found, trained.name, options.settings.parts, options.through)
     if (layers := layers_figure(found, trained.name)) is not None:
         figures = {"layers": layers, **figures}
+    if table is not None:
+        figures = {"columns": columns_figure(**table, title=trained.name), **figures}
     report = {
         "job": trained.job.name,
         "run": trained.name,
@@ -197,6 +212,7 @@ def analyze_model(
         "radius": options.settings.radius,
         "environments": len(losses.names),
         **as_json(found),
+        **({} if table is None else {"table": table}),
         "seconds": round(seconds, 1),
         "metrics": {name: value for name, value in trained.metrics.items() if name in ACCURACIES},
         "figures": {name: str(save(figure, here / f"{name}.png")) for name, figure in figures.items()},
@@ -255,6 +271,51 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
     return EnvironmentLosses(trained.model.to(device), job.job.risk_of(config), batches)
 
 
+def _with_parts(options: AnalyzeOptions, trained: TrainedModel) -> AnalyzeOptions:
+    """The options with the parts that are measured by default."""
+    parts, is_table = options.settings.parts, _fitted_table(trained) is not None
+    if "columns" in parts and not is_table:
+        raise ArgumentError("parts", "columns", f"job {trained.job.name} has no table; give some of {', '.join(PARTS)}")
+    default: tuple[Part, ...] = ("columns",) if is_table and options.through is None else PARTS
+    return options.with_options(parts=parts or default)
+
+
+def _fitted_table(trained: TrainedModel) -> "TableEnvironments | None":
+    """The environments of a model, if they are a table's."""
+    from concord.environments.table import TableEnvironments  # with pandas, which takes a third of a second
+
+    config = trained.config
+    environments = trained.job.job.environments_of(config)
+    if not isinstance(environments, TableEnvironments):
+        return None
+    return environments.fitted(config.data.held_out, config.run.seed)
+
+
+def _table_columns(
+    trained: TrainedModel, settings: Settings, device: torch.device, advance: Callable[[int, int], None]
+) -> _Columns:
+    """The columns of a table in all environments, and the model's use of them."""
+    from concord.analysis.columns.relations import relations
+    from concord.analysis.columns.use import use_of_columns
+
+    config, environments = trained.config, _fitted_table(trained)
+    assert environments is not None
+    assert environments.encoder is not None
+    columns = relations(environments.table)
+    parts = environments.split(environments.train, config.data.held_out, config.run.seed)
+    held_out = settings.split == "held-out"
+    own = [each.held_out if held_out and each.held_out is not None else each.training for each in parts]
+    others = environments.load(columns.environments[len(own) :])
+    rows = {each.name: some_examples(each, settings.examples, settings.seed, "columns") for each in (*own, *others)}
+    classes = tuple(map(str, environments.table.classes or ()))
+    model, risk = trained.model.to(device), trained.job.job.risk_of(config)
+    use = use_of_columns(model, risk, rows, environments.encoder, classes, columns, settings.seed, advance)
+    return {
+        "purposes": dict(zip(columns.environments, columns.purposes, strict=True)),
+        "columns": columns_as_json(columns, use),
+    }
+
+
 def _offset(
     losses: EnvironmentLosses, model: torch.nn.Module, through: TrainedModel, device: torch.device
 ) -> torch.Tensor:
@@ -283,6 +344,7 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
     (check_gpus if len(options.name) > 1 else check_local_gpus)(where)
     trained = [options.load(job, name) for name in options.name or (None,)]
     require_comparable(trained)
+    options = _with_parts(options, trained[0])
     found = [None if options.again else earlier_report(each, options) for each in trained]
     waiting = []
     for place, (each, known) in enumerate(zip(trained, found, strict=True)):
