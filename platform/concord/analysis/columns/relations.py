@@ -227,7 +227,7 @@ def _ranked(values: Numbers, places: NDArray[np.int64]) -> Numbers:
     if np.isin(values, (0.0, 1.0)).all():
         return values
     grouped = pd.Series(values).groupby(places)
-    return np.asarray(2 * grouped.rank() / grouped.transform("size"))
+    return np.asarray(2 * grouped.rank() / grouped.transform("size"), dtype=np.float64)
 
 
 def _correlations(x: Numbers, y: Numbers, places: NDArray[np.int64], rows: NDArray[np.int64]) -> Numbers:
@@ -235,7 +235,7 @@ def _correlations(x: Numbers, y: Numbers, places: NDArray[np.int64], rows: NDArr
     count, known = len(rows), np.maximum(rows, 1)
 
     def mean(values: Numbers) -> Numbers:
-        return np.bincount(places, values, count) / known
+        return np.asarray(np.bincount(places, values, count) / known)
 
     x, y = x - mean(x)[places], y - mean(y)[places]
     varied = _LEAST_VARIED / np.maximum(rows, _LEAST_ROWS)

@@ -95,7 +95,7 @@ def _by_name(values: Numbers, environments: Sequence[str]) -> dict[str, float]:
 
 def relation_cells(column: Mapping[str, Any]) -> dict[str, str]:
     """The cells of a column's relation, by heading."""
-    constant = "constant in each" if not column["relation"] else ""
+    constant = "constant, or few rows" if not column["relation"] else ""
     drift = max(column["drift"].items(), key=lambda item: item[1])
     return {
         "column": column["term"],
@@ -171,7 +171,7 @@ def _largest_first(values: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def _some(found: Mapping[str, str]) -> str:
-    """Names with their values: the first three, and the number of others."""
-    named = [f"{name} {value}" for name, value in list(found.items())[:MOST_NAMED]]
-    more = len(found) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+    """Names with their values: all of four, or the first three and the number of others."""
+    named = [f"{name} {value}" for name, value in found.items()]
+    more = len(named) - MOST_NAMED
+    return ", ".join(named) if more <= 1 else f"{', '.join(named[:MOST_NAMED])} and {more} more"
