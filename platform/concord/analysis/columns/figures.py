@@ -28,43 +28,49 @@ def columns_figure(columns: Sequence[Mapping[str, Any]], purposes: Mapping[str, 
     if all(each["use"] for each in order):
         of_model = [(each["use"]["shuffled"], each["use"]["helps"]) for each in order]
         panels.append(("increase of the loss if shuffled", of_model))
-    width = 2.2 + len(panels) * (1.4 + 0.24 * min(max(len(names), 6), _MOST_NAMED))
-    figure = Figure(figsize=(width, 1.9 + 0.22 * len(order)), layout="constrained")
+    named = len(names) <= _MOST_NAMED
+    shown = [_shortened(name) for name in names] if named else []
+    height = 0.22 * max(len(order), 4)
+    letters = max(map(len, shown), default=0)
+    width = 2.2 + len(panels) * (1.4 + 0.24 * max(len(names), 6) if named else 7.0)
+    figure = Figure(figsize=(width, height + 1.5 + 0.075 * letters), layout="constrained")
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (label, rows) in zip(grid, panels, strict=True):
         values = np.array([[numbers.get(name, np.nan) for name in names] for numbers, _ in rows])
         certain = np.array([[name in signs for name in names] for _, signs in rows])
-        _heat_map(axes, values, certain, label)
-        _name_environments(axes, names, purposes)
+        _heat_map(axes, values, certain, label, pad=0.25 / height)
+        _separate(axes, [purposes[name] for name in names], named)
+        axes.set_xticks(range(len(shown)), shown, rotation=90, fontsize=8)
     grid[0].set_yticks(range(len(order)), [_shortened(each["term"]) for each in order], fontsize=8)
     more = f" ({len(order)} of {len(columns)} columns)" if len(order) < len(columns) else ""
     figure.suptitle(f"{title}{more}; pale: may be noise, grey: too few rows", fontsize=9)
     return figure
 
 
-def _heat_map(axes: Axes, values: Numbers, certain: NDArray[np.bool_], label: str) -> None:
+def _heat_map(axes: Axes, values: Numbers, certain: NDArray[np.bool_], label: str, pad: float) -> None:
     known = np.abs(values[~np.isnan(values)])
     limit = float(np.quantile(known, 0.98)) if len(known) else 0.0
     limit = limit or 1.0
     opacity = np.where(certain | np.isnan(values), 1.0, _NOISE)
     colours = colormaps["PuOr_r"].with_extremes(bad="#cccccc")
     drawn = axes.imshow(values, cmap=colours, vmin=-limit, vmax=limit, alpha=opacity, aspect="auto")
-    bar = axes.figure.colorbar(drawn, ax=axes, location="top", shrink=0.8, aspect=30)
+    bar = axes.figure.colorbar(drawn, ax=axes, location="top", shrink=0.8, aspect=30, pad=pad)
     bar.ax.tick_params(labelsize=7)
     bar.set_label(label, fontsize=8)
 
 
-def _name_environments(axes: Axes, names: Sequence[str], purposes: Mapping[str, str]) -> None:
-    if len(names) <= _MOST_NAMED:
-        axes.set_xticks(range(len(names)), [_shortened(name) for name in names], rotation=90, fontsize=8)
-    else:
-        axes.set_xlabel(f"{len(names)} environments", fontsize=8)
-    of_purpose = [purposes[name] for name in names]
-    begins = [place for place in range(len(names)) if place == 0 or of_purpose[place] != of_purpose[place - 1]]
-    for place in begins[1:]:
+def _separate(axes: Axes, purposes: Sequence[str], named: bool) -> None:
+    """Lines between the environments of different purposes, which are named above them or, in many, below all."""
+    begins = [place for place in range(1, len(purposes)) if purposes[place] != purposes[place - 1]]
+    for place in begins:
         axes.axvline(place - 0.5, color="black", linewidth=1)
-        axes.text(place - 0.4, -0.55, of_purpose[place], fontsize=7, va="bottom")
+        if named:
+            axes.text(place - 0.4, -0.55, purposes[place], fontsize=7, va="bottom")
+    if not named:
+        counts = [f"{purposes.count(each)} {each}" for each in dict.fromkeys(purposes)]
+        axes.set_xlabel(f"environments: {', '.join(counts)}", fontsize=8)
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    """The name with its end, by which long names often differ."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 11]}…{name[-10:]}"
