@@ -6,6 +6,7 @@ from typing import Any
 
 from concord.analysis.columns.report import broken_lines, relation_cells, use_cells
 from concord.analysis.consistency.measurement import Measurement, method_as_json, over_runs, read_measurements
+from concord.analysis.consistency.network import PARTS
 from concord.cli.output import table
 from concord.cli.parsing import given_options, job_and_words, parse
 from concord.execution.analyzing import AnalyzeOptions
@@ -84,6 +85,8 @@ def _print_report(report: Mapping[str, Any]) -> None:
             Table.plain(cells(columns[0]), [list(cells(each).values()) for each in columns]).print()
         for line in broken_lines(columns, report["table"]["purposes"]):
             print(line)
+    if not measured:
+        print(f"network   its consistency is measured with --parts {' '.join(PARTS)}")
     _print_figures(report["figures"])
     print(f"seconds   {report['seconds']:.1f}")
 

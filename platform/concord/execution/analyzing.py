@@ -276,7 +276,8 @@ def _with_parts(options: AnalyzeOptions, trained: TrainedModel) -> AnalyzeOption
     parts, is_table = options.settings.parts, _fitted_table(trained) is not None
     if "columns" in parts and not is_table:
         raise ArgumentError("parts", "columns", f"job {trained.job.name} has no table; give some of {', '.join(PARTS)}")
-    default: tuple[Part, ...] = ("columns",) if is_table and options.through is None else PARTS
+    of_network = options.through is not None or options.settings.environments > 0
+    default: tuple[Part, ...] = ("columns",) if is_table and not of_network else PARTS
     return options.with_options(parts=parts or default)
 
 
