@@ -347,6 +347,7 @@ def test_a_check_lists_what_is_ignored_odd_or_misspelt(tmp_path: Path, capsys: p
         note=[f"patient {number} came in" for number in range(240)],
         number=np.random.default_rng(0).permutation(240),
         ward=["surgery"] * 100 + ["Surgery"] * 20 + ["medicine"] * 118 + ["medecine", "typing"],
+        cholesterol=[0] * 30 + [150 + number % 100 for number in range(210)],
         grade=["A-"] * 100 + ["A+"] * 130 + ["A"] * 10,
         lab=["7"] * 237 + ["unknown", "unknown", "n/k"],
     )
@@ -363,6 +364,7 @@ def test_a_check_lists_what_is_ignored_odd_or_misspelt(tmp_path: Path, capsys: p
         "column number has another whole number in nearly every row, so it may name the rows; --columns number=ignore "
         "leaves it out",
         "column ward: 'Surgery' (20×) looks like 'surgery' (100×), 'medecine' (1×) looks like 'medicine' (118×)",
+        "column cholesterol: 30 cells are 0, far from all others (east 50%); if it means missing, empty these cells",
     ]
     assert "column lab: 3 of 240 cells are no plain numbers, such as 'unknown'; give --missing 'unknown' 'n/k'" in str(
         found["warnings"]

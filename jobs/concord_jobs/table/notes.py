@@ -13,9 +13,9 @@ from concord.environments.table_encoder import RARE, as_texts
 _MOST_RARE = 0.02  # of the rows of the level that a misspelt one resembles
 _SHORTEST_WORD = 4  # in which one letter may be wrong
 _NAMES_ROWS = 0.9  # a column of whole numbers with more different values a row may name the rows
-_LEAST_ROWS = 20
+_LEAST_VALUES = 20  # of a column whose numbers measure or count something
 _MOST_LEVELS = 1000
-_MOST_NAMED = 5  # levels of a column
+_MOST_NAMED = 5  # levels or environments of a column
 _SEPARATORS = re.compile(r"(?<=[^\W\d])[\s_.-]+(?=[^\W\d])")  # between letters
 
 
@@ -32,7 +32,7 @@ def notes(table: Table, left_out: Collection[str]) -> Iterator[str]:
     for name, kind in table.kinds.items():
         column = table.frame[name]
         if kind == "numeric":
-            yield from _odd_numbers(name, column)
+            yield from _odd_numbers(name, column, table.environment)
         elif kind == "date":
             yield f"column {name}: dates become the inputs year, month, day, weekday and hour"
         elif kind == "category":
@@ -53,14 +53,24 @@ def _why_ignored(table: Table, name: str, left_out: Collection[str]) -> str:
     return f"text with {known.nunique()} different values in {len(known)} training rows, such as {known.iloc[0]!r:.40}"
 
 
-def _odd_numbers(name: str, column: pd.Series) -> Iterator[str]:
-    known = pd.to_numeric(column).dropna().to_numpy(dtype=np.float64)
-    if infinite := int(np.isinf(known).sum()):
+def _odd_numbers(name: str, column: pd.Series, environment: pd.Series) -> Iterator[str]:
+    numbers = pd.to_numeric(column).astype("float64")
+    finite = numbers[np.isfinite(numbers)]
+    if infinite := int(np.isinf(numbers).sum()):
         yield f"column {name}: {infinite} infinite values count as missing"
-    whole = len(known) > _LEAST_ROWS and np.isfinite(known).all() and (known == known.round()).all()
-    if whole and len(np.unique(known)) > _NAMES_ROWS * len(known):
+    values, counts = np.unique(finite, return_counts=True)
+    if len(values) <= _LEAST_VALUES:
+        return
+    if len(values) > _NAMES_ROWS * len(finite) and (values == values.round()).all():
         found = "has another whole number in nearly every row, so it may name the rows"
         yield f"column {name} {found}; --columns {name}=ignore leaves it out"
+    for place, gap in ((0, values[1] - values[0]), (-1, values[-1] - values[-2])):
+        others = finite[finite != values[place]]
+        if counts[place] >= RARE and gap > others.quantile(0.75) - others.quantile(0.25):
+            parts = finite.eq(values[place]).groupby(environment[finite.index]).mean().sort_values(ascending=False)
+            where = ", ".join(f"{where} {part:.0%}" for where, part in parts.head(_MOST_NAMED).items() if part > 0)
+            found = f"{counts[place]} cells are {values[place]:g}, far from all others ({where})"
+            yield f"column {name}: {found}; if it means missing, empty these cells"
 
 
 def _misspelt(where: str, column: pd.Series) -> Iterator[str]:
