@@ -72,7 +72,10 @@ def test_a_relation_is_spearmans_correlation_inside_an_environment(
     for place, name in enumerate("abc"):
         own = frame[(frame.site == name) & frame.x.notna()]
         assert term.rows[place] == len(own)
-        assert term.values[place] == pytest.approx(spearmanr(own.x, own.died).statistic, abs=1e-9)
+        if np.isnan(term.values[place]):  # about five rows have to differ from the most common value
+            assert min(len(own) - each.value_counts().max() for each in (own.x, own.died)) < 6
+        else:
+            assert term.values[place] == pytest.approx(spearmanr(own.x, own.died).statistic, abs=1e-9)
 
 
 def test_signs_of_noise_seldom_vote_and_tiny_environments_never_do() -> None:

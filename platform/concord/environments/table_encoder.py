@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 RARE = 10  # a level with fewer training rows shares the code of unknown ones
-_MISSING, _OTHER, FIRST_LEVEL = 0, 1, 2  # codes of a category; the known levels follow
+MISSING, OTHER, FIRST_LEVEL = 0, 1, 2  # codes of a category; the known levels follow
 _ROUNDING = 10 * float(np.finfo(np.float64).eps)  # a relative deviation that equal numbers can have
 _EXACT, _INT64 = 2**53, 2.0**63  # float64 has every whole number up to the first; int64 ends before the second
 _DATE_PARTS = ("year", "month", "day", "dayofweek", "hour")
@@ -109,8 +109,8 @@ class TableEncoder:
         for place, category in enumerate(self.categories, 2 * len(self.numeric)):
             texts = as_texts(frame[category.name])
             codes = pd.Categorical(texts, categories=list(category.levels)).codes.astype(np.float32) + FIRST_LEVEL
-            codes[codes < FIRST_LEVEL] = _OTHER
-            codes[texts.isna().to_numpy()] = _MISSING
+            codes[codes < FIRST_LEVEL] = OTHER
+            codes[texts.isna().to_numpy()] = MISSING
             found[:, place] = codes
         return found
 

@@ -142,7 +142,11 @@ class AnalyzeOptions(OptionGroup):
             )
         if self.through is not None:
             self.require("through", len(self.name) == 1, "needs one run to start from; give one --name")
-            self.require("through", "slices" in (self.settings.parts or PARTS), "is for slices; add slices to --parts")
+            self.require(
+                "through",
+                not {"auto", "slices"}.isdisjoint(self.settings.parts),
+                "is for slices; add slices to --parts",
+            )
 
     @property
     def where(self) -> TrainConfig:
@@ -275,19 +279,20 @@ def _with_parts(options: AnalyzeOptions, trained: TrainedModel) -> AnalyzeOption
     """The options with the parts that are measured by default."""
     parts, is_table = options.settings.parts, _fitted_table(trained) is not None
     if "columns" in parts and not is_table:
-        raise ArgumentError("parts", "columns", f"job {trained.job.name} has no table; give some of {', '.join(PARTS)}")
+        problem = f"job {trained.job.name} has no table, or no loss; give some of {', '.join(PARTS)}"
+        raise ArgumentError("parts", "columns", problem)
     of_network = options.through is not None or options.settings.environments > 0
     default: tuple[Part, ...] = ("columns",) if is_table and not of_network else PARTS
-    return options.with_options(parts=parts or default)
+    return options.with_options(parts=default if "auto" in parts else parts)
 
 
 def _fitted_table(trained: TrainedModel) -> "TableEnvironments | None":
-    """The environments of a model, if they are a table's."""
+    """The environments of a model with a loss, if they are a table's."""
     from concord.environments.table import TableEnvironments  # with pandas, which takes a third of a second
 
     config = trained.config
     environments = trained.job.job.environments_of(config)
-    if not isinstance(environments, TableEnvironments):
+    if not isinstance(environments, TableEnvironments) or trained.job.job.loss is None:
         return None
     return environments.fitted(config.data.held_out, config.run.seed)
 
@@ -309,8 +314,9 @@ def _table_columns(
     others = environments.load(columns.environments[len(own) :])
     rows = {each.name: some_examples(each, settings.examples, settings.seed, "columns") for each in (*own, *others)}
     classes = tuple(map(str, environments.table.classes or ()))
-    model, risk = trained.model.to(device), trained.job.job.risk_of(config)
-    use = use_of_columns(model, risk, rows, environments.encoder, classes, columns, settings.seed, advance)
+    model, loss = trained.model.to(device), trained.job.job.loss
+    assert loss is not None
+    use = use_of_columns(model, loss, rows, environments.encoder, classes, columns, settings.seed, advance)
     return {
         "purposes": dict(zip(columns.environments, columns.purposes, strict=True)),
         "columns": columns_as_json(columns, use),

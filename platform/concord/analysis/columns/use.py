@@ -9,10 +9,9 @@ from scipy.stats import t
 from torch import Tensor
 
 from concord.analysis.columns.relations import LEVEL, Columns, Numbers, Term
-from concord.analysis.consistency.environment_losses import EnvironmentLosses
 from concord.environments.collection import generator_for
-from concord.environments.table_encoder import FIRST_LEVEL, TableEncoder
-from concord.gradients.risk import Loss, Risk
+from concord.environments.table_encoder import FIRST_LEVEL, MISSING, OTHER, TableEncoder
+from concord.gradients.risk import Loss
 
 _BLOCKS = 10  # of an environment's rows, each with a loss of its own, for the interval
 
@@ -37,7 +36,7 @@ class Use:
 
 def use_of_columns(
     model: torch.nn.Module,
-    risk: Loss | Risk,
+    loss: Loss,
     environments: Mapping[str, tuple[Tensor, Tensor]],
     encoder: TableEncoder,
     classes: Sequence[str],
@@ -48,31 +47,53 @@ def use_of_columns(
     """A model's use of a table's columns.
 
     Args:
-        model: takes encoded rows; on the device of all computations.
-        risk: the loss or the risk.
+        model: takes encoded rows; in evaluation mode, on the device of all computations.
+        loss: of outputs and targets, a mean.
         environments: encoded rows and targets of each environment, in the order of ``columns``.
         encoder: of the rows.
         classes: the names of the classes; empty for a number.
         columns: the columns with their terms.
         seed: of the shuffling.
-        advance: called after each column with the number of finished columns and of all.
+        advance: called after each environment with the number of finished ones and of all.
     """
-    places = _places(encoder)
-    before = {name: _losses(model, risk, *rows) for name, rows in environments.items()}
-    found = Use({}, {}, {})
-    for done, (column, own) in enumerate(places.items(), 1):
-        pairs = []
-        for name, (inputs, targets) in environments.items():
-            order = torch.randperm(len(inputs), generator=generator_for(seed, name, column))
-            shuffled = inputs.clone()
-            shuffled[:, own] = inputs[order][:, own]
-            pairs.append(_mean_and_sign(_losses(model, risk, shuffled, targets) - before[name]))
-        found.shuffled[column], found.helps[column] = np.array(pairs).T
-        if (term := columns.shown.get(column)) is not None:
-            slopes = [_slope(model, inputs, term, encoder, classes) for inputs, _ in environments.values()]
-            found.gradient[column] = np.array(slopes)
-        advance(done, len(places))
-    return found
+    places, device = _places(encoder), next(model.parameters()).device
+    shown = {name: columns.shown[name] for name in places if name in columns.shown}
+    levels = {name: code for name, term in shown.items() if (code := _code(term, encoder)) is not None}
+    numeric = {name: _place(term, encoder) for name, term in shown.items() if name not in levels}
+    found: list[dict[str, tuple[float, float, float]]] = []
+    for name, (inputs, targets) in environments.items():
+        rows, right = inputs.to(device), targets.to(device)
+        changed = [rows]
+        for column, own in places.items():
+            order = torch.randperm(len(rows), generator=generator_for(seed, name, column)).to(device)
+            changed.append(_with(rows, own, rows[order][:, own]))
+        changed += [_with(rows, places[column], code) for column, code in levels.items()]
+        with torch.no_grad():
+            before, *after = model(torch.cat(changed)).split(len(rows))
+        usual = _losses(loss, before, right)
+        moved = {
+            column: _score(outputs, shown[column], classes) - _score(before, shown[column], classes)
+            for column, outputs in zip(levels, after[len(places) :], strict=True)
+        }
+        slopes = {column: float(each.mean()) for column, each in moved.items()}
+        gradients = {
+            target: _gradient(model, rows, next(term for term in shown.values() if term.target == target), classes)
+            for target in {shown[column].target for column in numeric}
+        }
+        slopes |= {column: float(gradients[shown[column].target][place]) for column, place in numeric.items()}
+        found.append(
+            {
+                column: (*_mean_and_sign(_losses(loss, outputs, right) - usual), slopes.get(column, np.nan))
+                for column, outputs in zip(places, after, strict=False)
+            }
+        )
+        advance(len(found), len(environments))
+    by_column = {column: np.array([each[column] for each in found]).T for column in places}
+    return Use(
+        {column: values[0] for column, values in by_column.items()},
+        {column: values[1] for column, values in by_column.items()},
+        {column: by_column[column][2] for column in shown},
+    )
 
 
 def _places(encoder: TableEncoder) -> dict[str, list[int]]:
@@ -84,12 +105,40 @@ def _places(encoder: TableEncoder) -> dict[str, list[int]]:
     return places | {each.name: [first + number] for number, each in enumerate(encoder.categories)}
 
 
-def _losses(model: torch.nn.Module, risk: Loss | Risk, inputs: Tensor, targets: Tensor) -> Numbers:
+def _place(term: Term, encoder: TableEncoder) -> int:
+    """The input of a numeric column's term."""
+    own = _places(encoder)[term.column]
+    parts = [each.part for each in encoder.numeric if each.name == term.column]
+    return own[1] if term.part == "missing" else own[2 * parts.index(term.part)]
+
+
+def _code(term: Term, encoder: TableEncoder) -> int | None:
+    """The code of a category's term; None for a number."""
+    levels = next((each.levels for each in encoder.categories if each.name == term.column), None)
+    if levels is None:
+        return None
+    level = term.part.removeprefix("= ")
+    return FIRST_LEVEL + levels.index(level) if level in levels else MISSING if term.part == "missing" else OTHER
+
+
+def _with(rows: Tensor, places: list[int], values: Tensor | int) -> Tensor:
+    changed = rows.clone()
+    changed[:, places] = values if isinstance(values, Tensor) else float(values)
+    return changed
+
+
+def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Numbers:
     """The losses of blocks of the rows."""
-    size = -(-len(inputs) // _BLOCKS)
-    pieces = zip(inputs.split(size), targets.split(size), strict=True)
-    blocks = {str(number): piece for number, piece in enumerate(pieces)}
-    return np.array(list(EnvironmentLosses(model, risk, blocks).at_solution.values()))
+    size = -(-len(outputs) // _BLOCKS)
+    blocks = zip(outputs.split(size), targets.split(size), strict=True)
+    return np.array([float(loss(*block)) for block in blocks])
+
+
+def _gradient(model: torch.nn.Module, rows: Tensor, term: Term, classes: Sequence[str]) -> Tensor:
+    """The mean gradient of a term's output by the inputs, ``(inputs,)``."""
+    rows = rows.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(_score(model(rows), term, classes).sum(), rows)
+    return gradient.mean(0)
 
 
 def _mean_and_sign(differences: Numbers) -> tuple[float, float]:
@@ -98,24 +147,6 @@ def _mean_and_sign(differences: Numbers) -> tuple[float, float]:
         return mean, 0.0
     half = float(t.isf(LEVEL / 2, count - 1) * differences.std(ddof=1) / np.sqrt(count))
     return mean, float(np.sign(mean)) if abs(mean) > half else 0.0
-
-
-def _slope(model: torch.nn.Module, inputs: Tensor, term: Term, encoder: TableEncoder, classes: Sequence[str]) -> float:
-    """The mean change of the output by the term's input, in these rows."""
-    own = _places(encoder)[term.column]
-    rows = inputs.to(next(model.parameters()).device)
-    category = next((each for each in encoder.categories if each.name == term.column), None)
-    if category is not None:
-        level = term.part.removeprefix("= ")
-        changed = rows.clone()
-        changed[:, own] = FIRST_LEVEL + category.levels.index(level) if level in category.levels else 0
-        with torch.no_grad():
-            return float((_score(model(changed), term, classes) - _score(model(rows), term, classes)).mean())
-    parts = [each.part for each in encoder.numeric if each.name == term.column]
-    place = own[1] if term.part == "missing" else own[2 * parts.index(term.part)]
-    rows = rows.requires_grad_()
-    (gradient,) = torch.autograd.grad(_score(model(rows), term, classes).sum(), rows)
-    return float(gradient[:, place].mean())
 
 
 def _score(outputs: Tensor, term: Term, classes: Sequence[str]) -> Tensor:

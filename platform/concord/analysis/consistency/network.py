@@ -27,7 +27,7 @@ from concord.analysis.consistency.slices import slice_along
 from concord.errors import ArgumentError
 from concord.options import OptionGroup
 
-Part = Literal["signs", "curvature", "bound", "slices", "columns"]
+Part = Literal["auto", "signs", "curvature", "bound", "slices", "columns"]
 PARTS: tuple[Part, ...] = ("signs", "curvature", "bound", "slices")
 """The parts of consistency; ``columns`` is a table's (:mod:`concord.analysis.columns`)."""
 
@@ -44,9 +44,9 @@ class Settings(OptionGroup):
     """ε: largest change of the first environment's loss in a pair."""
     radius: float = 0.1
     """ρ: largest distance from the solution, as a fraction of the norm of all parameters."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...] = ("auto",)
     """Parts to measure: agreement of signs; curvature, to second order; a bound on the true losses; slices; which
-    columns of a table hold. By default of a table the columns, else all others."""
+    columns of a table hold. auto is the columns of a table, else all others."""
     pairs: int = 16
     """Number of ordered pairs of environments, drawn by the seed if there are more."""
     examples: int = 256
@@ -64,6 +64,7 @@ class Settings(OptionGroup):
         positive = all(0 < each < math.inf for each in self.epsilon)
         self.require("epsilon", positive and len(self.epsilon) > 0, "give one number above 0, or several")
         self.require("radius", 0 < self.radius < math.inf, "must be a number above 0")
+        self.require("parts", len(self.parts) > 0, f"give some of {', '.join(PARTS)}")
         self.require_at_least(1, "pairs", "examples")
         right = self.environments == 0 or self.environments >= 2
         self.require("environments", right, "must be at least 2, or 0 for the job's environments")
@@ -83,7 +84,9 @@ def measure(
         advance: called after each piece of work with the number of finished pieces and of all.
         through: the offset of another solution, ``(n,)``, through which the slices pass.
     """
-    d, settings = len(losses.names), replace(settings, parts=settings.parts or PARTS)
+    d = len(losses.names)
+    if "auto" in settings.parts:
+        settings = replace(settings, parts=PARTS)
     if d < 2:
         raise ArgumentError("environments", d, "consistency compares two environments at least")
     if "curvature" in settings.parts:
