@@ -55,6 +55,9 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             for each in row["ilc"]:
                 parts = [f"{name} {_with_spread(**each[name])}" for name in ("bound", "quadratic") if name in each]
                 print(f"ILC       {row['method']}, ε {each['epsilon']:g}: at most {', '.join(parts)}")
+        for report in (each for each in reports if "table" in each):
+            for line in broken_lines(report["table"]["columns"], report["table"]["purposes"]):
+                print(f"{report['run']}: {line}")
         print(f"runs      {', '.join(report['run'] for report in reports)}")
         _print_figures(figures)
     return {"job": job.name, "runs": reports, "methods": rows, "figures": figures}
