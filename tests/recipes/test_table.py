@@ -371,6 +371,12 @@ def test_a_check_lists_what_is_ignored_odd_or_misspelt(tmp_path: Path, capsys: p
     )
 
 
+def test_a_check_refuses_values_of_another_kind(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data", "table", "--check", str(trained / "patients.csv"), *TABLE, "--columns", "smokes=numeric"]
+    assert main(words) == 2
+    assert "column smokes: expected numbers (" in capsys.readouterr().err
+
+
 def test_a_leaked_identifier_is_named_and_many_environments_are_one_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any
     """
     purpose = {name: purpose for purpose, names in table.by_purpose.items() for name in names}
     counts = table.environment.value_counts()
+    fit_encoder(table.frame, table.kinds)  # refuses values of another kind than their column's
     environments = {
         name: {"purpose": purpose[name], "rows": int(counts[name]), "target": _targets(table, name)} for name in purpose
     }

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired
+from typing import Any, NotRequired
 
 import torch
 from pydantic import ConfigDict
@@ -18,8 +18,6 @@ from torch.utils import _pytree as pytree
 from typing_extensions import TypedDict
 
 from concord.analysis.columns.figures import columns_figure
-from concord.analysis.columns.report import ColumnReport
-from concord.analysis.columns.report import as_json as columns_as_json
 from concord.analysis.consistency.environment_losses import EnvironmentLosses, deal_out
 from concord.analysis.consistency.figures import layers_figure, slice_figures
 from concord.analysis.consistency.measurement import ACCURACIES, as_json, as_metrics, read_measurements
@@ -28,6 +26,7 @@ from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.collection import generator_for, some_examples
 from concord.errors import ArgumentError, InputError, RunFailedError, picklable
+from concord.execution.analyzing_columns import TableReport, fitted_table, table_columns
 from concord.execution.execute import only_process
 from concord.execution.key import Key, plain
 from concord.execution.lifecycle import Info, tracked_id
@@ -54,9 +53,6 @@ from concord.training.job import JobFile, SentJob
 from concord.training.options import Device, RunConfig, TrainConfig, device_of
 from concord.training.process import tune_process
 
-if TYPE_CHECKING:
-    from concord.environments.table import TableEnvironments
-
 FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and among its artifacts in MLflow
 
 
@@ -74,11 +70,6 @@ class _Measurement(TypedDict):
 
 class _Pair(TypedDict):
     converged: bool
-
-
-class _Columns(TypedDict):
-    purposes: dict[str, str]
-    columns: list[ColumnReport]
 
 
 class _Report(TypedDict):
@@ -100,7 +91,7 @@ class _Report(TypedDict):
     figures: dict[str, str]
     origin: dict[str, str]
     asked: Fields
-    table: NotRequired[_Columns]
+    table: NotRequired[TableReport]
     untracked: NotRequired[str]
 
 
@@ -196,7 +187,7 @@ def analyze_model(
     if options.through is not None:
         through = _offset(losses, trained.model, options.load(trained.job, options.through), device)
     found = measure(losses, options.settings, advance, through)
-    table = _table_columns(trained, options.settings, device, advance) if "columns" in options.settings.parts else None
+    table = table_columns(trained, options.settings, device, advance) if "columns" in options.settings.parts else None
     seconds = time.perf_counter() - started
     folder = options.folder(trained)
     here = folder.path / FOLDER
@@ -277,50 +268,13 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
 
 def _with_parts(options: AnalyzeOptions, trained: TrainedModel) -> AnalyzeOptions:
     """The options with the parts that are measured by default."""
-    parts, is_table = options.settings.parts, _fitted_table(trained) is not None
+    parts, is_table = options.settings.parts, fitted_table(trained) is not None
     if "columns" in parts and not is_table:
         problem = f"job {trained.job.name} has no table, or no loss; give some of {', '.join(PARTS)}"
         raise ArgumentError("parts", "columns", problem)
     of_network = options.through is not None or options.settings.environments > 0
     default: tuple[Part, ...] = ("columns",) if is_table and not of_network else PARTS
     return options.with_options(parts=default if "auto" in parts else parts)
-
-
-def _fitted_table(trained: TrainedModel) -> "TableEnvironments | None":
-    """The environments of a model with a loss, if they are a table's."""
-    from concord.environments.table import TableEnvironments  # with pandas, which takes a third of a second
-
-    config = trained.config
-    environments = trained.job.job.environments_of(config)
-    if not isinstance(environments, TableEnvironments) or trained.job.job.loss is None:
-        return None
-    return environments.fitted(config.data.held_out, config.run.seed)
-
-
-def _table_columns(
-    trained: TrainedModel, settings: Settings, device: torch.device, advance: Callable[[int, int], None]
-) -> _Columns:
-    """The columns of a table in all environments, and the model's use of them."""
-    from concord.analysis.columns.relations import relations
-    from concord.analysis.columns.use import use_of_columns
-
-    config, environments = trained.config, _fitted_table(trained)
-    assert environments is not None
-    assert environments.encoder is not None
-    columns = relations(environments.table)
-    parts = environments.split(environments.train, config.data.held_out, config.run.seed)
-    held_out = settings.split == "held-out"
-    own = [each.held_out if held_out and each.held_out is not None else each.training for each in parts]
-    others = environments.load(columns.environments[len(own) :])
-    rows = {each.name: some_examples(each, settings.examples, settings.seed, "columns") for each in (*own, *others)}
-    classes = tuple(map(str, environments.table.classes or ()))
-    model, loss = trained.model.to(device), trained.job.job.loss
-    assert loss is not None
-    use = use_of_columns(model, loss, rows, environments.encoder, classes, columns, settings.seed, advance)
-    return {
-        "purposes": dict(zip(columns.environments, columns.purposes, strict=True)),
-        "columns": columns_as_json(columns, use),
-    }
 
 
 def _offset(
