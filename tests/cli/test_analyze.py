@@ -312,6 +312,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--name mask-1 --epsilon 0.1 nan", "--epsilon 0.1 nan: give one number above 0, or several"),
     ("synthetic", "--name mask-1 --environments 9999", "--environments 9999: there are 192 examples"),
     ("synthetic", "--name mask-1 --parts shape", "--parts shape: must be one of"),
+    (
+        "synthetic",
+        "--name mask-1 --parts signs columns",
+        "--parts columns: job synthetic has no table, or no loss",
+    ),
     ("synthetic", "--name mask-1 --through mask-1", "--through mask-1: is the same model; a slice needs two"),
     ("synthetic", "--name mask-1 --through wide", "--through wide: has 594 parameters, not 298; give the same"),
     ("synthetic", "--name normed-1 --through normed-2", "--through normed-2: has other buffers, such as statistics of"),

@@ -199,9 +199,11 @@ def test_a_column_without_a_value_is_ignored_and_infinities_are_missing(
     frame.to_csv(tmp_path / "patients.csv", index=False)
     assert main(["data", "table", "--check", str(tmp_path / "patients.csv"), *TABLE]) == 0
     lines = capsys.readouterr().err
-    assert "column age: numeric; missing: east 100%\n" in lines
+    assert re.search(r"^ +age +numeric .* east 100% +\d+% *$", lines, re.MULTILINE)
+    assert "column age: 60 infinite values count as missing\n" in lines
     assert "rows, a classification\n" in lines  # no row is left out
-    assert "empty" not in lines
+    assert lines.count("empty") == 1
+    assert "column empty is ignored: it has no value in the training environments\n" in lines
 
 
 def test_a_run_warns_of_options_and_averages_without_effect(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,3 +340,87 @@ def test_a_check_shows_what_is_not_read(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*words, "--missing", "?"]) == 0
     found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert (found["columns"]["pressure"]["kind"], len(found["warnings"])) == ("numeric", 1)
+
+
+def test_a_check_lists_what_is_ignored_odd_or_misspelt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = patients().assign(
+        note=[f"patient {number} came in" for number in range(240)],
+        number=np.random.default_rng(0).permutation(240),
+        ward=["surgery"] * 100 + ["Surgery"] * 20 + ["medicine"] * 118 + ["medecine", "typing"],
+        cholesterol=[0] * 30 + [150 + number % 100 for number in range(210)],
+        grade=["A-"] * 100 + ["A+"] * 130 + ["A"] * 10,
+        lab=["7"] * 237 + ["unknown", "unknown", "n/k"],
+    )
+    frame.insert(0, "", range(240))
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    words = ["data", "table", "--check", str(tmp_path / "patients.csv"), "--environment", "hospital"]
+    assert main([*words, "--target", "died", "--columns", "age=ignore", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert found["notes"] == [
+        "column Unnamed: 0 is ignored: it has no name, so it counts the rows",
+        "column age is ignored: as --columns says",
+        "column note is ignored: text with 240 different values in 240 training rows, such as 'patient 0 came in'",
+        "column admitted: dates become the inputs year, month, day, weekday and hour",
+        "column number has another whole number in nearly every row, so it may name the rows; --columns number=ignore "
+        "leaves it out",
+        "column ward: 'Surgery' (20×) looks like 'surgery' (100×), 'medecine' (1×) looks like 'medicine' (118×)",
+        "column cholesterol: 30 cells are 0, far from all others (east 50%); if it means missing, empty these cells",
+    ]
+    assert "column lab: 3 of 240 cells are no plain numbers, such as 'unknown'; give --missing 'unknown' 'n/k'" in str(
+        found["warnings"]
+    )
+
+
+def test_a_check_refuses_values_of_another_kind(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data", "table", "--check", str(trained / "patients.csv"), *TABLE, "--columns", "smokes=numeric"]
+    assert main(words) == 2
+    assert "column smokes: expected numbers (" in capsys.readouterr().err
+
+
+def test_a_leaked_identifier_is_named_and_many_environments_are_one_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(0)
+    school = np.repeat([f"s{number:03d}" for number in range(160)], 20)
+    passed, large = random.integers(0, 2, len(school)), school == "s007"
+    passed[large] = 1
+    frame = pd.DataFrame(
+        {"school": school, "case": 10_000 * passed + random.permutation(len(school)), "passed": passed}
+    )
+    frame.assign(size=random.normal(size=len(school))).to_csv(tmp_path / "pupils.csv", index=False)
+    words = ["data", "table", "--check", str(tmp_path / "pupils.csv"), "--environment", "school", "--target", "passed"]
+    assert main(words) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) < 24
+    assert "160 environments: 160 train; least, quartiles and most:" in lines
+    assert "  rows: 20 20 20 20 20" in lines
+    assert any(re.fullmatch(r"  target 1: .*; s007 1.* stand out", line) for line in lines)
+    assert "warning: one class in s007" in lines
+    assert "warning: column case alone gives the target away; is it known when you predict?" in lines
+    assert not any("column size" in line for line in lines)
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_an_analysis_of_a_tables_run_is_of_its_columns(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["analyze", "table", "--output", str(trained / "out")]
+    found = {}
+    for which in (["--name", "first"], ["--model", "table@champion"]):
+        assert main([*words, *which, "--json"]) == 0
+        found[which[0]] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    report, of_version = found["--name"], found["--model"]
+    assert report["table"]["purposes"]["west"] == "test"
+    assert [each["column"] for each in report["table"]["columns"]] == ["age", "smokes", "admitted", "chest pain"]
+    for own, other in zip(report["table"]["columns"], of_version["table"]["columns"], strict=True):
+        assert own["use"]["shuffled"] == pytest.approx(other["use"]["shuffled"], abs=1e-6)
+    assert report["figures"].keys() == {"columns"}
+    kept = json.loads((trained / "out" / "runs" / "first" / "consistency" / "consistency.json").read_text())
+    assert kept["table"] == report["table"]
+
+    assert main([*words, "--name", "first"]) == 0
+    said = capsys.readouterr()
+    assert "first: was analyzed before with these options" in said.err
+    assert "loss if shuffled" in said.out
+    assert "columns that break by more than chance: none" in said.out
+    assert "I at least" not in said.out
+    assert main([*words, "--name", "first", "--parts", "signs", "columns"]) == 0
+    assert "sign agreement" in capsys.readouterr().out

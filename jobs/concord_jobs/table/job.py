@@ -119,7 +119,7 @@ class TableCheck(TableOptions):
 
 
 def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]:
-    """Print environments, kinds of columns, missing values, and columns that identify the environment."""
+    """Print environments, columns and their relations with the target by environment, and what to know of them."""
     from concord_jobs.table.summary import lines, table_summary
 
     data = _given(options.checked or options.data)
@@ -128,7 +128,8 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         table = _read(data, options)
-    summary = {**table_summary(table), "warnings": [str(each.message) for each in caught]}
+    left_out = [given.removesuffix("=ignore") for given in options.columns if given.endswith("=ignore")]
+    summary = {**table_summary(table, left_out), "warnings": [str(each.message) for each in caught]}
     for line in lines(summary):
         info(line)
     return summary

@@ -1,32 +1,51 @@
-"""The summary of a table: environments, kinds of columns, missing values, columns that reveal the environment."""
+"""The summary of a table: environments, columns and their relations with the target by environment, what to know."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from concord.analysis.columns.relations import relations
+from concord.analysis.columns.report import as_json, broken_lines, relation_cells
 from concord.environments.table_rows import Table, fit_encoder
+from concord.table import Table as ShownTable
+from concord_jobs.table.notes import notes
 
 _FOLDS, _DEPTH = 3, 5
 _MOST_ROWS = 20_000  # for the decision tree
+_MOST_LISTED = 12  # environments with a line each
+_MOST_NAMED = 5  # environments that stand out, and classes
+_GIVES_AWAY = 0.95  # of the errors of a constant, which a column alone avoids
 
 
-def table_summary(table: Table) -> dict[str, Any]:
+def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any]:
     """Summarize a table as JSON.
+
+    Args:
+        table: the table.
+        left_out: the columns that the user ignores.
 
     Returns:
         ``environments`` with rows, purpose, target (the share of each class, or mean and deviation), ``columns`` with
-        kind, the fraction missing in each environment, and ``identifies``: how often a decision tree tells the
-        environment by this column alone (cross-validated), beside the share of the largest environment, ``largest``.
+        kind, the fraction missing in each environment, the relation with the target
+        (:class:`~concord.analysis.columns.report.ColumnReport`), ``identifies``: how often a decision tree tells the
+        environment by this column alone (cross-validated), beside the share of the largest environment, ``largest``,
+        and ``predicts``: the part of a constant's errors that a tree on this column alone avoids; and ``notes``.
     """
     purpose = {name: purpose for purpose, names in table.by_purpose.items() for name in names}
     counts = table.environment.value_counts()
+    fit_encoder(table.frame, table.kinds)  # refuses values of another kind than their column's
     environments = {
         name: {"purpose": purpose[name], "rows": int(counts[name]), "target": _targets(table, name)} for name in purpose
     }
     columns = {
-        name: {"kind": kind, "missing": _missing(table, name), "identifies": _identifies(table, name, kind)}
-        for name, kind in table.kinds.items()
+        each["column"]: {
+            "kind": table.kinds[each["column"]],
+            **_alone(table, each["column"], table.kinds[each["column"]]),
+            **each,
+        }
+        for each in as_json(relations(table))
     }
     return {
         "rows": len(table.frame),
@@ -35,6 +54,7 @@ def table_summary(table: Table) -> dict[str, Any]:
         "environments": environments,
         "largest": float(counts.max() / counts.sum()),
         "columns": columns,
+        "notes": list(notes(table, left_out)),
     }
 
 
@@ -44,17 +64,61 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"{summary['rows']} rows, a {summary['task']}{left_out}"
     for warning in summary["warnings"]:
         yield f"warning: {warning}"
-    for name, each in summary["environments"].items():
+    environments = summary["environments"]
+    yield from (_listed if len(environments) <= _MOST_LISTED else _quartiles)(environments)
+    one_class = [name for name, each in environments.items() if len(each["target"]) == 1]
+    if summary["task"] == "classification" and one_class:
+        yield f"warning: one class in {_named(one_class)}"
+    yield from summary["notes"]
+    columns = list(summary["columns"].values())
+    rows = [_cells(each, summary["largest"]) for each in columns]
+    yield from ShownTable.plain(rows[0], [list(each.values()) for each in rows]).text().rstrip().splitlines()
+    for each in columns:
+        if each["predicts"] > _GIVES_AWAY:
+            yield f"warning: column {each['column']} alone gives the target away; is it known when you predict?"
+    yield from broken_lines(columns, {name: each["purpose"] for name, each in environments.items()})
+
+
+def _cells(column: Mapping[str, Any], largest: float) -> dict[str, str]:
+    cells = relation_cells(column)
+    tells = f"{column['identifies']:.0%}"
+    return {
+        "column": cells.pop("column"),
+        "kind": column["kind"],
+        **cells,
+        f"tells where (by rows {largest:.0%})": tells,
+    }
+
+
+def _listed(environments: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, each in environments.items():
         shown = ", ".join(f"{value} {share:.3g}" for value, share in each["target"].items())
         yield f"environment {name} ({each['purpose']}): {each['rows']} rows; target {shown}"
-        if summary["task"] == "classification" and len(each["target"]) == 1:
-            yield f"warning: environment {name} has one class"
-    for name, each in summary["columns"].items():
-        missing = ", ".join(f"{place} {part:.0%}" for place, part in each["missing"].items() if part > 0)
-        yield f"column {name}: {each['kind']}" + (f"; missing: {missing}" if missing else "")
-    yield f"how often a column alone tells the environment (the largest has {summary['largest']:.0%} of the rows):"
-    for name, each in sorted(summary["columns"].items(), key=lambda item: -item[1]["identifies"]):
-        yield f"  {name} {each['identifies']:.0%}"
+
+
+def _quartiles(environments: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Quartiles of rows and of each part of the target, and the environments that stand out."""
+    purposes = [each["purpose"] for each in environments.values()]
+    counted = ", ".join(f"{purposes.count(purpose)} {purpose}" for purpose in dict.fromkeys(purposes))
+    yield f"{len(environments)} environments: {counted}; least, quartiles and most:"
+    rows = {name: float(each["rows"]) for name, each in environments.items()}
+    parts = list(dict.fromkeys(part for each in environments.values() for part in each["target"]))[:_MOST_NAMED]
+    found = {"rows": rows} | {
+        f"target {part}": {name: each["target"].get(part, 0.0) for name, each in environments.items()} for part in parts
+    }
+    for what, values in found.items():
+        numbers = np.array(list(values.values()))
+        first, third = np.quantile(numbers, [0.25, 0.75])
+        far = {name: max(first - value, value - third) for name, value in values.items()}
+        unusual = sorted((name for name in far if far[name] > 1.5 * (third - first)), key=lambda name: -far[name])
+        shown = " ".join(f"{number:.3g}" for number in np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]))
+        stands_out = f"; {_named([f'{name} {values[name]:.3g}' for name in unusual])} stand out" if unusual else ""
+        yield f"  {what}: {shown}{stands_out}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _targets(table: Table, name: str) -> dict[str, float]:
@@ -64,21 +128,29 @@ def _targets(table: Table, name: str) -> dict[str, float]:
     return {str(value): float(share) for value, share in values.value_counts(normalize=True).sort_index().items()}
 
 
-def _missing(table: Table, column: str) -> dict[str, float]:
-    values = table.frame[column]
-    parts = (values.isna() | values.isin([np.inf, -np.inf])).groupby(table.environment).mean()
-    return {str(name): float(part) for name, part in parts.items()}
+def _alone(table: Table, column: str, kind: str) -> dict[str, float]:
+    """What decision trees tell by this column alone, cross-validated: the environment, and the target.
 
-
-def _identifies(table: Table, column: str, kind: str) -> float:
-    from sklearn.model_selection import cross_val_score  # takes a second
-    from sklearn.tree import DecisionTreeClassifier
+    ``identifies`` is how often the environment is right; ``predicts`` the part of the target's errors of a constant
+    that the tree avoids.
+    """
+    from sklearn.model_selection import KFold, cross_val_score  # takes a second
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
     rows = table.frame if len(table.frame) <= _MOST_ROWS else table.frame.sample(_MOST_ROWS, random_state=0)
     inputs = fit_encoder(rows, {column: kind}).encode(rows)
-    tree = DecisionTreeClassifier(max_depth=_DEPTH, random_state=0)
-    places = table.environment[rows.index].to_numpy(dtype=str)
-    folds = min(_FOLDS, int(np.unique(places, return_counts=True)[1].min()))
+    places, targets = table.environment[rows.index].to_numpy(dtype=str), rows[table.target].to_numpy()
+    names, counts = np.unique(places, return_counts=True)
+    tree = DecisionTreeClassifier(max_depth=_DEPTH + math.ceil(math.log2(len(names))), random_state=0)
+    folds = min(_FOLDS, int(counts.min()))
     if folds < 2:
-        return float(tree.fit(inputs, places).score(inputs, places))
-    return float(cross_val_score(tree, inputs, places, cv=folds).mean())
+        identifies = float(tree.fit(inputs, places).score(inputs, places))
+    else:
+        identifies = float(cross_val_score(tree, inputs, places, cv=folds).mean())
+    shuffled, constant = KFold(min(_FOLDS, len(rows)), shuffle=True, random_state=0), 0.0
+    own: Any = DecisionTreeRegressor(max_depth=_DEPTH, random_state=0)
+    if table.classes is not None:
+        own, targets = DecisionTreeClassifier(max_depth=_DEPTH, random_state=0), targets.astype(str)
+        constant = float(np.unique(targets, return_counts=True)[1].max() / len(targets))
+    score = float(cross_val_score(own, inputs, targets, cv=shuffled).mean())
+    return {"identifies": identifies, "predicts": (score - constant) / (1 - constant) if constant < 1 else 0.0}

@@ -4,14 +4,16 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from concord.analysis.columns.report import broken_lines, relation_cells, use_cells
 from concord.analysis.consistency.measurement import Measurement, method_as_json, over_runs, read_measurements
+from concord.analysis.consistency.network import PARTS
 from concord.cli.output import table
 from concord.cli.parsing import given_options, job_and_words, parse
 from concord.execution.analyzing import AnalyzeOptions
 from concord.logs import info
 from concord.options import science_values
 from concord.storage import resolve
-from concord.table import format_value
+from concord.table import Table, format_value
 from concord.training.job import command_line
 
 
@@ -53,6 +55,9 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             for each in row["ilc"]:
                 parts = [f"{name} {_with_spread(**each[name])}" for name in ("bound", "quadratic") if name in each]
                 print(f"ILC       {row['method']}, ε {each['epsilon']:g}: at most {', '.join(parts)}")
+        for report in (each for each in reports if "table" in each):
+            for line in broken_lines(report["table"]["columns"], report["table"]["purposes"]):
+                print(f"{report['run']}: {line}")
         print(f"runs      {', '.join(report['run'] for report in reports)}")
         _print_figures(figures)
     return {"job": job.name, "runs": reports, "methods": rows, "figures": figures}
@@ -66,14 +71,25 @@ def _command(job: str, words: Sequence[str], options: AnalyzeOptions) -> str:
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
-    _print_measurements({"environments": read_measurements(report)})
+    measured = report["asked"]["parts"] != ["columns"]
+    if measured:
+        _print_measurements({"environments": read_measurements(report)})
     print(f"run       {report['run']}  (MLflow run {report['run_id']})")
-    pairs = f"{len(report['pairs'])} of {report['possible_pairs']} pairs"
-    print(f"measured  {report['environments']} environments, {pairs}, ρ = {report['absolute_radius']:.4g}")
-    if not all(pair["converged"] for pair in report["pairs"]):
-        print("note      some ratios of curvatures have not converged; the true values may be larger")
-    norms = sorted(report["gradient_norms"].values())
-    print(f"gradients norms {norms[0]:.3g} to {norms[-1]:.3g}; where they are not 0, I^ε does not vanish with ε")
+    if measured:
+        pairs = f"{len(report['pairs'])} of {report['possible_pairs']} pairs"
+        print(f"measured  {report['environments']} environments, {pairs}, ρ = {report['absolute_radius']:.4g}")
+        if not all(pair["converged"] for pair in report["pairs"]):
+            print("note      some ratios of curvatures have not converged; the true values may be larger")
+        norms = sorted(report["gradient_norms"].values())
+        print(f"gradients norms {norms[0]:.3g} to {norms[-1]:.3g}; where they are not 0, I^ε does not vanish with ε")
+    if "table" in report:
+        columns = report["table"]["columns"]
+        for cells in (relation_cells, use_cells):
+            Table.plain(cells(columns[0]), [list(cells(each).values()) for each in columns]).print()
+        for line in broken_lines(columns, report["table"]["purposes"]):
+            print(line)
+    if not measured:
+        print(f"network   its consistency is measured with --parts {' '.join(PARTS)}")
     _print_figures(report["figures"])
     print(f"seconds   {report['seconds']:.1f}")
 

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 RARE = 10  # a level with fewer training rows shares the code of unknown ones
-_MISSING, _OTHER, FIRST_LEVEL = 0, 1, 2  # codes of a category; the known levels follow
+MISSING, OTHER, FIRST_LEVEL = 0, 1, 2  # codes of a category; the known levels follow
 _ROUNDING = 10 * float(np.finfo(np.float64).eps)  # a relative deviation that equal numbers can have
 _EXACT, _INT64 = 2**53, 2.0**63  # float64 has every whole number up to the first; int64 ends before the second
 _DATE_PARTS = ("year", "month", "day", "dayofweek", "hour")
@@ -67,11 +67,11 @@ class TableEncoder:
         numeric, categories = [], []
         for name, kind in kinds.items():
             if kind == "category":
-                counts = _texts(frame[name]).value_counts()
+                counts = as_texts(frame[name]).value_counts()
                 categories.append(CategoryColumn(name, tuple(sorted(counts.index[counts >= RARE]))))
                 continue
             for part in _DATE_PARTS if kind == "date" else ("",):
-                values = _numbers(frame[name], kind, part)
+                values = as_numbers(frame[name], kind, part)
                 missing = np.isnan(values)
                 known = values[~missing]
                 median = float(np.median(known)) if len(known) else 0.0
@@ -101,16 +101,16 @@ class TableEncoder:
             raise ValueError(f"column {lacking[0]} is missing; the model needs {', '.join(self.columns)}")
         found = np.empty((len(frame), 2 * len(self.numeric) + len(self.categories)), dtype=np.float32)
         for place, column in enumerate(self.numeric):
-            values = _numbers(frame[column.name], column.kind, column.part)
+            values = as_numbers(frame[column.name], column.kind, column.part)
             missing = np.isnan(values)
             moved = np.where(missing, column.median, values) - column.mean
             found[:, 2 * place] = moved / column.scale if column.scale else 0.0
             found[:, 2 * place + 1] = missing & column.gaps
         for place, category in enumerate(self.categories, 2 * len(self.numeric)):
-            texts = _texts(frame[category.name])
+            texts = as_texts(frame[category.name])
             codes = pd.Categorical(texts, categories=list(category.levels)).codes.astype(np.float32) + FIRST_LEVEL
-            codes[codes < FIRST_LEVEL] = _OTHER
-            codes[texts.isna().to_numpy()] = _MISSING
+            codes[codes < FIRST_LEVEL] = OTHER
+            codes[texts.isna().to_numpy()] = MISSING
             found[:, place] = codes
         return found
 
@@ -118,7 +118,7 @@ class TableEncoder:
         """The levels in the rows without a code of their own, by column."""
         frame = plain(frame)
         found = {
-            each.name: sorted(set(_texts(frame[each.name]).dropna()) - set(each.levels)) for each in self.categories
+            each.name: sorted(set(as_texts(frame[each.name]).dropna()) - set(each.levels)) for each in self.categories
         }
         return {name: levels for name, levels in found.items() if levels}
 
@@ -169,7 +169,7 @@ def stripped(column: pd.Series) -> pd.Series:
     return column.str.strip() if pd.api.types.is_string_dtype(column) else column
 
 
-def _texts(column: pd.Series) -> pd.Series:
+def as_texts(column: pd.Series) -> pd.Series:
     """The levels as text without spaces around, the same for 3 and 3.0 whatever the other rows have.
 
     Missing stays missing.
@@ -184,7 +184,7 @@ def _text(value: Any) -> str:
     return str(int(value) if isinstance(value, float | np.floating) and float(value).is_integer() else value)
 
 
-def _numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
+def as_numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
     """The values as float64, NaN for missing ones (ValueError if they are of another kind)."""
     try:
         if kind == "date":

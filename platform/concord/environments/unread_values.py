@@ -11,6 +11,7 @@ _LIKE_DATE = (
     r"\d{1,4}[./-](?:\d{1,2}|[A-Za-z]{3,9})[./-]\d{1,4}(?:[ T].*)?|\d{1,2} [A-Za-z]{3,9} \d{4}"
     r"|\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?"
 )
+_MOST_NAMED = 3  # values without a number
 _MOST = 0.5  # from this part of the levels or of the cells on
 
 
@@ -38,7 +39,8 @@ def unread_values(column: pd.Series) -> str | None:
             if "," in example:
                 return f"{found}; give --decimal or --thousands (of a CSV file)"
             few = unread.sum() < _MOST * counts.sum()
-            return f"{found}; " + (f"give --missing {example!r} (of a CSV file)" if few else "write plain numbers")
+            values = " ".join(map(repr, unread.index[:_MOST_NAMED]))
+            return f"{found}; " + (f"give --missing {values} (of a CSV file)" if few else "write plain numbers")
     return None
 
 

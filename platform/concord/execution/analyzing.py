@@ -17,14 +17,16 @@ from pydantic import ConfigDict
 from torch.utils import _pytree as pytree
 from typing_extensions import TypedDict
 
+from concord.analysis.columns.figures import columns_figure
 from concord.analysis.consistency.environment_losses import EnvironmentLosses, deal_out
 from concord.analysis.consistency.figures import layers_figure, slice_figures
 from concord.analysis.consistency.measurement import ACCURACIES, as_json, as_metrics, read_measurements
-from concord.analysis.consistency.network import Settings, measure
+from concord.analysis.consistency.network import PARTS, Part, Settings, measure
 from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.collection import generator_for, some_examples
 from concord.errors import ArgumentError, InputError, RunFailedError, picklable
+from concord.execution.analyzing_columns import TableReport, fitted_table, table_columns
 from concord.execution.execute import only_process
 from concord.execution.key import Key, plain
 from concord.execution.lifecycle import Info, tracked_id
@@ -89,6 +91,7 @@ class _Report(TypedDict):
     figures: dict[str, str]
     origin: dict[str, str]
     asked: Fields
+    table: NotRequired[TableReport]
     untracked: NotRequired[str]
 
 
@@ -130,7 +133,11 @@ class AnalyzeOptions(OptionGroup):
             )
         if self.through is not None:
             self.require("through", len(self.name) == 1, "needs one run to start from; give one --name")
-            self.require("through", "slices" in self.settings.parts, "is for slices; add slices to --parts")
+            self.require(
+                "through",
+                not {"auto", "slices"}.isdisjoint(self.settings.parts),
+                "is for slices; add slices to --parts",
+            )
 
     @property
     def where(self) -> TrainConfig:
@@ -180,6 +187,7 @@ def analyze_model(
     if options.through is not None:
         through = _offset(losses, trained.model, options.load(trained.job, options.through), device)
     found = measure(losses, options.settings, advance, through)
+    table = table_columns(trained, options.settings, device, advance) if "columns" in options.settings.parts else None
     seconds = time.perf_counter() - started
     folder = options.folder(trained)
     here = folder.path / FOLDER
@@ -187,6 +195,8 @@ def analyze_model(
     figures = slice_figures(found, trained.name, options.settings.parts, options.through)
     if (layers := layers_figure(found, trained.name)) is not None:
         figures = {"layers": layers, **figures}
+    if table is not None:
+        figures = {"columns": columns_figure(**table, title=trained.name), **figures}
     report = {
         "job": trained.job.name,
         "run": trained.name,
@@ -197,6 +207,7 @@ def analyze_model(
         "radius": options.settings.radius,
         "environments": len(losses.names),
         **as_json(found),
+        **({} if table is None else {"table": table}),
         "seconds": round(seconds, 1),
         "metrics": {name: value for name, value in trained.metrics.items() if name in ACCURACIES},
         "figures": {name: str(save(figure, here / f"{name}.png")) for name, figure in figures.items()},
@@ -255,6 +266,17 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
     return EnvironmentLosses(trained.model.to(device), job.job.risk_of(config), batches)
 
 
+def _with_parts(options: AnalyzeOptions, trained: TrainedModel) -> AnalyzeOptions:
+    """The options with the parts that are measured by default."""
+    parts, is_table = options.settings.parts, fitted_table(trained) is not None
+    if "columns" in parts and not is_table:
+        problem = f"job {trained.job.name} has no table, or no loss; give some of {', '.join(PARTS)}"
+        raise ArgumentError("parts", "columns", problem)
+    of_network = options.through is not None or options.settings.environments > 0
+    default: tuple[Part, ...] = ("columns",) if is_table and not of_network else PARTS
+    return options.with_options(parts=default if "auto" in parts else parts)
+
+
 def _offset(
     losses: EnvironmentLosses, model: torch.nn.Module, through: TrainedModel, device: torch.device
 ) -> torch.Tensor:
@@ -283,6 +305,7 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
     (check_gpus if len(options.name) > 1 else check_local_gpus)(where)
     trained = [options.load(job, name) for name in options.name or (None,)]
     require_comparable(trained)
+    options = _with_parts(options, trained[0])
     found = [None if options.again else earlier_report(each, options) for each in trained]
     waiting = []
     for place, (each, known) in enumerate(zip(trained, found, strict=True)):

@@ -27,8 +27,9 @@ from concord.analysis.consistency.slices import slice_along
 from concord.errors import ArgumentError
 from concord.options import OptionGroup
 
-Part = Literal["signs", "curvature", "bound", "slices"]
+Part = Literal["auto", "signs", "curvature", "bound", "slices", "columns"]
 PARTS: tuple[Part, ...] = ("signs", "curvature", "bound", "slices")
+"""The parts of consistency; ``columns`` is a table's (:mod:`concord.analysis.columns`)."""
 
 _BATCHES, _PROBES = 4, 8  # of each environment for the signs; of the diagonal curvatures
 _LINE_POINTS, _PLANE_POINTS = 41, 15
@@ -43,8 +44,9 @@ class Settings(OptionGroup):
     """ε: largest change of the first environment's loss in a pair."""
     radius: float = 0.1
     """ρ: largest distance from the solution, as a fraction of the norm of all parameters."""
-    parts: tuple[Part, ...] = PARTS
-    """Parts to measure: agreement of signs; curvature, to second order; a bound on the true losses; slices."""
+    parts: tuple[Part, ...] = ("auto",)
+    """Parts to measure: agreement of signs; curvature, to second order; a bound on the true losses; slices; which
+    columns of a table hold. auto is the columns of a table, else all others."""
     pairs: int = 16
     """Number of ordered pairs of environments, drawn by the seed if there are more."""
     examples: int = 256
@@ -83,11 +85,14 @@ def measure(
         through: the offset of another solution, ``(n,)``, through which the slices pass.
     """
     d = len(losses.names)
+    if "auto" in settings.parts:
+        settings = replace(settings, parts=PARTS)
     if d < 2:
         raise ArgumentError("environments", d, "consistency compares two environments at least")
     if "curvature" in settings.parts:
         losses.loss_of_outputs()  # which refuses a risk
-    null_settings = replace(settings, parts=tuple(part for part in settings.parts if part != "slices"))
+    parts = tuple(part for part in settings.parts if part not in ("slices", "columns"))
+    null_settings = replace(settings, parts=parts)
     pieces = sum(_pieces(each, d) for each in (settings, null_settings))
     done = itertools.count(1)
 
