@@ -27,6 +27,8 @@ from test_table_environments import patients
 
 from concord.cli import main
 from concord.environments.table import from_table
+from concord.errors import InputError
+from concord.execution.preflight import preflight
 from concord.execution.trained_model import model_of_run
 from concord.models.table_network import TableNetwork
 from concord.studies.trial import share_data
@@ -202,6 +204,23 @@ def test_a_column_without_a_value_is_ignored_and_infinities_are_missing(
     assert "column age: numeric; missing: east 100%\n" in lines
     assert "rows, a classification\n" in lines  # no row is left out
     assert "empty" not in lines
+
+
+def test_a_table_reports_the_measures_of_its_field_and_accuracy_compares_models(tmp_path: Path) -> None:
+    frame = patients()
+    frame["stay"] = np.where(frame.died == 1, "long", np.where(frame.age > 50, "short", "none"))
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    job = load_job("table")
+    own = {"auc", "average_precision", "brier", "calibration_error", "recall", "specificity", "majority_share"}
+    for target, expected in (("died", own), ("stay", {"f1", "brier", "calibration_error", "majority_share"})):
+        table = {"data": tmp_path / "patients.csv", "environment": "hospital", "test": ("west",), "target": target}
+        config = job.job.config.with_options(**table)
+        checked = preflight(job, config)
+        assert checked.measures.keys() == {"loss", "accuracy"} | expected
+        assert checked.criterion == ("validation_accuracy", "max")
+        assert "worst_ood_brier" in checked.reported
+    with pytest.raises(InputError, match=r"cutoff=0.3: the target does not have two classes; leave it out"):
+        preflight(job, config.with_options(cutoff=0.3))
 
 
 def test_a_run_warns_of_options_and_averages_without_effect(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

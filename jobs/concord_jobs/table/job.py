@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from concord.errors import ArgumentError
 from concord.models.table_network import TableNetworkOptions
-from concord.options import Detail, OptionGroup, group
+from concord.options import Detail, OptionGroup, Scoring, group
 from concord.storage import check_address
 from concord.training import Job, TrainConfig
 from concord.training.evaluation import EnvironmentEvaluation
 from concord.training.job import Data
+from concord.training.measures import usual_classification
 from concord.training.options import DataOptions
 from concord.training.regression import regression_errors
 
@@ -57,6 +58,8 @@ class TableOptions(OptionGroup):
     """Environments that select models."""
     task: Literal["auto", "classification", "regression"] = "auto"
     """Kind of the target; auto takes text and few whole numbers as classes, other targets as numbers."""
+    cutoff: Scoring[float] = 0.5
+    """Probability from which the second of two classes is predicted, for recall and specificity."""
     columns: tuple[str, ...] = ()
     """Kinds of columns that override the inferred ones, such as zip=category patient=ignore."""
     environment_bins: int | None = None
@@ -79,6 +82,7 @@ class TableOptions(OptionGroup):
         """Validate options."""
         from concord.environments.table import Kind
 
+        self.require("cutoff", 0 <= self.cutoff <= 1, "must be a probability, in [0, 1]")
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
         self.csv_format()
@@ -182,12 +186,15 @@ def model(config: TableConfig) -> nn.Module:
     return config.network_options.build(environments(config).table)
 
 
-def evaluation(config: TableConfig) -> EnvironmentEvaluation | None:
-    """Errors in the target's units, of a regression."""
+def evaluation(config: TableConfig) -> EnvironmentEvaluation:
+    """The usual measures of classes; of a regression errors in the target's units. Accuracy compares models."""
     from concord.environments.table import TableEnvironments
 
-    if environments(config).table.classes is not None:
-        return None
+    classes = environments(config).table.classes
+    two = classes is not None and len(classes) == 2
+    config.require("cutoff", two or config.table.cutoff == 0.5, "the target does not have two classes; leave it out")
+    if classes is not None:
+        return dataclasses.replace(usual_classification(len(classes), config.table.cutoff), compares=False)
     fitted = job.environments_of(config).fitted(config.data.held_out, config.run.seed)
     assert isinstance(fitted, TableEnvironments)
     assert fitted.target_scale is not None

@@ -106,9 +106,9 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if full_batches else None)
     with as_input_error(job, "its evaluation cannot be made"):
         evaluation = job.job.evaluation_of(config)
-    measures, own = modes(given, evaluation), () if evaluation is None else tuple(evaluation.modes)
+    measures, own = modes(given, evaluation), () if evaluation is None else evaluation.criteria
     with as_input_error(job, "its metrics cannot be told apart"):
-        check_metric_names(environments, [*given, *own], trainable(model))
+        check_metric_names(environments, measures.keys() - {"loss"}, trainable(model))
     reported = reported_metrics(environments, measures, config.data.held_out > 0)
     if not config.aggregation.compares:
         reported["kept_fraction"] = None

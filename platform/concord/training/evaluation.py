@@ -26,6 +26,8 @@ Split = str
 PerExample = Callable[[Any, Any], Tensor]
 """Maps the model's outputs and the targets, or with a risk the outputs and the batch, to one number an example."""
 Mode = Literal["max", "min"]
+Values = np.ndarray[Any, Any]
+_AT_ONCE = 256  # examples
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,28 @@ class EnvironmentEvaluation:
             A number may be None: undefined in this environment, which is then left out of the mean and the worst.
         modes: all names that the function gives: ``max`` if large is good, ``min`` if small is, or None, see
             :class:`Measure`.
+        of_outputs: whether the function maps outputs and targets of all examples of an environment instead, on the CPU.
+            They are those of the loss, so that it costs no further pass of the model.
+        compares: whether its first number with a mode compares models unless the job has a criterion.
 
     Raises:
         InputError: a mode is not one of these.
     """
 
-    function: Callable[[nn.Module, Environment], Mapping[str, float | None]]
+    function: Callable[..., Mapping[str, float | None]]
     modes: Mapping[str, Mode | None]
+    of_outputs: bool = False
+    compares: bool = True
 
     def __post_init__(self) -> None:
         for name, mode in self.modes.items():
             if mode not in ("max", "min", None):
                 raise InputError(f"EnvironmentEvaluation: mode {mode!r} of {name}: give max or min")
+
+    @property
+    def criteria(self) -> tuple[str, ...]:
+        """The names that may compare models unless the job has a criterion, the first one first."""
+        return tuple(self.modes) if self.compares else ()
 
     def __call__(self, model: nn.Module, part: "EvaluatedPart", seed: int, step: int) -> dict[str, float | None]:
         """The numbers of a part of the data; empty if another worker has the part."""
@@ -92,12 +104,20 @@ class EnvironmentEvaluation:
         training = model.training
         torch.manual_seed(generator_for(seed, part.split, part.name, step).initial_seed())
         with torch.no_grad():
-            given = self.function(model.eval(), part.data)
+            model.eval()
+            if self.of_outputs:
+                given = self.function(*_outputs_and_targets(model, part.data))
+            else:
+                given = self.function(model, part.data)
         model.train(training)
+        return self.checked(part.name, given)
+
+    def checked(self, environment: str, given: Mapping[str, float | None]) -> dict[str, float | None]:
+        """The numbers of an environment by name (InputError if they are not those of the modes)."""
         if not isinstance(given, Mapping) or given.keys() != self.modes.keys():
             found = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
             raise InputError(
-                f"evaluation of environment {part.name}: gave {found or 'nothing'}; expected {', '.join(self.modes)}"
+                f"evaluation of environment {environment}: gave {found or 'nothing'}; expected {', '.join(self.modes)}"
             )
         return {name: None if (value := given[name]) is None else float(value) for name in self.modes}
 
@@ -124,23 +144,26 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
 ACCURACY = Measure(correct, "max")
 
 
-def auc(model: nn.Module, environment: Environment) -> dict[str, float]:
+def area_under_roc(scores: Values, positive: Values) -> float | None:
+    """The area under the ROC curve, from scores and truth ``(examples,)``; None where all examples are of one class.
+
+    scikit-learn's takes a millisecond for any number of examples, too long for hundreds of environments.
+    """
+    pairs = int(positive.sum()) * int((~positive).sum())
+    if pairs == 0:
+        return None
+    others = np.sort(scores[~positive])
+    below, up_to = (int(np.searchsorted(others, scores[positive], side).sum()) for side in ("left", "right"))
+    return (below + up_to) / (2 * pairs)
+
+
+def auc(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     """The area under the ROC curve of two classes; 0.5, as by chance, where an environment has one class."""
-    from sklearn.metrics import roc_auc_score
-
-    scores, targets = scores_of(model, environment)
-    return {"auc": float(roc_auc_score(targets, scores)) if 0 < targets.mean() < 1 else 0.5}
+    area = area_under_roc(outputs.nan_to_num().double().diff(dim=1).squeeze(1).numpy(), targets.bool().numpy())
+    return {"auc": 0.5 if area is None else area}
 
 
-def scores_of(model: nn.Module, environment: Environment) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The second class's logit minus the first's, and whether the second is the target; ``(examples,)`` each."""
-    first = next(model.parameters(), None)
-    inputs = environment.inputs if first is None else environment.inputs.to(first.device)
-    scores = model(inputs).diff(dim=1).squeeze(1).nan_to_num()
-    return scores.float().cpu().numpy(), environment.targets.bool().cpu().numpy()
-
-
-AUC = EnvironmentEvaluation(auc, {"auc": "max"})
+AUC = EnvironmentEvaluation(auc, {"auc": "max"}, of_outputs=True)
 
 
 def default_measures(outputs: Tensor, targets: Tensor) -> dict[str, Measure]:
@@ -209,11 +232,13 @@ class EvaluatedBatch:
         risk: the mean over the batch.
         weight: its weight in a mean over batches: the number of examples, or the risk's own weight.
         values: the measures by name, one number an example.
+        outputs: of the risk's first call of the model; None if it calls none.
     """
 
     risk: Tensor
     weight: Tensor
     values: Mapping[str, Tensor]
+    outputs: Any
 
 
 def evaluate_batch(
@@ -232,7 +257,8 @@ def evaluate_batch(
     if measures and not seen:
         raise InputError(f"measure {next(iter(measures))}: the risk does not call the model, so there are no outputs")
     wanted = batch[1] if isinstance(risk, Supervised) else batch
-    return EvaluatedBatch(mean, weight, {name: measure(seen[0], wanted) for name, measure in measures.items()})
+    values = {name: measure(seen[0], wanted) for name, measure in measures.items()}
+    return EvaluatedBatch(mean, weight, values, seen[0] if seen else None)
 
 
 @torch.no_grad()
@@ -247,13 +273,15 @@ def evaluate(
     evaluation: EnvironmentEvaluation | None = None,
     numbers: Sequence[Mapping[str, float | None]] = (),
     readers: int = 0,
+    see: Callable[[EvaluatedPart, Tensor, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Evaluate all parts; every worker calls it with the same parts and its own data, and gets the same result.
 
     The result has for each measure (``loss``, the given ones, and the evaluation's) ``{split}_{measure}`` over all
     examples of the split, ``worst_{split}_{measure}`` of the split's worst environment if the measure has a mode, and
     ``{measure}/{split}/{environment}``. A risk with a weight of its own is averaged by that weight, not by examples.
-    ``numbers`` are the evaluation's results for each part.
+    ``numbers`` are the evaluation's results for each part; without them an evaluation of outputs computes its own.
+    ``see`` is called with each part of this process's, its outputs and its targets, if a loss has them.
     """
     known = as_measures(measures)
     risk = as_risk(loss)
@@ -266,6 +294,8 @@ def evaluate(
     own = {at: part.data for at, part in enumerate(parts) if part.data is not None}
     pieces = [(at, start) for at, data in own.items() for start in range(0, len(data), examples_at_once)]
     readers = 0 if all(isinstance(data.source, InMemory) for data in own.values()) else readers
+    of_outputs = evaluation is not None and not numbers and reads_outputs(risk, evaluation)
+    found: dict[int, list[tuple[Tensor, Tensor]]] = {}
     batches = read_ahead(functools.partial(_piece, own, examples_at_once), pieces, readers, process.device)
     for (at, _), batch in zip(pieces, batches, strict=True):
         row, weight = sums[at], weights[at]
@@ -277,7 +307,16 @@ def evaluate(
         for index, values in enumerate(evaluated.values.values(), start=1):
             row[index] += float(values.double().sum())
             weight[index] += len(values)
+        if of_outputs or (see is not None and isinstance(risk, Supervised)):
+            found.setdefault(at, []).append((evaluated.outputs.float().cpu(), batch[1].cpu()))
     model.train(training)
+    joined = {at: tuple(map(torch.cat, zip(*each, strict=True))) for at, each in found.items()}
+    if evaluation is not None and of_outputs:
+        measured = {at: evaluation.checked(parts[at].name, evaluation.function(*pair)) for at, pair in joined.items()}
+        numbers = [measured.get(at, {}) for at in range(len(parts))]
+    if see is not None:
+        for at, (outputs, targets) in joined.items():
+            see(parts[at], outputs, targets)
     for row, weight, part, given in zip(sums, weights, parts, numbers, strict=False):
         for index, value in enumerate(given.values(), start=1 + len(known)):
             if value is not None:
@@ -297,6 +336,23 @@ def evaluate(
             for at, value in zip(rows, means.tolist(), strict=True):
                 metrics[environment_metric(measure_name, split, parts[at].name)] = value
     return metrics
+
+
+def reads_outputs(risk: Risk, evaluation: EnvironmentEvaluation) -> bool:
+    """Whether the evaluation takes the outputs of the loss, which a risk of another form does not have."""
+    return evaluation.of_outputs and isinstance(risk, Supervised)
+
+
+def _outputs_and_targets(model: nn.Module, environment: Environment) -> tuple[Tensor, Tensor]:
+    """The model's outputs and the targets, on the CPU."""
+    first = next(model.parameters(), None)
+    found = []
+    for start in range(0, len(environment), _AT_ONCE):
+        inputs, targets = environment.pairs(slice(start, start + _AT_ONCE))
+        outputs = model(inputs if first is None else inputs.to(first.device))
+        found.append((outputs.float().cpu(), targets.cpu()))
+    outputs, targets = (torch.cat(each) for each in zip(*found, strict=True))
+    return outputs, targets
 
 
 def _piece(own: Mapping[int, Environment], size: int, piece: tuple[int, int]) -> Tree:

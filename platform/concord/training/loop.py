@@ -50,18 +50,27 @@ from concord.training.evaluation import (
     default_measures,
     evaluate,
     modes,
+    reads_outputs,
     reported_metrics,
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.kept_weights import BestWeights, WeightAverage, best_by
-from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, names_by_split, without_clashes
+from concord.training.metric_names import (
+    MODEL_EVALUATIONS,
+    environment_metric,
+    layer_metric,
+    names_by_split,
+    without_clashes,
+)
 from concord.training.optimization import Optimization
 from concord.training.options import ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
+# Of more numbers of single environments by a job's own evaluation, only those of the last evaluation are kept.
+_MOST_OF_ENVIRONMENTS = 400
 # A process that trains alone also writes a checkpoint after an epoch that ends this long after its last one. Several
 # processes average batch norm's statistics for a checkpoint, so its moment must not depend on time.
 _CHECKPOINT_SECONDS = 300.0
@@ -199,6 +208,8 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
                 metrics |= run.consistency()
             if last and job.final_measures is not None and process.rank == 0:
                 metrics |= _final_measures(job, config, run.evaluated.eval(), metrics)
+            if not last:
+                metrics = run.without_many(metrics)
             run.so_far.evaluated(metrics)
         if process.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
@@ -386,7 +397,7 @@ class _Run:
         """The metric of ``--keep best`` and its mode."""
         measures = modes(self.measures, self.evaluation)
         reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
-        return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.modes)
+        return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.criteria)
 
     def momentum(self) -> dict[str, Tensor]:
         """The averages of all environments' gradients, in the first process; called in every one."""
@@ -493,7 +504,7 @@ class _Run:
         self.average_buffers()
         own, model = self.evaluation, self.evaluated
         numbers: list[dict[str, float | None]] = []
-        if own is not None:
+        if own is not None and not reads_outputs(self.risk, own):
             numbers = _on_all_ranks(
                 lambda: [own(model, part, self.config.run.seed, step) for part in self.parts], self.process
             )
@@ -520,6 +531,14 @@ class _Run:
                     if f"{prefix}held_out_{measure}" in metrics:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
+
+    def without_many(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics without the evaluation's of single environments if they are many: to keep them takes longer."""
+        measures = () if self.evaluation is None else tuple(self.evaluation.modes)
+        if len(measures) * len(self.parts) <= _MOST_OF_ENVIRONMENTS:
+            return metrics
+        many = {environment_metric(name, part.split, part.name) for name in measures for part in self.parts}
+        return {name: value for name, value in metrics.items() if name not in many}
 
     def consistency(self) -> dict[str, float]:
         """The agreement of the training environments, see :func:`consistency_metrics`, and the seconds it took."""
