@@ -24,7 +24,7 @@ from concord.environments.tree import difference
 from concord.errors import InputError, picklable
 from concord.gradients import AggregationHook, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
-from concord.gradients.risk import take
+from concord.gradients.risk import Supervised, take
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.options import option_values
@@ -56,6 +56,7 @@ from concord.training.evaluation import (
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.kept_weights import BestWeights, WeightAverage, best_by
+from concord.training.left_out import PREDICTIONS, LeftOutPredictions
 from concord.training.metric_names import (
     MODEL_EVALUATIONS,
     environment_metric,
@@ -217,6 +218,8 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
                     context.log(at_step, at)
             if not evaluated and step // every > (step - len(steps.each)) // every:
                 context.log(metrics, step)
+        if evaluated and last and run.left_out is not None:
+            context.keep(PREDICTIONS, run.left_out.write)
         if evaluated:
             yield Evaluation(progress.epoch, step, metrics)
         if checkpointed or last:
@@ -352,6 +355,9 @@ class _Run:
         )
         self.parts = self._parts(prepared)
         self.measures = as_measures(_measures(job, self.model, training[0], process.device))
+        self.left_out = None
+        if config.data.leave_out is not None and process.rank == 0 and isinstance(self.risk, Supervised):
+            self.left_out = LeftOutPredictions(self.environments)
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.schedule.epochs
@@ -368,6 +374,8 @@ class _Run:
             read_weights(folder, self.average.averaged.module)
             self.average.averaged.n_averaged.fill_(progress.averaged)
             read_weights(folder, self.model, TRAINED)
+        if self.left_out is not None:
+            self.left_out.read_state(folder)
         if self._averaging is not None and self.config.aggregation.environment_momentum > 0:
             self._averaging.load_state_dict(read_momentum(folder, self._own_names()))
         return progress
@@ -521,6 +529,7 @@ class _Run:
             evaluation=own,
             numbers=numbers,
             readers=self.config.data.readers,
+            see=None if self.left_out is None else functools.partial(self._see, step),
         )
         if self.config.data.held_out > 0:
             losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
@@ -531,6 +540,11 @@ class _Run:
                     if f"{prefix}held_out_{measure}" in metrics:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
+
+    def _see(self, step: int, part: EvaluatedPart, outputs: Tensor, targets: Tensor) -> None:
+        """Take the outputs for the environment that is left out, the only one for validation."""
+        if part.split == "validation" and self.left_out is not None:
+            self.left_out.add(step, outputs, targets)
 
     def without_many(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics without the evaluation's of single environments if they are many: to keep them takes longer."""
@@ -560,6 +574,8 @@ class _Run:
         trained = self.model if progress.averaged > 0 else None
         if stopping is not None:
             stopping.write(folder)
+        if self.left_out is not None:
+            self.left_out.write_state(folder)
         write_checkpoint(folder, self.evaluated, self.optimization, progress, momentum, trained)  # checksums last
 
     def _parts(self, prepared: WorkerData) -> list[EvaluatedPart]:
