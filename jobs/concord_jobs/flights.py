@@ -21,6 +21,7 @@ from concord.models.table_network import TableNetworkOptions
 from concord.options import group
 from concord.storage import display_path
 from concord.training import Job, TrainConfig
+from concord.training.baseline import TABLE_BASELINES, fit_table
 from concord.training.measures import usual_classification
 
 LATE = 15  # minutes
@@ -108,5 +109,7 @@ job = Job(
     nn.functional.cross_entropy,
     config=FlightsConfig().with_options(epochs=10, batch_size=64, lr=1e-2),
     evaluation=usual_classification(2, cutoff=0.5, one_class=0.5),
+    fit=fit_table,
+    baselines=TABLE_BASELINES,
     reproduces="no paper's result: 39 weeks train, the last 9 weeks of the year test",
 )

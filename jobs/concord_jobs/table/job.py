@@ -16,6 +16,7 @@ from concord.models.table_network import TableNetworkOptions
 from concord.options import Detail, OptionGroup, Scoring, group
 from concord.storage import check_address
 from concord.training import Job, TrainConfig
+from concord.training.baseline import TABLE_BASELINES, fit_table
 from concord.training.evaluation import EnvironmentEvaluation
 from concord.training.job import Data
 from concord.training.measures import usual_classification
@@ -215,5 +216,7 @@ job = Job(
     config=TableConfig().with_options(batch_size=64, epochs=100),
     evaluation=evaluation,
     data=Data(TableCheck, check, prints_result=True),
+    fit=fit_table,
+    baselines=TABLE_BASELINES,
     reproduces="no paper's result: for data of your own",
 )

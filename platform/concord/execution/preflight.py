@@ -81,6 +81,10 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     check_environments(config, environments)
     rule = config.rule(len(environments.train))
     nothing = isinstance(rule, SandMask) and rule.threshold == 1
+    if job.job.fit_of(config) is not None:
+        fitted = "the model is fitted to all examples at once"
+        config.require("workers", config.parallel.workers == 1, f"{fitted}, by one worker; give 1")
+        config.require("objective", config.objective.objective == "erm", f"{fitted}, by a loss of its own; give erm")
     config.require("threshold", not nothing, "no component ever passes the SAND-mask at 1; give less")
     if isinstance(rule, Weighting):  # Krum needs some number of environments
         weights_of(rule, torch.eye(config.num_gradients(len(environments.train))))

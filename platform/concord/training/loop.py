@@ -30,6 +30,7 @@ from concord.objectives import Objective, ObjectiveGradients
 from concord.options import option_values
 from concord.record import Evaluation, Run
 from concord.source_file import reason
+from concord.training.baseline import Fit
 from concord.training.callback import Callback
 from concord.training.checkpoint import (
     TRAINED,
@@ -153,7 +154,29 @@ def training(
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
     run = _Run(job, config, process, prepared, so_far or StepsSoFar(), callbacks)
     with contextlib.closing(run.batches):
-        yield from _epochs(run, context, resume_from)
+        if (fit := job.fit_of(config)) is not None:
+            yield from _fitted(run, fit, context, resume_from)
+        else:
+            yield from _epochs(run, context, resume_from)
+
+
+def _fitted(run: "_Run", fit: Fit, context: RunContext, resume_from: Path | None) -> Iterator[Evaluation]:
+    """Fit the model at once, evaluate it, and write a checkpoint, as after the last epoch."""
+    if resume_from is not None:  # its only checkpoint is the last
+        return
+    epochs = run.config.schedule.epochs
+    step = epochs * run.steps_per_epoch
+    parts = [part.data.pairs(slice(None)) for part in run.parts if part.split == "train" and part.data is not None]
+    inputs, targets = (torch.cat([each.cpu() for each in of_parts]) for of_parts in zip(*parts, strict=True))
+    fit(run.model.cpu(), inputs, targets)
+    run.model.to(run.process.device)
+    metrics = {"epoch": float(epochs)} | run.evaluate(step)
+    if run.left_out is not None:
+        context.keep(PREDICTIONS, run.left_out.write)
+    run.so_far.evaluated(metrics)
+    yield Evaluation(epochs, step, metrics)
+    progress = Progress(epochs)
+    context.checkpoint(functools.partial(run.write, progress=progress, stopping=None, momentum={}), step)
 
 
 def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Iterator[Evaluation]:
