@@ -21,7 +21,8 @@ from concord.models.table_network_options import TableNetworkOptions
 from concord.options import group
 from concord.storage import display_path
 from concord.training import Job, TrainConfig
-from concord.training.evaluation import AUC
+from concord.training.baseline import TABLE_BASELINES, fit_table
+from concord.training.measures import usual_classification
 
 LATE = 15  # minutes
 TRAINING, VALIDATION, TEST = range(1, 40), range(40, 44), range(44, 53)
@@ -107,6 +108,8 @@ job = Job(
     model,
     nn.functional.cross_entropy,
     config=FlightsConfig().with_options(epochs=10, batch_size=64, lr=1e-2),
-    evaluation=AUC,
+    evaluation=usual_classification(2, cutoff=0.5, one_class=0.5),
+    fit=fit_table,
+    baselines=TABLE_BASELINES,
     reproduces="no paper's result: 39 weeks train, the last 9 weeks of the year test",
 )

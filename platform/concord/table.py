@@ -28,6 +28,7 @@ class Column:
         digits: decimal places of means over runs.
         percent: show numbers over runs times 100; JSON and frames keep the metric's unit.
         oracle: mark the heading, since the test has chosen these values.
+        about: numbers beside the heading of a transposed table, by name.
     """
 
     heading: str
@@ -35,6 +36,7 @@ class Column:
     digits: int = 3
     percent: bool = False
     oracle: bool = False
+    about: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -192,6 +194,11 @@ class Table:
         rows += [[name, "", *self._published(name)] for name in self._published_only()]
         if self.transposed:
             header, *rows = map(list, zip(header, *rows, strict=True))
+            abouts = [*[{}] * (2 * bool(self.name)), *(column.about for column in self.columns)][1:]
+            names = list(dict.fromkeys(name for about in abouts for name in about))
+            header[1:1] = names
+            for line, about in zip(rows, abouts, strict=True):
+                line[1:1] = [_number(about[name]) if name in about else "" for name in names]
         return header, rows
 
     def markdown(self) -> str:
@@ -299,6 +306,10 @@ _WIDTH = 160
 # The ends of a frame's headings.
 _ENDINGS = {"mean": "", "std": ", std", "values": ", values", "paper": ", {}", "paper_std": ", {} std"}
 _Entries = list[tuple[tuple[str, ...], Any]]  # names, one a level, and the value
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value.is_integer() else f"{value:.3g}"
 
 
 def _within(entries: _Entries) -> _Entries:

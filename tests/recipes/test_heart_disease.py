@@ -12,7 +12,7 @@ from concord.errors import InputError
 from concord.execution.run import run
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
-from concord.training.evaluation import auc
+from concord.training.evaluation import AUC, EvaluatedPart, auc
 from concord_jobs.heart_disease import auc_with_interval
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "heart-disease"
@@ -85,9 +85,9 @@ def test_the_average_reaches_logistic_regression_in_every_hospital(job: Job, hos
 
 def test_the_interval_is_that_of_patients_drawn_again() -> None:
     draw = np.random.default_rng(1)
-    inputs = torch.from_numpy(draw.normal(size=(150, 2)).round(1)).float()  # some patients have equal scores
+    inputs = torch.from_numpy((8 * draw.normal(size=(150, 2))).round() / 8).float()  # some scores are equal, exactly
     targets = torch.from_numpy((draw.normal(size=150) + inputs[:, 1].numpy() > 0).astype(np.int64))
-    found = auc_with_interval(torch.nn.Identity(), Environment("one", inputs, targets))
+    found = auc_with_interval(inputs, targets)
     scores = inputs.diff(dim=1).squeeze(1)
     assert found["auc"] == pytest.approx(roc_auc_score(targets, scores))
     drawn = [draw.integers(0, 150, 150) for _ in range(2000)]
@@ -100,9 +100,9 @@ def test_the_interval_is_that_of_patients_drawn_again() -> None:
 
 
 def test_a_hospital_where_all_are_ill_ranks_no_model() -> None:
-    ill = Environment("one", torch.randn(12, 2), torch.ones(12, dtype=torch.int64))
-    assert auc_with_interval(torch.nn.Identity(), ill) == {"auc": 0.5, "auc_low": 0.5, "auc_high": 0.5}
-    assert auc(torch.nn.Identity(), ill) == {"auc": 0.5}
+    ill = torch.randn(12, 2), torch.ones(12, dtype=torch.int64)
+    assert auc_with_interval(*ill) == {"auc": 0.5, "auc_low": 0.5, "auc_high": 0.5}
+    assert auc(*ill) == {"auc": 0.5}
 
 
 def test_the_area_of_a_model_on_another_device_is_of_inputs_on_that_device() -> None:
@@ -117,4 +117,5 @@ def test_the_area_of_a_model_on_another_device_is_of_inputs_on_that_device() -> 
             assert inputs.device == self.weight.device
             return torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
 
-    assert auc(Elsewhere(), Environment("one", torch.ones(3, 2), torch.tensor([1, 0, 1]))) == {"auc": 1.0}
+    part = EvaluatedPart("ood", "one", Environment("one", torch.ones(3, 2), torch.tensor([1, 0, 1])))
+    assert AUC(Elsewhere(), part, 0, 0) == {"auc": 1.0}

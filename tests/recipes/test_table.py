@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from test_table_environments import patients
 
 from concord.cli import main
 from concord.environments.table import from_table
+from concord.errors import InputError
+from concord.execution.preflight import preflight
 from concord.execution.trained_model import model_of_run
 from concord.models.table_network import TableNetwork
 from concord.studies.trial import share_data
@@ -206,6 +208,52 @@ def test_a_column_without_a_value_is_ignored_and_infinities_are_missing(
     assert "column empty is ignored: it has no value in the training environments\n" in lines
 
 
+def test_a_table_reports_the_measures_of_its_field_and_accuracy_compares_models(tmp_path: Path) -> None:
+    frame = patients()
+    frame["stay"] = np.where(frame.died == 1, "long", np.where(frame.age > 50, "short", "none"))
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    job = load_job("table")
+    own = {"auc", "average_precision", "brier", "calibration_error", "recall", "specificity", "majority_share"}
+    for target, expected in (("died", own), ("stay", {"f1", "brier", "calibration_error", "majority_share"})):
+        table = {"data": tmp_path / "patients.csv", "environment": "hospital", "test": ("west",), "target": target}
+        config = job.job.config.with_options(**table)
+        checked = preflight(job, config)
+        assert checked.measures.keys() == {"loss", "accuracy"} | expected
+        assert checked.criterion == ("validation_accuracy", "max")
+        assert "worst_ood_brier" in checked.reported
+    with pytest.raises(InputError, match=r"--cutoff 0.3: the target does not have two classes; leave it out"):
+        preflight(job, config.with_options(cutoff=0.3))
+
+
+@pytest.mark.parametrize(("target", "ignored"), [("died", "age"), ("age", "smokes")])
+def test_a_fold_predicts_rows_by_their_place_in_the_file_in_the_targets_values(
+    trained: Path, target: str, ignored: str
+) -> None:
+    where = ["--data", str(trained / "patients.csv"), "--output", str(trained / "folds"), "--no-register"]
+    words = [
+        "--environment",
+        "hospital",
+        "--target",
+        target,
+        "--columns",
+        f"{ignored}=ignore",
+        "--name",
+        f"of-{target}",
+    ]
+    assert main(["train", "table", *where, *words, "--epochs", "2", "--leave-out", "east"]) == 0
+    found = pd.read_parquet(trained / "folds" / "runs" / f"of-{target}" / "predictions.parquet")
+    rows = pd.read_csv(trained / "patients.csv").dropna(subset=[target])
+    last = found[found.step == found.step.max()]
+    assert last.row.tolist() == rows.index[rows.hospital == "east"].tolist()
+    report = json.loads((trained / "folds" / "runs" / f"of-{target}" / "metrics.json").read_text())
+    if target == "age":
+        assert last.target.to_numpy() == pytest.approx(rows.age[last.row].to_numpy(), rel=1e-5)
+        assert ((last.prediction - last.target) ** 2).mean() == pytest.approx(report["validation_mse"], rel=1e-4)
+    else:
+        assert last.target.tolist() == rows.died[last.row].tolist()
+        assert (last.prediction == last.target).mean() == pytest.approx(report["validation_accuracy"])
+
+
 def test_a_run_warns_of_options_and_averages_without_effect(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--data", str(trained / "patients.csv"), "--output", str(trained / "warned"), "--no-register"]
     idle = ["--penalty-weight", "3", "--representation", "nowhere", "--average", "ema:0.999"]
@@ -251,6 +299,15 @@ def test_wrong_options_of_a_table_are_one_line(
     assert line in problem[-1]
     assert "secret" not in "".join(problem)
     assert not (tmp_path / "new").exists()
+
+
+def test_validation_environments_are_refused_where_the_one_left_out_validates(
+    trained: Path, refused: Callable[..., str]
+) -> None:
+    words = ["leave-one-out", "--data", str(trained / "patients.csv"), *TABLE[:4], "--validation", "west"]
+    assert refused("compare", "table", *words) == (
+        "--validation west: the environment left out validates; leave this option out"
+    )
 
 
 def test_a_fold_does_not_share_what_was_fitted_with_its_environment(trained: Path, ray_cluster: None) -> None:

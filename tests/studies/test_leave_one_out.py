@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import concord
 from concord.cli.job_options import read_command
+from concord.interface.results import Comparison
 from concord.record import EVENTS, RECORD
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.job_tables import LEAVE_ONE_OUT
@@ -81,11 +83,32 @@ def test_the_table_shows_the_method_that_holds_where_it_has_not_been(whole: Comp
     assert rows["vrex"]["worst accuracy"]["mean"] > rows["mean"]["worst accuracy"]["mean"]
     assert rows[BEST]["mean accuracy"]["mean"] >= rows[CHOSEN]["mean accuracy"]["mean"]
     header, cells = whole.tables[0].cells()
-    assert header == ["leave-one-out", "average", "V-REx", CHOSEN, BEST]
+    assert header == ["leave-one-out", "rows", "majority share", "average", "V-REx", CHOSEN, BEST]
     summary = [f"{which} accuracy{suffix}" for suffix in ("", " (oracle)") for which in ("mean", "worst")]
-    assert [row[0] for row in cells] == ["seeds", *STATIONS, *summary]
+    assert [row[0] for row in cells] == ["seeds", *STATIONS, *summary, "test accuracy"]
+    assert [row[1] for row in cells] == ["", *["200"] * len(STATIONS), *[""] * 5]
     assert (whole.folder.path / "figures" / "leave-one-out.png").stat().st_size > 0
     assert "(oracle): the left-out environment itself chooses" in whole.tables[0].title
+
+
+def test_every_example_is_predicted_by_a_model_that_has_not_seen_its_environment(
+    whole: ComparisonResult, stations: Path
+) -> None:
+    found = concord.load("stations", job=stations, output=whole.plan.base.run.output)
+    assert isinstance(found, Comparison)
+    job = load_job(str(stations)).job
+    lines = {(line.configuration, line.seed): line.values for line in whole.tables[0].runs}
+    for (method, seed, name), rows in found.predictions.groupby(["method", "seed", "environment"]):
+        assert (rows.target == rows.prediction).mean() == pytest.approx(lines[method, seed][name])
+        assert sorted(rows.row) == list(range(200))
+        targets = job.environments(job.config.with_options(seed=seed))[name].targets[rows.row.tolist()]
+        assert list(rows.target) == list(map(str, targets.tolist()))
+        assert rows.target.value_counts(normalize=True).max() == lines[method, seed][f"{name} (majority share)"]
+        assert (rows.probability_1 > 0.5).tolist() == (rows.prediction == "1").tolist()
+    assert len(found.predictions) == 2 * 2 * 4 * 200
+    assert whole.as_json()["environments"].keys() == set(STATIONS)
+    tests = [lines["vrex", 0][f"{name} (test)"] for name in STATIONS]
+    assert lines["vrex", 0]["test accuracy"] == pytest.approx(statistics.fmean(tests))
 
 
 def test_a_killed_comparison_continues_to_the_same_table(
@@ -112,7 +135,7 @@ def test_report_and_documents_show_the_kept_runs(whole: ComparisonResult, statio
     (tmp_path / "stations-leave-one-out.jsonl").write_bytes(as_lines(found.tables[0].runs))
     shown = documented(str(stations), LEAVE_ONE_OUT, tmp_path)
     for row in whole.tables[0].cells()[1]:
-        assert f"| {' | '.join(row)} |" in shown
+        assert f"| {' | '.join(row)} |".replace("|  |", "| |") in shown
     assert "`concord compare stations.py leave-one-out --seeds 2 --methods erm,vrex" in shown
 
 

@@ -15,9 +15,9 @@ from concord.environments import Environment, Environments
 from concord.errors import InputError
 from concord.training import Job, ProcessContext, Silent, TrainConfig, train
 from concord.training.evaluation import AUC, EvaluatedPart, evaluate
-from concord.training.measures import classification, regression
+from concord.training.measures import classification, regression, usual_classification
 
-ALL = ("auc", "average_precision", "f1", "recall", "calibration_error")
+ALL = ("auc", "average_precision", "f1", "recall", "specificity", "brier", "calibration_error", "majority_share")
 
 
 def measured(evaluation: Any, outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
@@ -46,6 +46,13 @@ def test_measures_of_classes_are_those_of_scikit_learn(seed: int, classes: int, 
     assert found["f1"] == pytest.approx(metrics.f1_score(targets, predicted, average="macro"))
     recalls = metrics.recall_score(targets, predicted, average=None, labels=present)
     assert found["recall"] == pytest.approx(recalls.mean())
+    others = [each for each in range(classes) if (targets != each).any()]
+    kept = [metrics.recall_score(targets != each, predicted != each) for each in others]
+    assert found["specificity"] == pytest.approx(np.mean(kept))
+    assert found["brier"] == pytest.approx(
+        metrics.brier_score_loss(targets, probabilities, labels=range(classes), scale_by_half=classes == 2)
+    )
+    assert found["majority_share"] == np.bincount(targets).max() / examples
     for each in range(classes):
         expected = dict(zip(present, recalls, strict=True)).get(each)
         assert found[f"accuracy_of_{each}"] == (None if expected is None else pytest.approx(expected))
@@ -70,9 +77,44 @@ def test_measures_of_several_labels_are_those_of_scikit_learn(
     assert found["f1"] == (pytest.approx(np.mean(scored)) if scored else None)
     recalls = [metrics.recall_score(truth[:, e], guess[:, e]) for e in some]
     assert found["recall"] == (pytest.approx(np.mean(recalls)) if recalls else None)
+    assert found["brier"] == pytest.approx(np.mean((1 / (1 + np.exp(-scores.astype(float))) - truth) ** 2))
     for each in range(labels):
         expected = metrics.accuracy_score(truth[:, each], guess[:, each])
         assert found[f"accuracy_of_{each}"] == pytest.approx(expected)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 200), st.floats(0, 1))
+def test_recall_and_specificity_at_a_cutoff_are_those_of_the_second_class(
+    seed: int, examples: int, cutoff: float
+) -> None:
+    outputs, generator = drawn(seed, examples, 2)
+    targets = torch.randint(0, 2, (examples,), generator=generator)
+    found = measured(usual_classification(2, cutoff), outputs, targets)
+    predicted = (outputs.diff(dim=1).squeeze(1).double().sigmoid() >= cutoff).numpy()
+    for name, label in (("recall", 1), ("specificity", 0)):
+        expected = metrics.recall_score(targets, predicted, pos_label=label) if (targets == label).any() else None
+        assert found[name] == (None if expected is None else pytest.approx(expected))
+
+
+def test_measures_of_outputs_cost_no_further_pass_of_the_model() -> None:
+    class Counting(nn.Linear):
+        calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(inputs)
+
+    model, parts = Counting(3, 2), []
+    for name, examples in (("north", 40), ("south", 30)):
+        inputs, generator = drawn(examples, examples, 3)
+        targets = torch.randint(0, 2, (examples,), generator=generator)
+        parts.append(EvaluatedPart("ood", name, Environment(name, inputs, targets)))
+    evaluation = usual_classification(2, 0.5)
+    found = evaluate(model, nn.functional.cross_entropy, {}, parts, ProcessContext(), 16, evaluation=evaluation)
+    assert model.calls == 3 + 2  # of 16 examples each
+    for part in parts:
+        alone = evaluation(model, part, 0, 0)
+        assert {name: found[f"{name}/ood/{part.name}"] for name in alone} == pytest.approx(alone)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
@@ -141,9 +183,13 @@ def test_what_cannot_be_measured_is_refused_by_name() -> None:
         classification("accuracy")
     with pytest.raises(InputError, match="measures=none"):
         classification()
+    with pytest.raises(InputError, match=r"cutoff=1.5: must be a probability, in \[0, 1\]"):
+        classification("recall", cutoff=1.5)
     outputs, targets = torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)
     with pytest.raises(InputError, match="classes=no, yes: the model has 3 outputs"):
         measured(classification(classes=["no", "yes"]), outputs, targets)
+    with pytest.raises(InputError, match=r"cutoff=0.5: is of two classes; the model has 3 outputs"):
+        measured(classification("recall", cutoff=0.5), outputs, targets)
     with pytest.raises(InputError, match=r"classification: outputs \(4, 3\) and targets \(4, 2\)"):
         measured(classification("f1"), outputs, torch.zeros(4, 2))
     with pytest.raises(InputError, match=r"regression: outputs \(4, 3\) and targets \(4, 3\); expected 2"):
@@ -171,3 +217,22 @@ def test_a_job_reports_them_by_environment_and_selects_by_one() -> None:
     assert found["worst_train_accuracy_of_green"] == min(
         found[f"accuracy_of_green/train/{e}"] for e in ("a", "bb", "ccc")
     )
+
+
+@pytest.mark.parametrize(("count", "kept"), [(20, [True, True]), (40, [False, True])])
+def test_of_many_environments_the_numbers_of_each_are_kept_at_the_end(count: int, kept: list[bool]) -> None:
+    def data(name: str) -> tuple[Tensor, Tensor]:
+        inputs, _ = drawn(int(name), 10, 2)
+        return inputs, torch.arange(10) % 2
+
+    job: Job[TrainConfig] = Job(
+        lambda _: Environments(data, train=list(map(str, range(count)))),
+        lambda _: nn.Linear(2, 2),
+        nn.functional.cross_entropy,
+        config=TrainConfig().with_options(epochs=2, evaluations=2, aggregator="mean"),
+        evaluation=usual_classification(2, 0.5),
+        name="many",
+    )
+    history = train(job, job.config, ProcessContext(), Silent()).history
+    assert ["auc/train/0" in each.metrics for each in history] == kept
+    assert all({"train_auc", "worst_held_out_auc", "accuracy/train/0"} <= each.metrics.keys() for each in history)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import r2_score
 
-from concord.environments import Environment, Environments
+from concord.environments import Environments
 from concord.environments.table import from_table
 from concord.errors import InputError
 from concord.record import Evaluation
@@ -65,15 +66,12 @@ def test_classes_are_not_scaled_and_one_value_is_no_regression() -> None:
 
 
 def test_errors_are_in_the_targets_units() -> None:
-    class Half(torch.nn.Module):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return inputs / 2
-
     values = torch.tensor([[1.0], [-2.0], [3.0]])
     evaluation = regression_errors(deviation=10.0)
-    found = evaluation.function(Half(), Environment("a", values, values))
-    assert found == pytest.approx({"mse": 100 * (1 + 4 + 9) / 12, "mae": 10.0, "constant_mse": 100 * 14 / 3})
-    assert evaluation.modes == {"mse": "min", "mae": "min", "constant_mse": None}
+    found = evaluation.function(values / 2, values)
+    expected = {"mse": 100 * (1 + 4 + 9) / 12, "mae": 10.0, "constant_mse": 100 * 14 / 3}
+    assert found == pytest.approx({**expected, "r2": r2_score(values, values / 2)})
+    assert evaluation.modes == {"mse": "min", "mae": "min", "constant_mse": None, "r2": "max"}
 
 
 def ended(**metrics: float) -> list[Evaluation]:

@@ -1,5 +1,6 @@
 """Your own table: rows of a file, in environments by a column."""
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -11,9 +12,10 @@ import tyro
 
 from concord.errors import ArgumentError
 from concord.models.table_network_options import TableNetworkOptions
-from concord.options import Detail, OptionGroup, group
+from concord.options import Detail, OptionGroup, Scoring, group
 from concord.storage import check_address
 from concord.training import EnvironmentEvaluation, Job, TrainConfig
+from concord.training.baseline import TABLE_BASELINES, fit_table
 from concord.training.job import Data
 from concord.training.options import DataOptions
 
@@ -56,6 +58,8 @@ class TableOptions(OptionGroup):
     """Environments that select models."""
     task: Literal["auto", "classification", "regression"] = "auto"
     """Kind of the target; auto takes text and few whole numbers as classes, other targets as numbers."""
+    cutoff: Scoring[float] = 0.5
+    """Probability from which the second of two classes is predicted, for recall and specificity."""
     columns: tuple[str, ...] = ()
     """Kinds of columns that override the inferred ones, such as zip=category patient=ignore."""
     environment_bins: int | None = None
@@ -78,6 +82,7 @@ class TableOptions(OptionGroup):
         """Validate options."""
         from concord.environments.table_rows import Kind
 
+        self.require("cutoff", 0 <= self.cutoff <= 1, "must be a probability, in [0, 1]")
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
         self.csv_format()
@@ -184,13 +189,17 @@ def model(config: TableConfig) -> "nn.Module":
     return config.network_options.build(environments(config).table)
 
 
-def evaluation(config: TableConfig) -> EnvironmentEvaluation | None:
-    """Errors in the target's units, of a regression."""
+def evaluation(config: TableConfig) -> EnvironmentEvaluation:
+    """The usual measures of classes; of a regression errors in the target's units. Accuracy compares models."""
     from concord.environments.table import TableEnvironments
+    from concord.training.measures import usual_classification
     from concord.training.regression import regression_errors
 
-    if environments(config).table.classes is not None:
-        return None
+    classes = environments(config).table.classes
+    two = classes is not None and len(classes) == 2
+    config.require("cutoff", two or config.table.cutoff == 0.5, "the target does not have two classes; leave it out")
+    if classes is not None:
+        return dataclasses.replace(usual_classification(len(classes), config.table.cutoff), compares=False)
     fitted = job.environments_of(config).fitted(config.data.held_out, config.run.seed)
     assert isinstance(fitted, TableEnvironments)
     assert fitted.target_scale is not None
@@ -211,5 +220,7 @@ job = Job(
     config=TableConfig().with_options(batch_size=64, epochs=100),
     evaluation=evaluation,
     data=Data(TableCheck, check, prints_result=True),
+    fit=fit_table,
+    baselines=TABLE_BASELINES,
     reproduces="no paper's result: for data of your own",
 )

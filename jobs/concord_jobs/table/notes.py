@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import pandas as pd
 
-from concord.environments.table_rows import Table
 from concord.environments.table_encoder import RARE, as_texts
+from concord.environments.table_rows import Table
 
 _MOST_RARE = 0.02  # of the rows of the level that a misspelt one resembles
 _SHORTEST_WORD = 4  # in which one letter may be wrong

@@ -14,6 +14,8 @@ _METHODS = {
     "sgd": "SGD",
     "temporal-and-mask": "temporal AND-mask Adam",
     "tpe": "TPE",
+    "ridge": "ridge regression",
+    "boosting": "gradient boosting",
 }
 
 

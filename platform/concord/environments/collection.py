@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -193,6 +194,9 @@ class Environments:
     Attributes:
         learn: whether :meth:`fitted` depends on the training rows, so that leaving an environment out changes it.
         classes: the names of the classes in the order of their numbers, if the data name them.
+        target_scale: of targets that are standardized numbers.
+        rows: the places of an environment's examples in the data, by its name, int64 ``(examples,)``; an environment
+            that is missing has its examples in order.
 
     Raises:
         InputError: there is no training environment, a name is no text or appears twice, or a monitored environment has
@@ -200,6 +204,8 @@ class Environments:
     """
 
     classes: tuple[str, ...] | None = None
+    target_scale: TargetScale | None = None
+    rows: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -337,7 +343,7 @@ class Environments:
     def only_names(self) -> "Environments":
         """The same names and purposes, without the function that loads the data, which may hold data."""
         names = Environments(_not_here, **self.by_purpose(), version=self._version)
-        names.learn = self.learn
+        names.learn, names.classes, names.target_scale = self.learn, self.classes, self.target_scale
         return names
 
 

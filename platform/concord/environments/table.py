@@ -56,6 +56,13 @@ class TableEnvironments(Environments):
         rows = self.table.rows(self.train)[list(self.encoder.columns)].head(_EXAMPLE_ROWS)
         return RawRows(self.encoder, rows, classes, self.target_scale)
 
+    def only_names(self) -> Environments:
+        """See :meth:`Environments.only_names`; also with rows of validation environments, from 0 in the table."""
+        names = super().only_names()
+        names.classes = None if self.table.classes is None else tuple(map(str, self.table.classes))
+        names.rows = {name: self.table.rows([name]).index.to_numpy() for name in self.validation}
+        return names
+
     def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         if self.encoder is None:
             raise InputError(

@@ -80,6 +80,10 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     check_environments(config, environments)
     rule = config.rule(len(environments.train))
     nothing = isinstance(rule, SandMask) and rule.threshold == 1
+    if job.job.fit_of(config) is not None:
+        fitted = "the model is fitted to all examples at once"
+        config.require("workers", config.parallel.workers == 1, f"{fitted}, by one worker; give 1")
+        config.require("objective", config.objective.objective == "erm", f"{fitted}, by a loss of its own; give erm")
     config.require("threshold", not nothing, "no component ever passes the SAND-mask at 1; give less")
     if isinstance(rule, Weighting):  # Krum needs some number of environments
         weights_of(rule, torch.eye(config.num_gradients(len(environments.train))))
@@ -105,9 +109,9 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if full_batches else None)
     with as_input_error(job, "its evaluation cannot be made"):
         evaluation = job.job.evaluation_of(config)
-    measures, own = modes(given, evaluation), () if evaluation is None else tuple(evaluation.modes)
+    measures, own = modes(given, evaluation), () if evaluation is None else evaluation.criteria
     with as_input_error(job, "its metrics cannot be told apart"):
-        check_metric_names(environments, [*given, *own], trainable(model))
+        check_metric_names(environments, measures.keys() - {"loss"}, trainable(model))
     reported = reported_metrics(environments, measures, config.data.held_out > 0)
     if not config.aggregation.compares:
         reported["kept_fraction"] = None

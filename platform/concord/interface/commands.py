@@ -140,7 +140,7 @@ def compared(command: JobCommand) -> Comparison:
         for table in result.tables:
             if table.runs:  # else rows that were kept earlier would be lost
                 info(f"kept in {write_lines(table.runs, results, command.job.name, table.name)}")
-    return Comparison(result.tables, result.failed, result)
+    return Comparison(result.tables, result.failed, result, result.folder.path)
 
 
 def require_finished(result: Comparison) -> None:

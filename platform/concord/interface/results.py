@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from concord.defaults import DEFAULT_OUTPUT
+from concord.environments.parquet import read_table
 from concord.errors import InputError
 from concord.execution.finish import figures_of, register_later
 from concord.execution.trained_model import model_of_run
@@ -20,6 +21,7 @@ from concord.studies.results import ResultLine, StudyResult, read_study, table_o
 from concord.table import Table
 from concord.tracking import Store, TrackedRun, load_predictor
 from concord.training.job import JobFile
+from concord.training.left_out import PREDICTIONS
 from concord.training.metric_names import short_metrics
 
 if TYPE_CHECKING:
@@ -186,9 +188,13 @@ class Comparison:
     """
 
     def __init__(
-        self, tables: Sequence[Table], failed: Mapping[str, str], result: ComparisonResult | MethodsResult | None = None
+        self,
+        tables: Sequence[Table],
+        failed: Mapping[str, str],
+        result: ComparisonResult | MethodsResult | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self.result, self.failed = result, dict(failed)
+        self.result, self.failed, self._folder = result, dict(failed), folder
         self.tables = {table.name: table for table in tables}
 
     @property
@@ -209,6 +215,21 @@ class Comparison:
             for line in table.runs
         ]
         return pandas.DataFrame(rows)
+
+    @property
+    def predictions(self) -> "pandas.DataFrame":
+        """Of environments left out in turn: a row for each example, with each method and seed that predicted it.
+
+        The columns are method, seed, environment, row (its place in the data, from 0), target, prediction, and
+        ``probability_NAME`` of each class.
+
+        Raises:
+            InputError: it is another comparison, or of a job with a risk of its own.
+        """
+        file = None if self._folder is None else self._folder / PREDICTIONS
+        if file is None or not file.exists():
+            raise InputError("predictions: only leave-one-out keeps them, of jobs with a loss of inputs and targets")
+        return read_table(file).to_pandas()
 
     def frame(self) -> "pandas.DataFrame":
         """The table with means, standard deviations and counts over seeds; several below one another."""
@@ -319,7 +340,7 @@ def load(
             return Run(require_run(folder), of, tracking_uri)
         if kind == "study":
             return Study(read_study(folder), of, tracking_uri)
-        return Comparison(list(_tables(folder.path / TABLES, record)), {})
+        return Comparison(list(_tables(folder.path / TABLES, record)), {}, folder=folder.path)
     raise InputError(f"{name}: no run, study or comparison in {output} has this name; concord.runs() lists them")
 
 

@@ -41,7 +41,7 @@ class TableNetwork(nn.Module):
         from concord.environments.table_encoder import FIRST_LEVEL
 
         super().__init__()
-        self.numeric, linear = numeric, hidden_layers == 0
+        self.numeric, self.levels, linear = numeric, tuple(levels), hidden_layers == 0
         self.codes = slice(numeric, None)
         widths = [outputs if linear else min(embedding, (count + 1) // 2) for count in levels]
         self.embeddings = nn.ModuleList(nn.Embedding(*each) for each in zip(levels, widths, strict=True))

@@ -4,26 +4,63 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from concord.models.mlp_options import MLPOptions
-from concord.options import option_values
+from concord.options import Detail
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from concord.environments.table_rows import Table  # with pandas, which takes a third of a second
-    from concord.models.table_network import TableNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableNetworkOptions(MLPOptions):
-    """The network and its size."""
+    """The network and its size, or a baseline in its place."""
 
     # fmt: off
-    network: Literal["mlp", "linear"] = "mlp"
-    """Network; linear is logistic or linear regression."""
+    network: Literal["mlp", "linear", "ridge", "boosting"] = "mlp"
+    """Network; linear is logistic or linear regression, trained by steps. Or a baseline of scikit-learn, fitted to all
+    training rows at once: ridge (logistic or ridge regression), or boosting (histogram gradient boosting)."""
+    ridge_penalty: Detail[float] = 1.0
+    """Penalty of ridge: half of it times the squared weights is added to the sum of the rows' losses."""
+    boosting_trees: Detail[int] = 100
+    """Number of trees of boosting, of more than two classes for each."""
+    boosting_rate: Detail[float] = 0.1
+    """Learning rate of boosting."""
+    boosting_leaves: Detail[int] = 31
+    """Largest number of leaves of a tree."""
     # fmt: on
 
-    def build(self, table: "Table") -> "TableNetwork":
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        self.require("ridge_penalty", self.ridge_penalty > 0, "must be above 0")
+        self.require("boosting_rate", 0 < self.boosting_rate <= 1, "must lie in (0, 1]")
+        self.require_at_least(1, "boosting_trees")
+        self.require("boosting_leaves", self.boosting_leaves >= 2, "must be at least 2")
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it is a baseline."""
+        return self.network in ("ridge", "boosting")
+
+    def build(self, table: "Table") -> "nn.Module":
         """The network for a table's columns and target."""
         from concord.models.table_network import TableNetwork
 
-        sizes = {**option_values(self), **({"hidden_layers": 0} if self.network == "linear" else {})}
-        del sizes["network"]
-        return TableNetwork(*table.widest.widths, table.outputs, **sizes)
+        if self.network == "boosting":
+            from concord.models.table_baselines import BoostedTrees
+
+            return BoostedTrees(*table.widest.widths, table.outputs, self.boosting_trees, self.boosting_leaves)
+        layers = self.hidden_layers if self.network == "mlp" else 0
+        return TableNetwork(*table.widest.widths, table.outputs, layers, self.hidden_units, self.dropout)
+
+    def fit(self, network: "nn.Module", inputs: "Tensor", targets: "Tensor", seed: int) -> None:
+        """Fit a baseline to all training rows."""
+        from concord.models.table_baselines import BoostedTrees, fit_linear
+        from concord.models.table_network import TableNetwork
+
+        if isinstance(network, BoostedTrees):
+            network.fit(inputs, targets, self.boosting_rate, seed)
+        else:
+            assert isinstance(network, TableNetwork)
+            fit_linear(network, inputs, targets, self.ridge_penalty)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas
 from matplotlib.figure import Figure
 
 from concord import logs
@@ -16,7 +17,16 @@ from concord.execution.spec import RunSpec
 from concord.options import option_values
 from concord.record import Run, read_run
 from concord.studies.comparison_plan import ComparisonPlan, recorded_command
-from concord.studies.leave_one_out import explained, fold_values, left_out_table, with_choices
+from concord.studies.leave_one_out import (
+    MAJORITY,
+    explained,
+    fold_predictions,
+    fold_values,
+    known_of_environments,
+    left_out_table,
+    majority_share,
+    with_choices,
+)
 from concord.studies.proposals import GroupProgress, GroupRuns, ProposalList
 from concord.studies.results import (
     FIGURES,
@@ -29,6 +39,7 @@ from concord.studies.results import (
     write_results,
 )
 from concord.table import Table
+from concord.training.left_out import PREDICTIONS
 
 TABLES = "tables"
 
@@ -42,6 +53,7 @@ class ComparisonResult(GroupResult):
         finished: the number of different finished runs.
         failed: the failures of other runs, by run name.
         missing: the runs still to train, by table.
+        predictions: for environments left out in turn, a row for each example, method and seed; None without any.
     """
 
     plan: ComparisonPlan
@@ -50,6 +62,7 @@ class ComparisonResult(GroupResult):
     finished: int
     failed: Mapping[str, str]
     missing: Mapping[str, Sequence[RunSpec]]
+    predictions: pandas.DataFrame | None = None
 
     def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
         """The figures of the tables that have a run of every configuration."""
@@ -68,7 +81,8 @@ class ComparisonResult(GroupResult):
         made_of = {
             f"{TABLES}/{results_file(self.plan.job.name, table.name)}": as_lines(table.runs) for table in self.tables
         }
-        return made_of | {f"{TABLES}/{table.name}.md": table.markdown().encode() for table in self.tables}
+        made_of |= {f"{TABLES}/{table.name}.md": table.markdown().encode() for table in self.tables}
+        return made_of | ({} if self.predictions is None else {PREDICTIONS: self.predictions.to_parquet(index=False)})
 
     def summary(self) -> Mapping[str, float]:
         """The numbers of finished and failed runs."""
@@ -81,6 +95,8 @@ class ComparisonResult(GroupResult):
             f"runs      {self.finished} finished, {len(self.failed)} failed",
             f"tables    {(self.folder / TABLES).display_path}",
         ]
+        if self.predictions is not None:
+            parts.append(f"predicted {(self.folder / PREDICTIONS).display_path}")
         if self.drawn:
             parts.append(f"figures   {(self.folder / FIGURES).display_path}")
         return [*parts, f"seconds   {self.seconds:.1f}"]
@@ -88,6 +104,8 @@ class ComparisonResult(GroupResult):
     def as_json(self) -> dict[str, Any]:
         """The contract of ``concord compare --json``."""
         names = [table.name for table in self.tables]
+        lines = [line for table in self.tables for line in table.runs]
+        folds = any(comparison.folds is not None for comparison in self.plan.tables.values())
         return {
             "job": self.plan.job.name,
             "table": names[0] if len(names) == 1 else None,
@@ -97,6 +115,7 @@ class ComparisonResult(GroupResult):
             "missing": sum(map(len, self.missing.values())),
             "seconds": round(self.seconds, 3),
             "rows": [row for table in self.tables for row in table.as_json()],
+            **({"environments": known_of_environments(lines)} if folds else {}),
             "artifacts": self.folder.display_path,
             "figures": dict(self.drawn),
         }
@@ -164,6 +183,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
     failed: dict[str, str] = {}
     missing: dict[str, list[RunSpec]] = {}
     distinct: set[str] = set()
+    predicted: list[pandas.DataFrame] = []
     for name, comparison in plan.tables.items():
         lines: list[ResultLine] = []
         failures: dict[str, list[Run]] = {}
@@ -185,6 +205,11 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                 cells: Mapping[str, Any] = {each.heading: each.of(run) for each in columns_of(comparison)}
                 if comparison.folds is not None:
                     cells = fold_values(run, comparison.folds)
+                    kept = fold_predictions(run, comparison.folds, row)
+                    if kept is not None:
+                        predicted.append(kept)
+                        share = majority_share(kept)
+                        cells |= {} if share is None else {f"{run.options['leave_out']}{MAJORITY}": share}
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 # The run may have been made for another table or measure; the command is this table's.
                 origin = {**run.record.get("origin", {}), "command": command}
@@ -205,4 +230,5 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         finished=len(distinct),
         failed=failed,
         missing=missing,
+        predictions=pandas.concat(predicted, ignore_index=True) if predicted else None,
     )

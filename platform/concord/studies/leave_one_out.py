@@ -12,11 +12,13 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from concord.environments.parquet import read_table
 from concord.errors import InputError, format_for_cli
 from concord.execution.preflight import preflight
 from concord.execution.restored_options import restored_config
+from concord.options import option_values
 from concord.studies.comparison_plan import FOLDS, ComparisonPlan, plan_tables
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
@@ -25,15 +27,23 @@ from concord.studies.plan import drawn
 from concord.studies.results import ResultLine, table_of_lines
 from concord.studies.study_options import CompareCommand, SeedsOptions, with_config
 from concord.table import Column, Table
-from concord.training import Comparison, JobFile, Run, Runs, TrainConfig
+from concord.training import Comparison, Evaluation, JobFile, Run, Runs, TrainConfig
 from concord.training.comparison import Folds
 from concord.training.declared_measures import Mode
 from concord.training.evaluation import worst
+from concord.training.left_out import PREDICTIONS
+from concord.training.metric_names import environment_metric
 from concord.training.rule_file import RuleFile
 
-ORACLE, HELD_OUT = " (oracle)", " (held-out)"
+if TYPE_CHECKING:
+    import pandas  # takes a third of a second
+
+ORACLE, HELD_OUT, TEST = " (oracle)", " (held-out)", " (test)"
+# What is known of an environment beside its values: its rows, and the error of a constant.
+ROWS, MAJORITY, CONSTANT = " (rows)", " (majority share)", " (constant mse)"
 CHOSEN, BEST = "chosen by held-out", "chosen by itself (oracle)"
-USUAL = ("mean", "and-mask", "vrex")
+# None of them needs tuning: V-REx at its default weight is the worst of every table in docs/table-results.md.
+USUAL = ("mean", "and-mask", "group-dro")
 _LEAST = 3  # with one of two left out, nothing is left to compare
 _SEEDS = 3
 
@@ -41,19 +51,21 @@ _SEEDS = 3
 @dataclass(frozen=True, kw_only=True)
 class LeaveOneOutOptions(SeedsOptions):
     """Train each method with each training environment left out. The other environments' held-out examples choose the
-    evaluation and the method. The job's validation environments and test are not used. Options of the job on the
-    command line apply to every run."""
+    evaluation and the method. The job's test is measured by every model, and chooses nothing. Its validation
+    environments are not used. Options of the job on the command line apply to every run."""
 
     # fmt: off
     methods: tuple[str, ...] = ()
     """Rules and objectives, such as erm (the average), and-mask, t-mask, vrex or group-dro, each with the job's
-    settings; by default mean, and-mask and vrex."""
+    settings; by default mean, and-mask and group-dro."""
     metric: str | None = None
     """Measure that chooses and is shown; by default accuracy, or loss without one."""
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
     """Number of environments left out in turn, drawn by the first seed; 0 takes all."""
+    baselines: bool = True
+    """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn."""
     # fmt: on
 
     def check(self) -> None:
@@ -85,12 +97,15 @@ def plan_leave_one_out(
     base.require(
         "leave_out", base.data.leave_out is None, "each environment is left out in turn; leave this option out"
     )
+    if "validation" in given:
+        shown = " ".join(map(str, option_values(base)["validation"]))
+        raise InputError(f"--validation {shown}: the environment left out validates; leave this option out")
     base.require("held_out", base.data.held_out > 0, "held-out examples choose; give a fraction above 0")
     check = folds is None
     if folds is None:
         folds = _folds(job, options, base)
     methods = {}
-    for method in method_names(options.methods) or USUAL:
+    for method in (*(method_names(options.methods) or USUAL), *(job.job.baselines if options.baselines else ())):
         try:
             methods[method] = changes_of(job, base, method)
             changed = base.with_options(leave_out=folds.environments[0], **methods[method])
@@ -135,18 +150,52 @@ def leave_one_out_as_recorded(
     return plan_leave_one_out(job, command, given, Folds(**{**folds, "environments": tuple(folds["environments"])}))
 
 
-def fold_values(run: Run, folds: Folds) -> dict[str, float]:
-    """The left-out environment's value at the evaluation that the others' held-out examples choose, by its name.
+def chosen_evaluation(run: Run, folds: Folds) -> Evaluation:
+    """The evaluation that the other environments' held-out examples choose; ties are decided by their loss."""
+    criterion = Criterion.of("held-out", folds.measure, folds.mode)
 
-    With ``(held-out)`` the value that chose, with ``(oracle)`` the left-out environment's own best. Ties are decided by
-    the held-out loss.
+    def rank(each: Evaluation) -> tuple[float, float]:
+        return criterion.score(each.metrics), -each.metrics.get(criterion.loss, math.inf)
+
+    return max(run.history, key=rank)
+
+
+def fold_values(run: Run, folds: Folds) -> dict[str, float]:
+    """The left-out environment's value at the chosen evaluation, by its name.
+
+    With ``(held-out)`` the value that chose, with ``(oracle)`` the left-out environment's own best, with ``(test)`` the
+    test's; beside them what is known of the environment.
     """
-    name, criterion = str(run.options["leave_out"]), Criterion.of("held-out", folds.measure, folds.mode)
+    name, chosen = str(run.options["leave_out"]), chosen_evaluation(run, folds).metrics
+    criterion = Criterion.of("held-out", folds.measure, folds.mode)
     own = dataclasses.replace(criterion, metric=metric_on("validation", folds.measure))
-    metrics = [each.metrics for each in run.history]
-    chosen = max(metrics, key=lambda each: (criterion.score(each), -each.get(criterion.loss, math.inf)))
-    best = max(metrics, key=own.score)
-    return {name: chosen[own.metric], name + HELD_OUT: chosen[criterion.metric], name + ORACLE: best[own.metric]}
+    best = max((each.metrics for each in run.history), key=own.score)
+    found = {name: chosen[own.metric], name + HELD_OUT: chosen[criterion.metric], name + ORACLE: best[own.metric]}
+    if (test := metric_on("ood", folds.measure)) in chosen:
+        found[name + TEST] = chosen[test]
+    for part in run.data:
+        if part["name"] == name:
+            found[name + ROWS] = float(part["examples"])
+    constant = environment_metric("constant_mse", "validation", name)
+    return found | ({name + CONSTANT: run.metrics[constant]} if constant in run.metrics else {})
+
+
+def fold_predictions(run: Run, folds: Folds, method: str) -> "pandas.DataFrame | None":
+    """The predictions of the chosen evaluation for the left-out environment, a row each; None if the run kept none."""
+    import pandas
+
+    if PREDICTIONS not in run.folder.names():
+        return None
+    kept = read_table(run.folder.fetch(PREDICTIONS)).to_pandas()
+    kept = kept[kept.step == chosen_evaluation(run, folds).step].drop(columns="step")
+    about = {"method": method, "seed": run.options["seed"], "environment": str(run.options["leave_out"])}
+    return pandas.concat([pandas.DataFrame(about, index=kept.index), kept], axis=1)
+
+
+def majority_share(predictions: "pandas.DataFrame") -> float | None:
+    """The share of the largest class in these rows; None if they have numbers."""
+    classes = any(name.startswith("probability_") for name in predictions.columns)
+    return float(predictions.target.value_counts(normalize=True).iloc[0]) if classes else None
 
 
 def with_choices(lines: Iterable[ResultLine], folds: Folds, methods: int) -> list[ResultLine]:
@@ -167,26 +216,30 @@ def with_choices(lines: Iterable[ResultLine], folds: Folds, methods: int) -> lis
     choices: list[ResultLine] = []
     for seed in dict.fromkeys(seed for _, seed in found):
         rows = [line for line in found.values() if line.seed == seed]
-        chosen, best = dict[str, float](), dict[str, float]()
+        choice, best = dict[str, float](), dict[str, float]()
         for name in folds.environments:
             each = [line.values for line in rows if name + HELD_OUT in line.values]
             if len(each) == methods:
-                chosen[name] = max(each, key=lambda values: rank(values[name + HELD_OUT]))[name]
+                chosen = max(each, key=lambda values: rank(values[name + HELD_OUT]))
+                choice |= {kind: chosen[kind] for kind in (name, name + TEST) if kind in chosen}
                 best[name] = max((values[name + ORACLE] for values in each), key=rank)
-        for row, values in ((CHOSEN, chosen), (BEST, best)):
+        for row, values in ((CHOSEN, choice), (BEST, best)):
             choices.append(dataclasses.replace(rows[0], configuration=row, values=values, seconds=0.0))
     rows = sorted([*found.values(), *choices], key=lambda line: line.configuration in (CHOSEN, BEST))
     return [dataclasses.replace(line, values={**line.values, **_summary(line.values, folds)}) for line in rows]
 
 
 def _summary(values: Mapping[str, float], folds: Folds) -> dict[str, float]:
-    """Mean and worst of the environments, if each has a value."""
+    """Mean and worst of the environments, if each has a value; and the test's mean over their models."""
     found: dict[str, float] = {}
     for suffix in ("", ORACLE):
         each = [values.get(name + suffix, math.nan) for name in folds.environments]
         if all(map(math.isfinite, each)):
             found[f"mean {folds.measure}{suffix}"] = statistics.fmean(each)
             found[f"worst {folds.measure}{suffix}"] = worst(each, folds.mode)
+    test = [values.get(name + TEST, math.nan) for name in folds.environments]
+    if all(map(math.isfinite, test)):
+        found[f"test {folds.measure}"] = statistics.fmean(test)
     return found
 
 
@@ -198,15 +251,28 @@ def explained(folds: Folds) -> str:
     )
 
 
+def known_of_environments(lines: Iterable[ResultLine]) -> dict[str, dict[str, float]]:
+    """Rows, and the majority's share or a constant's error, of each environment that the lines know them of."""
+    found: dict[str, dict[str, float]] = {}
+    for line in lines:
+        for heading, value in line.values.items():
+            for kind in (ROWS, MAJORITY, CONSTANT):
+                if heading.endswith(kind):
+                    found.setdefault(heading.removesuffix(kind), {})[kind.strip(" ()")] = value
+    return found
+
+
 def left_out_table(name: str, lines: Sequence[ResultLine], **parts: Any) -> Table:
     """The table of these lines: environments, their mean and worst, and the same with the oracle's evaluations.
 
-    In text each environment is a row, since they may be many, and each method and choice a column.
+    In text each environment is a row, since they may be many, and each method and choice a column, after what is known
+    of the environment.
     """
     headings = dict.fromkeys(heading for line in lines for heading in line.values)
     environments = {heading.removesuffix(HELD_OUT) for heading in headings if heading.endswith(HELD_OUT)}
-    hidden = {name + suffix for name in environments for suffix in (HELD_OUT, ORACLE)}
-    columns = [Column(heading) for heading in headings if heading not in hidden]
+    kinds = (HELD_OUT, ORACLE, TEST, ROWS, MAJORITY, CONSTANT)
+    hidden, known = {name + kind for name in environments for kind in kinds}, known_of_environments(lines)
+    columns = [Column(heading, about=known.get(heading, {})) for heading in headings if heading not in hidden]
     return table_of_lines(name, lines, columns, transposed=True, **parts)
 
 

@@ -93,6 +93,8 @@ class MethodsOptions(OptionGroup):
     """Mode of the measure, if the job gives none."""
     folds: int = 0
     """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
+    baselines: bool = True
+    """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn."""
     results: Place[Path | None] = None
     """Folder for the values of each method's seeds, one JSON line a seed."""
     sharing: SharingOptions = group(SharingOptions)
@@ -129,6 +131,7 @@ class MethodsPlan:
     Attributes:
         base: the configuration that every method starts from.
         studies: by method.
+        baselines: those that are baselines.
         left_out: the default methods that the job cannot use, with the reasons.
         environments: the least number that a trial trains on.
         command: the command, as files of results have it.
@@ -138,6 +141,7 @@ class MethodsPlan:
     job: JobFile
     base: TrainConfig
     studies: Mapping[str, StudyPlan]
+    baselines: Collection[str]
     left_out: Mapping[str, str]
     environments: int
     command: str
@@ -154,16 +158,17 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     best: Selection = "validation" if environments.validation else alone
     selection = best if options.selection == "auto" else options.selection
     name = methods_name(job, command)
+    baselines = job.job.baselines if options.baselines else {}
     shared = {each: value for each, value in option_values(options).items() if each in options_of(StudyOptions)}
     studies: dict[str, StudyPlan] = {}
     left_out: dict[str, str] = {}
     chosen = method_names(options.methods)
-    for method in chosen or USUAL:
+    for method in (*(chosen or USUAL), *baselines):
         try:
             method_job, start = _with_method(job, base, method)
             changed = start.with_options(register=False, **changes_of(job, base, method))
             changed.check()
-            space = _space(changed, method)
+            space = baselines[method].space if method in baselines else _space(changed, method)
             changed = changed.with_options(name=f"{name}-{comparison_name(method, None)}")
             earlier = read_record(folder_of(base.run.output, str(changed.run.name), "study"), "study")
             # More trials continue a study, whose search goes on as it began.
@@ -185,7 +190,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     fewer = train - (selection == "leave-one-out")
     words = without_place(command, given)
     recorded = recorded_command(job, METHODS, words, option_values(base))
-    return MethodsPlan(job, base, studies, left_out, fewer, recorded, options.results)
+    return MethodsPlan(job, base, studies, baselines.keys(), left_out, fewer, recorded, options.results)
 
 
 def check_methods(command: Any, given: Collection[str]) -> None:
@@ -218,7 +223,16 @@ def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
     """The changes of the job's settings that make this method, without options of other methods."""
     if method in _OBJECTIVES and job.job.objective is not None:
         raise InputError(f"--objective {method}: the job minimizes an objective of its own")
-    own = RuleFile.is_reference(method)
+    own, baseline = RuleFile.is_reference(method), job.job.baselines.get(method)
+    if baseline is not None:
+        averaged = {
+            "steps_per_update": 1,
+            "environment_momentum": 0.0,
+            "keep": "last",
+            "patience": 0,
+            "stop_spread": 0.0,
+        }
+        return {**changes_of(job, base, "mean"), **averaged, **baseline.options}
     changes: dict[str, Any] = {} if own else {"aggregator": method}
     if method in _OBJECTIVES:
         changes |= {"aggregator": "mean", "objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
@@ -301,7 +315,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
         raise RunFailedError(f"fewer than two methods have a result: {reasons}")
     seconds, seeds = time.perf_counter() - started, next(iter(plan.studies.values())).new_seeds
-    result = MethodsResult(plan.job.name, found, failed, plan.environments, seeds, seconds)
+    result = MethodsResult(plan.job.name, found, failed, plan.environments, seeds, seconds, baselines=plan.baselines)
     if (results := plan.results) is not None:
         info(f"kept in {write_lines(result.result_lines(plan.command), results, plan.job.name, METHODS)}")
     return dataclasses.replace(result, train=_train_command(plan, result))

@@ -6,7 +6,7 @@ the average only by differences on the same seeds and data.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ class MethodsResult:
         failed: methods without a result, with the reasons.
         environments: the number that each trial trained on.
         seeds: the seeds of each method's runs; a run that failed is missing.
+        baselines: the methods among the studies that are baselines.
         train: the command that trains a model with the recommended method and its settings.
     """
 
@@ -45,6 +46,7 @@ class MethodsResult:
     seeds: Sequence[int]
     seconds: float = 0.0
     train: str = ""
+    baselines: Collection[str] = ()
 
     @property
     def metric(self) -> str:
@@ -88,6 +90,8 @@ class MethodsResult:
             f"judged by {judged}; a method replaces {method_name(simplest)} only if "
             f"its advantage, seed by seed, is above {_CLEAR:g} standard errors: other seeds rarely reverse that",
         ]
+        if best in self.baselines:
+            lines.insert(1, self._won(best, next(each for each in ranked if each not in self.baselines)))
         for method in ranked:
             lacking = ", ".join(str(seed) for seed in self.seeds if not self._has_value(method, seed))
             if lacking:
@@ -211,6 +215,13 @@ class MethodsResult:
             for each in (method, other)
         )
         return f"{value} against {method_name(other)} {against}, {len(self.seeds)} seeds"
+
+    def _won(self, baseline: str, method: str) -> str:
+        """A baseline ranks first, in words."""
+        return (
+            f"a baseline ranks first: {method_name(baseline)} has {self.metric.replace('_', ' ')} "
+            f"{self._evidence(baseline, method)}; no rule or objective here is above what people would use anyway"
+        )
 
     def _difference(self, method: str) -> str:
         """The advantage over the first method, in words."""

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from concord import logs
 from concord.environments import Environment, Environments, HeldOut
+from concord.environments.collection import held_out_places
 from concord.environments.source import ConcatSource, InMemory, joined
 from concord.environments.tree import merged
 from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
@@ -238,8 +239,11 @@ def data_options(kind: type[TrainConfig]) -> frozenset[str]:
     return frozenset(each.name for each in options if not learning & {*each.groups})
 
 
-def without(prepared: WorkerData, left_out: str) -> WorkerData:
-    """The same data with one training environment turned into the only validation environment."""
+def without(prepared: WorkerData, left_out: str, fraction: float = 0.0, seed: int = 0) -> WorkerData:
+    """The same data with one training environment turned into the only validation environment.
+
+    Its held-out part, of which ``fraction`` and ``seed`` decided, stands behind the others of its examples.
+    """
     environments = prepared.environments.leaving_out(left_out)
     pair = next(pair for pair in prepared.training if pair.training.name == left_out)
     parts = [part for part in pair if part is not None]
@@ -247,6 +251,9 @@ def without(prepared: WorkerData, left_out: str) -> WorkerData:
     in_memory = [source for source in sources if isinstance(source, InMemory)]
     joint = merged([source.data for source in in_memory], torch.cat) if len(in_memory) == len(sources) else None
     whole = Environment(left_out, ConcatSource(sources) if joint is None else joint)
+    kept, held = held_out_places(left_out, len(whole), fraction, seed)
+    if kept is not None and held is not None:
+        environments.rows = {left_out: torch.cat([kept, held]).numpy()}
     unchanged = {*environments.test, *environments.monitored}
     others = [(name, environment) for name, environment in prepared.eval_only if name in unchanged]
     training = [each for each in prepared.training if each is not pair]
@@ -422,7 +429,9 @@ class TrialProcess(Trainable):
         if self._prepared is None:
             self._prepared = shared.prepared()
         same = left_out == shared.left_out
-        return self._prepared if same or left_out is None else without(self._prepared, left_out)
+        if same or left_out is None:
+            return self._prepared
+        return without(self._prepared, left_out, config.data.held_out, config.run.seed)
 
 
 def _failed(why: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from concord.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from concord.environments import Environment
     from concord.training.evaluation import EvaluatedPart
 
 PerExample = Callable[[Any, Any], "Tensor"]
@@ -63,35 +62,54 @@ class EnvironmentEvaluation:
             A number may be None: undefined in this environment, which is then left out of the mean and the worst.
         modes: all names that the function gives: ``max`` if large is good, ``min`` if small is, or None, see
             :class:`Measure`.
+        of_outputs: whether the function maps outputs and targets of all examples of an environment instead, on the CPU.
+            They are those of the loss, so that it costs no further pass of the model.
+        compares: whether its first number with a mode compares models unless the job has a criterion.
 
     Raises:
         InputError: a mode is not one of these.
     """
 
-    function: Callable[[nn.Module, Environment], Mapping[str, float | None]]
+    function: Callable[..., Mapping[str, float | None]]
     modes: Mapping[str, Mode | None]
+    of_outputs: bool = False
+    compares: bool = True
 
     def __post_init__(self) -> None:
         for name, mode in self.modes.items():
             if mode not in ("max", "min", None):
                 raise InputError(f"EnvironmentEvaluation: mode {mode!r} of {name}: give max or min")
 
+    @property
+    def criteria(self) -> tuple[str, ...]:
+        """The names that may compare models unless the job has a criterion, the first one first."""
+        return tuple(self.modes) if self.compares else ()
+
     def __call__(self, model: nn.Module, part: EvaluatedPart, seed: int, step: int) -> dict[str, float | None]:
         """The numbers of a part of the data; empty if another worker has the part."""
         import torch
 
         from concord.environments.collection import generator_for
+        from concord.training.evaluation import outputs_and_targets
 
         if part.data is None:
             return {}
         training = model.training
         torch.manual_seed(generator_for(seed, part.split, part.name, step).initial_seed())
         with torch.no_grad():
-            given = self.function(model.eval(), part.data)
+            model.eval()
+            if self.of_outputs:
+                given = self.function(*outputs_and_targets(model, part.data))
+            else:
+                given = self.function(model, part.data)
         model.train(training)
+        return self.checked(part.name, given)
+
+    def checked(self, environment: str, given: Mapping[str, float | None]) -> dict[str, float | None]:
+        """The numbers of an environment by name (InputError if they are not those of the modes)."""
         if not isinstance(given, Mapping) or given.keys() != self.modes.keys():
             found = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
             raise InputError(
-                f"evaluation of environment {part.name}: gave {found or 'nothing'}; expected {', '.join(self.modes)}"
+                f"evaluation of environment {environment}: gave {found or 'nothing'}; expected {', '.join(self.modes)}"
             )
         return {name: None if (value := given[name]) is None else float(value) for name in self.modes}

@@ -23,6 +23,8 @@ from concord.training.metric_names import environment_metric, names_by_split, sp
 
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of a monitored environment."""
+Values = np.ndarray[Any, Any]
+_AT_ONCE = 256  # examples
 
 
 @dataclass(frozen=True)
@@ -47,23 +49,26 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
 ACCURACY = Measure(correct, "max")
 
 
-def auc(model: nn.Module, environment: Environment) -> dict[str, float]:
+def area_under_roc(scores: Values, positive: Values) -> float | None:
+    """The area under the ROC curve, from scores and truth ``(examples,)``; None where all examples are of one class.
+
+    scikit-learn's takes a millisecond for any number of examples, too long for hundreds of environments.
+    """
+    pairs = int(positive.sum()) * int((~positive).sum())
+    if pairs == 0:
+        return None
+    others = np.sort(scores[~positive])
+    below, up_to = (int(np.searchsorted(others, scores[positive], side).sum()) for side in ("left", "right"))
+    return (below + up_to) / (2 * pairs)
+
+
+def auc(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     """The area under the ROC curve of two classes; 0.5, as by chance, where an environment has one class."""
-    from sklearn.metrics import roc_auc_score
-
-    scores, targets = scores_of(model, environment)
-    return {"auc": float(roc_auc_score(targets, scores)) if 0 < targets.mean() < 1 else 0.5}
+    area = area_under_roc(outputs.nan_to_num().double().diff(dim=1).squeeze(1).numpy(), targets.bool().numpy())
+    return {"auc": 0.5 if area is None else area}
 
 
-def scores_of(model: nn.Module, environment: Environment) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The second class's logit minus the first's, and whether the second is the target; ``(examples,)`` each."""
-    first = next(model.parameters(), None)
-    inputs = environment.inputs if first is None else environment.inputs.to(first.device)
-    scores = model(inputs).diff(dim=1).squeeze(1).nan_to_num()
-    return scores.float().cpu().numpy(), environment.targets.bool().cpu().numpy()
-
-
-AUC = EnvironmentEvaluation(auc, {"auc": "max"})
+AUC = EnvironmentEvaluation(auc, {"auc": "max"}, of_outputs=True)
 
 
 def default_measures(outputs: Tensor, targets: Tensor) -> dict[str, Measure]:
@@ -132,11 +137,13 @@ class EvaluatedBatch:
         risk: the mean over the batch.
         weight: its weight in a mean over batches: the number of examples, or the risk's own weight.
         values: the measures by name, one number an example.
+        outputs: of the risk's first call of the model; None if it calls none.
     """
 
     risk: Tensor
     weight: Tensor
     values: Mapping[str, Tensor]
+    outputs: Any
 
 
 def evaluate_batch(
@@ -155,7 +162,8 @@ def evaluate_batch(
     if measures and not seen:
         raise InputError(f"measure {next(iter(measures))}: the risk does not call the model, so there are no outputs")
     wanted = batch[1] if isinstance(risk, Supervised) else batch
-    return EvaluatedBatch(mean, weight, {name: measure(seen[0], wanted) for name, measure in measures.items()})
+    values = {name: measure(seen[0], wanted) for name, measure in measures.items()}
+    return EvaluatedBatch(mean, weight, values, seen[0] if seen else None)
 
 
 @torch.no_grad()
@@ -170,13 +178,15 @@ def evaluate(
     evaluation: EnvironmentEvaluation | None = None,
     numbers: Sequence[Mapping[str, float | None]] = (),
     readers: int = 0,
+    see: Callable[[EvaluatedPart, Tensor, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Evaluate all parts; every worker calls it with the same parts and its own data, and gets the same result.
 
     The result has for each measure (``loss``, the given ones, and the evaluation's) ``{split}_{measure}`` over all
     examples of the split, ``worst_{split}_{measure}`` of the split's worst environment if the measure has a mode, and
     ``{measure}/{split}/{environment}``. A risk with a weight of its own is averaged by that weight, not by examples.
-    ``numbers`` are the evaluation's results for each part.
+    ``numbers`` are the evaluation's results for each part; without them an evaluation of outputs computes its own.
+    ``see`` is called with each part of this process's, its outputs and its targets, if a loss has them.
     """
     known = as_measures(measures)
     risk = as_risk(loss)
@@ -189,6 +199,8 @@ def evaluate(
     own = {at: part.data for at, part in enumerate(parts) if part.data is not None}
     pieces = [(at, start) for at, data in own.items() for start in range(0, len(data), examples_at_once)]
     readers = 0 if all(isinstance(data.source, InMemory) for data in own.values()) else readers
+    of_outputs = evaluation is not None and not numbers and reads_outputs(risk, evaluation)
+    found: dict[int, list[tuple[Tensor, Tensor]]] = {}
     batches = read_ahead(functools.partial(_piece, own, examples_at_once), pieces, readers, process.device)
     for (at, _), batch in zip(pieces, batches, strict=True):
         row, weight = sums[at], weights[at]
@@ -200,7 +212,16 @@ def evaluate(
         for index, values in enumerate(evaluated.values.values(), start=1):
             row[index] += float(values.double().sum())
             weight[index] += len(values)
+        if of_outputs or (see is not None and isinstance(risk, Supervised)):
+            found.setdefault(at, []).append((evaluated.outputs.float().cpu(), batch[1].cpu()))
     model.train(training)
+    joined = {at: tuple(map(torch.cat, zip(*each, strict=True))) for at, each in found.items()}
+    if evaluation is not None and of_outputs:
+        measured = {at: evaluation.checked(parts[at].name, evaluation.function(*pair)) for at, pair in joined.items()}
+        numbers = [measured.get(at, {}) for at in range(len(parts))]
+    if see is not None:
+        for at, (outputs, targets) in joined.items():
+            see(parts[at], outputs, targets)
     for row, weight, part, given in zip(sums, weights, parts, numbers, strict=False):
         for index, value in enumerate(given.values(), start=1 + len(known)):
             if value is not None:
@@ -220,6 +241,23 @@ def evaluate(
             for at, value in zip(rows, means.tolist(), strict=True):
                 metrics[environment_metric(measure_name, split, parts[at].name)] = value
     return metrics
+
+
+def reads_outputs(risk: Risk, evaluation: EnvironmentEvaluation) -> bool:
+    """Whether the evaluation takes the outputs of the loss, which a risk of another form does not have."""
+    return evaluation.of_outputs and isinstance(risk, Supervised)
+
+
+def outputs_and_targets(model: nn.Module, environment: Environment) -> tuple[Tensor, Tensor]:
+    """The model's outputs and the targets, on the CPU."""
+    first = next(model.parameters(), None)
+    found = []
+    for start in range(0, len(environment), _AT_ONCE):
+        inputs, targets = environment.pairs(slice(start, start + _AT_ONCE))
+        outputs = model(inputs if first is None else inputs.to(first.device))
+        found.append((outputs.float().cpu(), targets.cpu()))
+    outputs, targets = (torch.cat(each) for each in zip(*found, strict=True))
+    return outputs, targets
 
 
 def _piece(own: Mapping[int, Environment], size: int, piece: tuple[int, int]) -> Tree:

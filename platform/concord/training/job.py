@@ -22,6 +22,7 @@ from concord.redaction import redact_words, without_secrets
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.storage import display_path, resolve
+from concord.training.baseline import Baseline, Fit
 from concord.training.callback import Callback
 from concord.training.comparison import Comparison
 from concord.training.declared_measures import EnvironmentEvaluation, Measure, Mode, PerExample
@@ -97,6 +98,9 @@ class Job(Generic[Config]):
         parameter_groups: maps the model and the configuration to groups of its parameters with options of their own, as
             :mod:`torch.optim` takes them: ``[{"params": biases, "weight_decay": 0.0}, {"params": others}]``. What a
             group does not give is the run's; schedules multiply the rate of every group.
+        fit: maps the configuration to a function that sets the model's weights from all training examples, in place of
+            steps, or to None to train by steps, see :mod:`concord.training.baseline`.
+        baselines: configurations that ``concord compare JOB methods`` and ``leave-one-out`` compare with the methods.
         callbacks: called as every run of the job trains; a loop of the job's own calls no ``on_step``.
     """
 
@@ -125,6 +129,8 @@ class Job(Generic[Config]):
     parameter_groups: Callable[[nn.Module, Config], Sequence[Mapping[str, Any]]] | None = field(
         default=None, kw_only=True
     )
+    fit: Callable[[Config], Fit | None] | None = field(default=None, kw_only=True)
+    baselines: Mapping[str, Baseline] = field(default_factory=dict, kw_only=True)
     callbacks: Sequence[Callback] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -183,6 +189,10 @@ class Job(Generic[Config]):
         if made is not None and not isinstance(made, EnvironmentEvaluation):
             raise InputError(f"job {self.name}: evaluation gave {type(made).__name__}, expected EnvironmentEvaluation")
         return made
+
+    def fit_of(self, config: Config) -> Fit | None:
+        """How the model is fitted at once; None if it is trained by steps."""
+        return None if self.fit is None else self.fit(config)
 
     def parameters_of(self, model: nn.Module, config: Config) -> list[Any]:
         """The trained parameters of a model for an optimizer: in the job's groups, or one by one without any.

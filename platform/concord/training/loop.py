@@ -24,12 +24,13 @@ from concord.environments.tree import difference
 from concord.errors import InputError, picklable
 from concord.gradients import AggregationHook, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
-from concord.gradients.risk import take
+from concord.gradients.risk import Supervised, take
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.options import option_values
 from concord.record import Evaluation, Run
 from concord.source_file import reason
+from concord.training.baseline import Fit
 from concord.training.callback import Callback
 from concord.training.checkpoint import (
     TRAINED,
@@ -48,18 +49,28 @@ from concord.training.evaluation import (
     default_measures,
     evaluate,
     modes,
+    reads_outputs,
     reported_metrics,
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.kept_weights import BestWeights, WeightAverage, best_by
-from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, names_by_split, without_clashes
+from concord.training.left_out import PREDICTIONS, LeftOutPredictions
+from concord.training.metric_names import (
+    MODEL_EVALUATIONS,
+    environment_metric,
+    layer_metric,
+    names_by_split,
+    without_clashes,
+)
 from concord.training.optimization import Optimization
 from concord.training.options import ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
+# Of more numbers of single environments by a job's own evaluation, only those of the last evaluation are kept.
+_MOST_OF_ENVIRONMENTS = 400
 # A process that trains alone also writes a checkpoint after an epoch that ends this long after its last one. Several
 # processes average batch norm's statistics for a checkpoint, so its moment must not depend on time.
 _CHECKPOINT_SECONDS = 300.0
@@ -144,7 +155,29 @@ def training(
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
     run = _Run(job, config, process, prepared, so_far or StepsSoFar(), callbacks)
     with contextlib.closing(run.batches):
-        yield from _epochs(run, context, resume_from)
+        if (fit := job.fit_of(config)) is not None:
+            yield from _fitted(run, fit, context, resume_from)
+        else:
+            yield from _epochs(run, context, resume_from)
+
+
+def _fitted(run: "_Run", fit: Fit, context: RunContext, resume_from: Path | None) -> Iterator[Evaluation]:
+    """Fit the model at once, evaluate it, and write a checkpoint, as after the last epoch."""
+    if resume_from is not None:  # its only checkpoint is the last
+        return
+    epochs = run.config.schedule.epochs
+    step = epochs * run.steps_per_epoch
+    parts = [part.data.pairs(slice(None)) for part in run.parts if part.split == "train" and part.data is not None]
+    inputs, targets = (torch.cat([each.cpu() for each in of_parts]) for of_parts in zip(*parts, strict=True))
+    fit(run.model.cpu(), inputs, targets)
+    run.model.to(run.process.device)
+    metrics = {"epoch": float(epochs)} | run.evaluate(step)
+    if run.left_out is not None:
+        context.keep(PREDICTIONS, run.left_out.write)
+    run.so_far.evaluated(metrics)
+    yield Evaluation(epochs, step, metrics)
+    progress = Progress(epochs)
+    context.checkpoint(functools.partial(run.write, progress=progress, stopping=None, momentum={}), step)
 
 
 def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Iterator[Evaluation]:
@@ -200,6 +233,8 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
                 metrics |= run.consistency()
             if last and job.final_measures is not None and process.rank == 0:
                 metrics |= _final_measures(job, config, run.evaluated.eval(), metrics)
+            if not last:
+                metrics = run.without_many(metrics)
             run.so_far.evaluated(metrics)
         if process.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
@@ -207,6 +242,8 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
                     context.log(at_step, at)
             if not evaluated and step // every > (step - len(steps.each)) // every:
                 context.log(metrics, step)
+        if evaluated and last and run.left_out is not None:
+            context.keep(PREDICTIONS, run.left_out.write)
         if evaluated:
             yield Evaluation(progress.epoch, step, metrics)
         if checkpointed or last:
@@ -344,6 +381,9 @@ class _Run:
         )
         self.parts = self._parts(prepared)
         self.measures = as_measures(_measures(job, self.model, training[0], process.device))
+        self.left_out = None
+        if config.data.leave_out is not None and process.rank == 0 and isinstance(self.risk, Supervised):
+            self.left_out = LeftOutPredictions(self.environments)
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.schedule.epochs
@@ -360,6 +400,8 @@ class _Run:
             read_weights(folder, self.average.averaged.module)
             self.average.averaged.n_averaged.fill_(progress.averaged)
             read_weights(folder, self.model, TRAINED)
+        if self.left_out is not None:
+            self.left_out.read_state(folder)
         if self._averaging is not None and self.config.aggregation.environment_momentum > 0:
             self._averaging.load_state_dict(read_momentum(folder, self._own_names()))
         return progress
@@ -389,7 +431,7 @@ class _Run:
         """The metric of ``--keep best`` and its mode."""
         measures = modes(self.measures, self.evaluation)
         reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
-        return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.modes)
+        return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.criteria)
 
     def momentum(self) -> dict[str, Tensor]:
         """The averages of all environments' gradients, in the first process; called in every one."""
@@ -496,7 +538,7 @@ class _Run:
         self.average_buffers()
         own, model = self.evaluation, self.evaluated
         numbers: list[dict[str, float | None]] = []
-        if own is not None:
+        if own is not None and not reads_outputs(self.risk, own):
             numbers = _on_all_ranks(
                 lambda: [own(model, part, self.config.run.seed, step) for part in self.parts], self.process
             )
@@ -514,6 +556,7 @@ class _Run:
             evaluation=own,
             numbers=numbers,
             readers=self.config.data.readers,
+            see=None if self.left_out is None else functools.partial(self._see, step),
         )
         if self.config.data.held_out > 0:
             losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
@@ -524,6 +567,19 @@ class _Run:
                     if f"{prefix}held_out_{measure}" in metrics:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
+
+    def _see(self, step: int, part: EvaluatedPart, outputs: Tensor, targets: Tensor) -> None:
+        """Take the outputs for the environment that is left out, the only one for validation."""
+        if part.split == "validation" and self.left_out is not None:
+            self.left_out.add(step, outputs, targets)
+
+    def without_many(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics without the evaluation's of single environments if they are many: to keep them takes longer."""
+        measures = () if self.evaluation is None else tuple(self.evaluation.modes)
+        if len(measures) * len(self.parts) <= _MOST_OF_ENVIRONMENTS:
+            return metrics
+        many = {environment_metric(name, part.split, part.name) for name in measures for part in self.parts}
+        return {name: value for name, value in metrics.items() if name not in many}
 
     def consistency(self) -> dict[str, float]:
         """The agreement of the training environments, see :func:`consistency_metrics`, and the seconds it took."""
@@ -545,6 +601,8 @@ class _Run:
         trained = self.model if progress.averaged > 0 else None
         if stopping is not None:
             stopping.write(folder)
+        if self.left_out is not None:
+            self.left_out.write_state(folder)
         write_checkpoint(folder, self.evaluated, self.optimization, progress, momentum, trained)  # checksums last
 
     def _parts(self, prepared: WorkerData) -> list[EvaluatedPart]:

@@ -4,26 +4,23 @@ A job names them as its evaluation; each is reported of every environment, over 
 
     job = Job(environments, model, cross_entropy, evaluation=classification("auc", "f1", "calibration_error"))
 
-Where a measure is not defined, as the area with one class alone, the environment is left out of its mean and its worst.
+They are computed from the outputs of the loss, without a further pass of the model. Where a measure is not defined, as
+the area with one class alone, the environment is left out of its mean and its worst.
 """
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from concord.environments import Environment
 from concord.errors import ArgumentError, InputError
 from concord.training.declared_measures import EnvironmentEvaluation, Mode
+from concord.training.evaluation import Values, area_under_roc
 
-_AT_ONCE = 256  # examples
 _BINS = 15  # of confidences, as in Guo et al., "On calibration of modern neural networks"
-
-Values = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -34,17 +31,19 @@ class _Predictions:
         scores: the log-odds of each class.
         predicted, positive: whether a class is predicted, and whether it is right.
         several: whether an example may have several labels.
+        at_cutoff: of two classes, the examples whose probability of the second reaches the cutoff; None without one.
     """
 
     scores: Values
     predicted: Values
     positive: Values
     several: bool
+    at_cutoff: Values | None = None
 
     @staticmethod
-    def of(outputs: Tensor, targets: Tensor) -> "_Predictions":
+    def of(outputs: Tensor, targets: Tensor, cutoff: float | None = None) -> "_Predictions":
         """From logits ``(examples, classes)``, and classes ``(examples,)``, or labels of the logits' shape, 0 or 1."""
-        outputs = outputs.nan_to_num()
+        outputs = outputs.nan_to_num().double()
         if targets.shape == outputs.shape:
             outputs, targets = outputs.view(len(outputs), -1), targets.view(len(outputs), -1)
             return _Predictions(outputs.numpy(), (outputs > 0).numpy(), (targets > 0.5).numpy(), several=True)
@@ -58,7 +57,14 @@ class _Predictions:
         classes = torch.arange(count)
         predicted, positive = (outputs.argmax(1)[:, None] == classes), (targets[:, None] == classes)
         scores = outputs - torch.stack(others, 1)
-        return _Predictions(scores.numpy(), predicted.numpy(), positive.numpy(), several=False)
+        reached = None if cutoff is None else (scores[:, 1].sigmoid() >= cutoff).numpy()
+        return _Predictions(scores.numpy(), predicted.numpy(), positive.numpy(), several=False, at_cutoff=reached)
+
+    @property
+    def probabilities(self) -> Values:
+        """Of each class, float64."""
+        found: Values = torch.from_numpy(self.scores).sigmoid().numpy()
+        return found
 
     def columns(self) -> Iterator[tuple[Values, Values]]:
         """Scores and truth of each class that some examples have; of two classes, of the second alone."""
@@ -69,17 +75,29 @@ class _Predictions:
 
 
 def _auc(given: _Predictions) -> float | None:
-    from sklearn.metrics import roc_auc_score
-
-    areas = [float(roc_auc_score(positive, scores)) for scores, positive in given.columns() if not positive.all()]
-    return sum(areas) / len(areas) if areas else None
+    areas = [area_under_roc(*pair) for pair in given.columns()]
+    known = [area for area in areas if area is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _average_precision(given: _Predictions) -> float | None:
-    from sklearn.metrics import average_precision_score
-
-    found = [float(average_precision_score(positive, scores)) for scores, positive in given.columns()]
+    found = [_precision_over_recall(*pair) for pair in given.columns()]
     return sum(found) / len(found) if found else None
+
+
+def _precision_over_recall(scores: Values, positive: Values) -> float:
+    """The mean over the positive examples of the precision among those that score as high."""
+    found = scores[positive]
+    hits, reached = (len(each) - np.searchsorted(np.sort(each), found) for each in (found, scores))
+    return float((hits / reached).mean())
+
+
+def _brier(given: _Predictions) -> float | None:
+    """The mean squared error of the probability of the second of two classes, or of a label; of more their sum."""
+    errors = np.square(given.probabilities - given.positive)
+    if given.several:
+        return float(errors.mean())
+    return float(errors[:, 1].mean() if errors.shape[1] == 2 else errors.sum(1).mean())
 
 
 def _f1(given: _Predictions) -> float | None:
@@ -88,7 +106,19 @@ def _f1(given: _Predictions) -> float | None:
 
 
 def _recall(given: _Predictions) -> float | None:
+    if given.at_cutoff is not None:
+        return _share(given.at_cutoff[given.positive[:, 1]])
     return _mean_ratio((given.positive & given.predicted).sum(0), given.positive.sum(0))
+
+
+def _specificity(given: _Predictions) -> float | None:
+    if given.at_cutoff is not None:
+        return _share(~given.at_cutoff[~given.positive[:, 1]])
+    return _mean_ratio((~given.positive & ~given.predicted).sum(0), (~given.positive).sum(0))
+
+
+def _share(right: Values) -> float | None:
+    return float(right.mean()) if len(right) else None
 
 
 def _mean_ratio(numerators: Values, denominators: Values) -> float | None:
@@ -98,7 +128,7 @@ def _mean_ratio(numerators: Values, denominators: Values) -> float | None:
 
 
 def _calibration_error(given: _Predictions) -> float | None:
-    probabilities = torch.from_numpy(given.scores).double().sigmoid().numpy()
+    probabilities = given.probabilities
     if given.several:
         pairs = zip(probabilities.T, given.positive.T, strict=True)
         return float(np.mean([_expected_gap(*pair) for pair in pairs]))
@@ -112,20 +142,32 @@ def _expected_gap(confidence: Values, correct: Values) -> float:
 
 def _class_accuracy(given: _Predictions, place: int) -> float | None:
     right = given.predicted[:, place] == given.positive[:, place]
-    right = right if given.several else right[given.positive[:, place]]
-    return float(right.mean()) if len(right) else None
+    return _share(right if given.several else right[given.positive[:, place]])
 
 
-_MEASURES: dict[str, tuple[Callable[[_Predictions], float | None], Mode]] = {
+def _majority_share(given: _Predictions) -> float | None:
+    """The accuracy of the best constant; of labels the mean over them."""
+    shares = given.positive.mean(0)
+    return float(np.maximum(shares, 1 - shares).mean() if given.several else shares.max())
+
+
+_MEASURES: dict[str, tuple[Callable[[_Predictions], float | None], Mode | None]] = {
     "auc": (_auc, "max"),
     "average_precision": (_average_precision, "max"),
     "f1": (_f1, "max"),
     "recall": (_recall, "max"),
+    "specificity": (_specificity, "max"),
+    "brier": (_brier, "min"),
     "calibration_error": (_calibration_error, "min"),
+    "majority_share": (_majority_share, None),
 }
+_TWO_CLASSES = ("auc", "average_precision", "brier", "calibration_error", "recall", "specificity", "majority_share")
+_CLASSES = ("f1", "brier", "calibration_error", "majority_share")
 
 
-def classification(*measures: str, classes: Sequence[str] = ()) -> EnvironmentEvaluation:
+def classification(
+    *measures: str, classes: Sequence[str] = (), cutoff: float | None = None, one_class: float | None = None
+) -> EnvironmentEvaluation:
     """Measures of a classifier, or of several labels an example.
 
     Outputs are logits ``(examples, classes)``; targets are classes ``(examples,)``, or labels of 0 and 1
@@ -135,16 +177,25 @@ def classification(*measures: str, classes: Sequence[str] = ()) -> EnvironmentEv
     * ``average_precision``: the area under the curve of precision and recall, in the same way.
     * ``f1``: the mean over the classes of F1, of those that occur or are predicted.
     * ``recall``: the mean over the classes of the accuracy among their examples (balanced accuracy).
+    * ``specificity``: in the same way, the share of the examples of other classes that are not predicted as the class.
+    * ``brier``: the mean squared error of the probability of the second of two classes, or of each label; of more
+      classes the sum over them.
     * ``calibration_error``: the expected difference of confidence and accuracy, in 15 bins of confidence.
+    * ``majority_share``: the share of the largest class, the accuracy of the best constant; it selects nothing.
 
     Args:
         measures: some of these names.
         classes: names of all classes or labels, in their order, for ``accuracy_of_NAME`` of each: the accuracy among
             the examples of a class, or of a label among all examples.
+        cutoff: of two classes, the probability from which the second is predicted; ``recall`` and ``specificity`` are
+            then the second's at this cutoff.
+        one_class: ``auc`` of an environment with one class, such as 0.5; None leaves the environment out.
 
     Raises:
-        InputError: there is no such measure, or nothing is asked for.
+        InputError: there is no such measure, nothing is asked for, or the cutoff is not in [0, 1].
     """
+    if cutoff is not None and not 0 <= cutoff <= 1:
+        raise ArgumentError("cutoff", cutoff, "must be a probability, in [0, 1]")
     for name in measures:
         if name not in _MEASURES:
             raise ArgumentError("measures", name, f"there is no such measure; give some of {', '.join(_MEASURES)}")
@@ -152,16 +203,33 @@ def classification(*measures: str, classes: Sequence[str] = ()) -> EnvironmentEv
     modes |= {f"accuracy_of_{name}": "max" for name in classes}
     if not modes:
         raise ArgumentError("measures", "none", f"give some of {', '.join(_MEASURES)}, or classes")
-    return EnvironmentEvaluation(functools.partial(_classification, measures, tuple(classes)), modes)
+    function = functools.partial(_classification, measures, tuple(classes), cutoff, one_class)
+    return EnvironmentEvaluation(function, modes, of_outputs=True)
+
+
+def usual_classification(classes: int, cutoff: float, one_class: float | None = None) -> EnvironmentEvaluation:
+    """The usual measures of this number of classes; recall and specificity of two at the cutoff."""
+    if classes == 2:
+        return classification(*_TWO_CLASSES, cutoff=cutoff, one_class=one_class)
+    return classification(*_CLASSES)
 
 
 def _classification(
-    measures: tuple[str, ...], classes: tuple[str, ...], model: nn.Module, environment: Environment
+    measures: tuple[str, ...],
+    classes: tuple[str, ...],
+    cutoff: float | None,
+    one_class: float | None,
+    outputs: Tensor,
+    targets: Tensor,
 ) -> dict[str, float | None]:
-    given = _Predictions.of(*_outputs_and_targets(model, environment))
+    given = _Predictions.of(outputs, targets, cutoff)
+    if cutoff is not None and (given.several or given.positive.shape[1] != 2):
+        raise ArgumentError("cutoff", cutoff, f"is of two classes; the model has {given.positive.shape[1]} outputs")
     if classes and len(classes) != given.positive.shape[1]:
         raise ArgumentError("classes", ", ".join(classes), f"the model has {given.positive.shape[1]} outputs")
     found = {name: _MEASURES[name][0](given) for name in measures}
+    if found.get("auc", 0.0) is None:
+        found["auc"] = one_class
     return found | {f"accuracy_of_{name}": _class_accuracy(given, at) for at, name in enumerate(classes)}
 
 
@@ -175,11 +243,11 @@ def regression(*targets: str) -> EnvironmentEvaluation:
     modes: dict[str, Mode | None] = {}
     for end in ends:
         modes |= {f"mse{end}": "min", f"mae{end}": "min", f"r2{end}": "max"}
-    return EnvironmentEvaluation(functools.partial(_regression, tuple(ends)), modes)
+    return EnvironmentEvaluation(functools.partial(_regression, tuple(ends)), modes, of_outputs=True)
 
 
-def _regression(ends: tuple[str, ...], model: nn.Module, environment: Environment) -> dict[str, float | None]:
-    outputs, targets = (each.double().view(len(each), -1) for each in _outputs_and_targets(model, environment))
+def _regression(ends: tuple[str, ...], outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+    outputs, targets = (each.double().view(len(each), -1) for each in (outputs, targets))
     if not outputs.shape == targets.shape == (len(targets), len(ends)):
         raise InputError(
             f"regression: outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}; expected {len(ends)} "
@@ -187,19 +255,15 @@ def _regression(ends: tuple[str, ...], model: nn.Module, environment: Environmen
         )
     found: dict[str, float | None] = {}
     for end, output, target in zip(ends, outputs.T, targets.T, strict=True):
-        errors, spread = output - target, float((target - target.mean()).square().sum())
-        found |= {f"mse{end}": float(errors.square().mean()), f"mae{end}": float(errors.abs().mean())}
-        found[f"r2{end}"] = 1 - float(errors.square().sum()) / spread if spread > 0 else None
+        found |= {f"{name}{end}": value for name, value in errors_of(output, target).items()}
     return found
 
 
-def _outputs_and_targets(model: nn.Module, environment: Environment) -> tuple[Tensor, Tensor]:
-    """The model's outputs and the targets, on the CPU."""
-    first = next(model.parameters(), None)
-    found = []
-    for start in range(0, len(environment), _AT_ONCE):
-        inputs, targets = environment.pairs(slice(start, start + _AT_ONCE))
-        outputs = model(inputs if first is None else inputs.to(first.device))
-        found.append((outputs.float().cpu(), targets.cpu()))
-    outputs, targets = (torch.cat(each) for each in zip(*found, strict=True))
-    return outputs, targets
+def errors_of(outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+    """``mse``, ``mae`` and ``r2`` of a target, from float64 ``(examples,)``; R² is None for one value of the target."""
+    errors, spread = outputs - targets, float((targets - targets.mean()).square().sum())
+    return {
+        "mse": float(errors.square().mean()),
+        "mae": float(errors.abs().mean()),
+        "r2": 1 - float(errors.square().sum()) / spread if spread > 0 else None,
+    }

@@ -3,37 +3,27 @@
 import functools
 from collections.abc import Sequence
 
-import torch
-from torch import nn
+from torch import Tensor
 
-from concord.environments import Environment, Environments
+from concord.environments import Environments
 from concord.record import Evaluation
 from concord.training.declared_measures import EnvironmentEvaluation
+from concord.training.measures import errors_of
 from concord.training.metric_names import split_metric
-
-_AT_ONCE = 65_536  # examples
 
 
 def regression_errors(deviation: float) -> EnvironmentEvaluation:
-    """The mean squared and mean absolute error in the target's units, and the squared error of the constant.
+    """Squared and absolute error in the target's units, the squared error of the constant, and R².
 
     The model and the targets are standardized: the constant is 0, and ``deviation`` is the target's.
     """
-    modes = {"mse": "min", "mae": "min", "constant_mse": None}
-    return EnvironmentEvaluation(functools.partial(_errors, deviation), modes)  # type: ignore[arg-type]
+    modes = {"mse": "min", "mae": "min", "constant_mse": None, "r2": "max"}
+    return EnvironmentEvaluation(functools.partial(_errors, deviation), modes, of_outputs=True)  # type: ignore[arg-type]
 
 
-def _errors(deviation: float, model: nn.Module, environment: Environment) -> dict[str, float]:
-    first = next(model.parameters(), None)
-    parts = environment.inputs.split(_AT_ONCE)
-    outputs = torch.cat([model(each if first is None else each.to(first.device)).cpu().double() for each in parts])
-    targets = deviation * environment.targets.double()
-    moved = deviation * outputs - targets
-    return {
-        "mse": float(moved.square().mean()),
-        "mae": float(moved.abs().mean()),
-        "constant_mse": float(targets.square().mean()),
-    }
+def _errors(deviation: float, outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+    outputs, targets = (deviation * each.double().flatten() for each in (outputs, targets))
+    return {**errors_of(outputs, targets), "constant_mse": float(targets.square().mean())}
 
 
 def no_better_than_constant(history: Sequence[Evaluation], environments: Environments) -> str | None:
