@@ -184,6 +184,11 @@ class _Report(TypedDict):
     metrics: Metrics
 
 
+class _Note(_Event):
+    part: Literal["beginning", "result"]
+    text: str
+
+
 class _Ended(_Event):
     status: Literal["FINISHED", "FAILED", "KILLED"]
     failure: NotRequired[str | None]
@@ -200,5 +205,6 @@ EVENT_TYPES: Mapping[str, Any] = {
     "checkpoint": _Checkpoint,
     "artifact": _Artifact,
     "asked": Annotated[_AskedCell | _AskedTrial, Field(discriminator="kind")],
+    "note": _Note,
     "ended": _Ended,
 }

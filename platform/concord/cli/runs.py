@@ -103,7 +103,9 @@ def _job(run: Any) -> str:
     job = run.tags.get("concord.job", "")
     for kind, folder in (("study", FOLDERS["study"]), ("comparison", FOLDERS["comparison"])):
         if group := run.tags.get(f"concord.{kind}"):
-            return f"{job or run.experiment.removesuffix(f'-{folder}')} ({kind} {group})"
+            own = run.experiment.endswith(f"-{folder}")  # not the user's experiment
+            name = job or (run.experiment.removesuffix(f"-{folder}") if own else "")
+            return f"{name} ({kind} {group})".strip()
     return str(job)
 
 

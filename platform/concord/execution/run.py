@@ -75,6 +75,8 @@ def run(
             keep_source(job, active.run)
             for line in run_summary(job, config, active, checked, given):
                 info(line)
+            beginning = _method_and_data(job, config, active.name, checked, given)
+            active.run.append("note", part="beginning", text=_as_note(job, active.name, beginning))
             if idle := sorted(map(flag_of, config.unused() & {*given})):
                 info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option uses it")
             if dashboard:
@@ -157,6 +159,12 @@ def run_summary(
         champion,
         f"kept in {active.folder.display_path}, tracked in {redact(active.store.uri)}",
     ]
+
+
+def _as_note(job: JobFile, name: str, lines: Sequence[str]) -> str:
+    """The first lines of a run as the beginning of its description: the method, the data, what to expect of a mask."""
+    first, *others = lines
+    return "  \n".join([f"**{job.name}**: {first.removeprefix(f'run {name}: ')}", *map(redact, others)])
 
 
 def _method_and_data(
