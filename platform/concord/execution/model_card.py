@@ -14,7 +14,7 @@ from concord.record import Run
 from concord.redaction import redact
 from concord.table import format_value
 from concord.tracking import Store
-from concord.tracking.registry import STUDY
+from concord.tracking.registry import STUDY, serve_command
 from concord.training.job import JobFile
 from concord.training.metric_names import environment_metric, environments_of, split_metric
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig
@@ -73,15 +73,9 @@ def model_card(
         f"**Rule.** {_rule(config, checked)}",
         f"**Selection.** {_selection(lineage, checked)}",
         f"**Limits.** {_limits(checked.environments, warnings)}",
-        f"**Use.**\n\n```python\n{_loading(store, uri)}\n```\n\n```sh\n{serve_command(store.uri, uri)}\n```",
+        f"**Use.**\n\n```python\n{_loading(store, uri)}\n```\n\n```sh\n{serve_command(store, uri)}\n```",
     ]
     return "\n\n".join(filter(None, parts))
-
-
-def serve_command(store_uri: str, model: str, port: int = 5001) -> str:
-    """The line that serves a model of a store over HTTP, to be pasted."""
-    serve = f"mlflow models serve --model-uri {model} --env-manager local --port {port}"
-    return f"MLFLOW_TRACKING_URI={redact(store_uri)} {serve}"
 
 
 def criterion_measure(checked: PreflightResult) -> str:

@@ -10,13 +10,15 @@ versions again afterwards: the last writer has seen all of them.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from concord.errors import InputError, RunFailedError
 from concord.metric_name import metric_name
+from concord.redaction import redact
 from concord.tracking.client import failures, pages, unless
 from concord.tracking.store import Store, stored_value
 
@@ -130,7 +132,7 @@ def register(
             if store.artifacts is not None:
                 # A database store would look up the id in the process-wide store, which may be another one.
                 model_uri = client.get_logged_model(model_id).artifact_location
-        method = ", ".join(filter(None, (params.get("aggregator"), params.get("objective"))))
+        method = ", ".join(filter(None, (params.get("aggregator"), params.get("objective", "erm").removeprefix("erm"))))
         shown = {DATA: tags.get(DATA), RUN: run.info.run_name, METHOD: method, STUDY: study}
         tags = {SCORE: json.dumps(score), **{name: value for name, value in shown.items() if value}}
 
@@ -193,6 +195,20 @@ def models(store: Store) -> list[ModelVersion]:
         return [_completed(store, version) for version in found]
 
 
+def champions(store: Store) -> list[str]:
+    """The names of the models with a champion, the model that changed last first."""
+    with failures(store.uri, "read the model registry"):
+        search = store.client.search_registered_models
+        entries = pages(lambda token: search(order_by=["last_updated_timestamp DESC"], page_token=token))
+        return [entry.name for entry in entries if CHAMPION in entry.aliases]
+
+
+def serve_command(store: Store, model: str) -> str:
+    """The lines that serve a model, ``models:/NAME@ALIAS``, over HTTP; without the store's password."""
+    where = f"MLFLOW_TRACKING_URI={shlex.quote(redact(store.uri))}"
+    return f"{where} \\\n  mlflow models serve --model-uri {shlex.quote(model)} --env-manager local --port 5001"
+
+
 def show(store: Store, name: str, version_or_alias: str | int = CHAMPION) -> ModelVersion:
     """Return one version by its number or by an alias, with or without ``@``. Raises InputError if there is none."""
     wanted = str(version_or_alias).removeprefix("@")
@@ -236,6 +252,29 @@ def promote(store: Store, name: str, version: str | int, or_better: bool = False
             if each is not None and each.version != champion.version:
                 _describe(store, each, f"No longer: version {champion.version} replaced it.")
     return champion
+
+
+def versions_of_runs(store: Store, run_ids: Collection[str]) -> list[ModelVersion]:
+    """The versions of all models that come from these runs."""
+    with failures(store.uri, "read the model registry"):
+        entries = pages(lambda token: store.client.search_registered_models(page_token=token))
+        found = (version for entry in entries for version in _read(store, entry.name).versions)
+        return [version for version in found if version.run_id in run_ids]
+
+
+def require_deletable(version: ModelVersion) -> None:
+    """Refuse to delete a champion (InputError)."""
+    if CHAMPION in version.aliases:
+        again = f"concord models promote {version.name} VERSION"
+        raise InputError(f"{version.uri}: is the champion of {version.name}; promote another version first: {again}")
+
+
+def delete_version(store: Store, version: ModelVersion) -> None:
+    """Delete a version, and the registered model with its last one; the logged model and its run stay."""
+    with failures(store.uri, f"delete {version.uri}"), unless("RESOURCE_DOES_NOT_EXIST"):
+        store.client.delete_model_version(version.name, str(version.version))
+        if not _read(store, version.name).versions:
+            store.client.delete_registered_model(version.name)
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,17 @@ class Store:
         with failures(self.uri, f"delete run {run_id}"):
             self.client.delete_run(run_id)
 
+    def delete_with_models(self, run_id: str) -> None:
+        """Delete the run and its logged models; nothing if the store has lost it, or has deleted it before."""
+        with failures(self.uri, f"delete run {run_id}"), unless("RESOURCE_DOES_NOT_EXIST"):
+            run = self.client.get_run(run_id)
+            if run.info.lifecycle_stage != "active":
+                return
+            for output in run.outputs.model_outputs if run.outputs is not None else ():
+                with unless("RESOURCE_DOES_NOT_EXIST"):
+                    self.client.delete_logged_model(output.model_id)
+            self.client.delete_run(run_id)
+
     def log_files(self, run_id: str, path: Path, artifact_path: str | None = None) -> None:
         """Copy a file, or the content of a folder, to the run's artifacts, under the folder `artifact_path`."""
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
