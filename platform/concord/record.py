@@ -5,6 +5,7 @@ The record is the truth; MLflow is a mirror of it, and Ray's own state follows f
     {"event": "began", "at": 1764000000000, "resumed": false}
     {"event": "data", "at": …, "parts": [{"name": "north", "purpose": "train", …}]}
     {"event": "metrics", "at": …, "step": 40, "metrics": {"step/loss": 0.7}}
+    {"event": "system", "at": …, "step": 0, "metrics": {"system/worker-0/cpu_utilization_percentage": 71.2}}
     {"event": "evaluated", "at": …, "epoch": 2, "step": 40, "metrics": {"ood_accuracy": 0.9, …}}
     {"event": "checkpoint", "at": …, "step": 40, "name": "checkpoint_000000000040"}
     {"event": "artifact", "at": …, "path": "figures/curves.png"}
@@ -98,7 +99,7 @@ class Run:
         evaluations: metrics by (epoch, step), in this order.
         checkpoints: the names of its checkpoints, the oldest first.
         data: the parts of the data on which it trained, as JSON.
-        notes: the parts of its description in MLflow, in Markdown, the beginning first.
+        notes: the parts of its description in MLflow, in Markdown, by name.
         evaluated_at: the time of the last evaluation, in milliseconds since 1970.
         asked: of a group, the fields of each request for a run; several may name the same run.
         ended: the fields of its latest end, with ``at``; None if the run has not ended since it began.
@@ -223,8 +224,8 @@ class Run:
 
     @property
     def description(self) -> str:
-        """What MLflow's page of the run says, in Markdown."""
-        return "\n\n".join(self.notes.values())
+        """What MLflow's page of the run says, in Markdown: the result, then how it was obtained."""
+        return "\n\n".join(self.notes[part] for part in ("result", "beginning") if part in self.notes)
 
     @property
     def ended_at(self) -> float:
@@ -260,13 +261,13 @@ class OpenRun(Run):
             try:
                 self._lines.append({"event": event, "at": at, **fields})
             except DiskError as error:
-                if event != "metrics":
+                if event not in ("metrics", "system"):
                     raise
                 if not self._losing:
                     _logger.warning("metrics are being lost: %s", error)
                 self._losing = True
                 return
-            if event != "metrics":
+            if event not in ("metrics", "system"):
                 self.take(Event(event, at, fields, self._lines.end))
 
     def sync(self) -> None:
@@ -323,7 +324,7 @@ def _replay(run: Run) -> None:
     """Take the events of a run's file, as this machine has it."""
     file = run.folder.path / EVENTS
     for event in read_events(file) if file.exists() else ():
-        if event.name != "metrics":
+        if event.name not in ("metrics", "system"):
             run.take(event)
 
 

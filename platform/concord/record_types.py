@@ -201,6 +201,7 @@ EVENT_TYPES: Mapping[str, Any] = {
     "began": _Began,
     "data": _Data,
     "metrics": _Step,
+    "system": _Step,
     "evaluated": _Evaluated,
     "checkpoint": _Checkpoint,
     "artifact": _Artifact,

@@ -139,10 +139,12 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
     from concord.execution.spec import USER, user_name
+    from concord.tracking.system_metrics import ENABLED, INTERVAL
 
     environment |= {} if (user := user_name()) is None else {USER: user}
-    if experiment := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
-        environment["MLFLOW_EXPERIMENT_NAME"] = experiment
+    environment |= {
+        name: os.environ[name] for name in ("MLFLOW_EXPERIMENT_NAME", ENABLED, INTERVAL) if name in os.environ
+    }
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
     with packed(files.folder, options.size_limit, files.needed, files.texts) as package:

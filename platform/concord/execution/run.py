@@ -30,6 +30,7 @@ from concord.options import flag_of, option_values, options_of
 from concord.record import OpenRun, Run
 from concord.redaction import redact
 from concord.storage import require_space
+from concord.tracking.system_metrics import sampling_seconds
 from concord.training.advice import mask_lines
 from concord.training.callback import Callback
 from concord.training.job import JobFile
@@ -131,7 +132,14 @@ def _train(
     on_ray_train = needs_ray_train(config)
     if not on_ray_train:
         tune_process()
-    task = RunTask(job.sent, option_values(config), run.folder, on_ray_train, callbacks=tuple(callbacks))
+    task = RunTask(
+        job.sent,
+        option_values(config),
+        run.folder,
+        on_ray_train,
+        callbacks=tuple(callbacks),
+        system_seconds=sampling_seconds(),
+    )
     with contextlib.closing(execute(task, job, take, start)) as evaluations:
         try:
             for evaluation in evaluations:

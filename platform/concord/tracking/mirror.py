@@ -159,7 +159,7 @@ class _Mirrored:
             match event.name:
                 case "began":
                     piece.began, piece.ended = event, None
-                case "metrics" | "evaluated":
+                case "metrics" | "system" | "evaluated":
                     metrics, step = event.fields["metrics"], event.fields["step"]
                     if self.group is not None:
                         metrics = {key: value for key, value in metrics.items() if "/" not in key}
