@@ -154,12 +154,11 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     address = f"http://{options.host}:{options.port}" if own else redact(store.uri)
     info(f"MLflow UI: {address}/{_EXPERIMENTS}")
     info("hint: an address without its end opens MLflow's pages for language models; choose Model training, top left")
-    for name in champions(store)[:1]:
-        for line in (
-            f"to serve the champion of {name}:",
-            *serve_command(store, f"models:/{name}@{CHAMPION}").splitlines(),
-        ):
-            info(line)
+    with contextlib.suppress(RunFailedError):  # a server that shows no models
+        for name in champions(store)[:1]:
+            info(f"to serve the champion of {name}:")
+            for line in serve_command(store, f"models:/{name}@{CHAMPION}").splitlines():
+                info(line)
     if not own:
         return {"mlflow": address, "ray": dashboard}
     server = [sys.executable, "-m", "mlflow", "ui", "--host", options.host, "--port", str(options.port)]

@@ -105,7 +105,8 @@ class RunSpec(GroupSpec):
         if data is None and folder is not None:
             data = f"in {display_path(resolve(folder))}"
         unused, recorded = config.unused(), recorded_config(config)
-        parameters = {name: value for name, value in recorded.items() if value is not None and name not in unused}
+        empty: tuple[object, ...] = (None, "", (), [])
+        parameters = {name: value for name, value in recorded.items() if value not in empty and name not in unused}
         spec = RunSpec(job, config, run_key(job, config, data, stop_when=stop_when), stop_when, parameters=parameters)
         return dataclasses.replace(spec, **further)
 
