@@ -401,6 +401,28 @@ def test_a_run_that_is_deleted_or_lost_in_the_store_has_all_events_in_the_end(
     assert caplog.messages == [f"tracking at {store.uri} has {then.format(run_id)}"]
 
 
+def test_a_run_s_description_is_kept_with_its_record_and_sent_again(store: Store, tmp_path: Path) -> None:
+    def description() -> str:
+        return str(store.client.get_run(str(run.run_id)).data.tags["mlflow.note.content"])
+
+    run = opened(tmp_path)
+    mirror = mirrored(store, run)
+    run.append("note", part="beginning", text="**mean** of 4 environments, in mongodb://ann:hunter2@host/x")
+    assert mirror.close(20.0) == 0
+    assert description() == "**mean** of 4 environments, in mongodb://ann:***@host/x"
+    again = opened(tmp_path)  # a process that finishes it later; a killed one may have sent this before
+    for _ in range(2):
+        again.append("note", part="result", text="accuracy 0.9")
+    mirror = mirrored(store, again)
+    assert mirror.close(20.0) == 0
+    assert description().splitlines()[0] == "accuracy 0.9"
+    _purge(store, str(run.run_id))
+    mirror = mirrored(store, again)
+    assert mirror.close(20.0) == 0
+    run = opened(tmp_path)
+    assert description().startswith("accuracy 0.9\n\n**mean** of 4 environments")
+
+
 def _purge(store: Store, run_id: str) -> None:
     """As ``mlflow gc`` does."""
     store.delete_run(run_id)

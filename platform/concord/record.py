@@ -5,9 +5,11 @@ The record is the truth; MLflow is a mirror of it, and Ray's own state follows f
     {"event": "began", "at": 1764000000000, "resumed": false}
     {"event": "data", "at": …, "parts": [{"name": "north", "purpose": "train", …}]}
     {"event": "metrics", "at": …, "step": 40, "metrics": {"step/loss": 0.7}}
+    {"event": "system", "at": …, "step": 0, "metrics": {"system/worker-0/cpu_utilization_percentage": 71.2}}
     {"event": "evaluated", "at": …, "epoch": 2, "step": 40, "metrics": {"ood_accuracy": 0.9, …}}
     {"event": "checkpoint", "at": …, "step": 40, "name": "checkpoint_000000000040"}
     {"event": "artifact", "at": …, "path": "figures/curves.png"}
+    {"event": "note", "at": …, "part": "result", "text": "…"}
     {"event": "ended", "at": …, "status": "FINISHED", …}
 
 ``at`` is in milliseconds since 1970. A group has an event ``asked`` for each run that it asks for, with the run's name,
@@ -97,6 +99,8 @@ class Run:
         evaluations: metrics by (epoch, step), in this order.
         checkpoints: the names of its checkpoints, the oldest first.
         data: the parts of the data on which it trained, as JSON.
+        notes: the parts of its description in MLflow, in Markdown, by name.
+        evaluated_at: the time of the last evaluation, in milliseconds since 1970.
         asked: of a group, the fields of each request for a run; several may name the same run.
         ended: the fields of its latest end, with ``at``; None if the run has not ended since it began.
         seconds_before: of training before the checkpoint from which it was resumed.
@@ -108,6 +112,8 @@ class Run:
     evaluations: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     checkpoints: list[str] = field(default_factory=list)
     data: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+    evaluated_at: int = 0
     asked: list[Mapping[str, Any]] = field(default_factory=list)
     ended: Mapping[str, Any] | None = None
     seconds_before: float = 0.0
@@ -127,6 +133,7 @@ class Run:
                 if not resumed:
                     self.evaluations.clear()
                     self.data.clear()
+                    self.notes.clear()
                     self._trained_seconds = 0.0
                 self.seconds_before = self._trained_seconds
                 self.began, self.ended = {**event.fields, "at": event.at}, None
@@ -137,6 +144,9 @@ class Run:
                 while self.evaluations and next(reversed(self.evaluations)) >= moment:
                     self.evaluations.popitem()  # of an attempt that was given up; this one may end earlier
                 self.evaluations[moment] = dict(event.fields["metrics"])
+                self.evaluated_at = event.at
+            case "note":
+                self.notes[event.fields["part"]] = event.fields["text"]
             case "checkpoint":
                 name = event.fields["name"]
                 self.checkpoints = [*(each for each in self.checkpoints if each != name), name]
@@ -213,6 +223,11 @@ class Run:
         return None if self.ended is None else self.ended.get("report")
 
     @property
+    def description(self) -> str:
+        """What MLflow's page of the run says, in Markdown: the result, then how it was obtained."""
+        return "\n\n".join(self.notes[part] for part in ("result", "beginning") if part in self.notes)
+
+    @property
     def ended_at(self) -> float:
         """When it ended, in seconds since 1970; infinity if it has not."""
         return float("inf") if self.ended is None else float(self.ended["at"]) / 1000
@@ -246,13 +261,13 @@ class OpenRun(Run):
             try:
                 self._lines.append({"event": event, "at": at, **fields})
             except DiskError as error:
-                if event != "metrics":
+                if event not in ("metrics", "system"):
                     raise
                 if not self._losing:
                     _logger.warning("metrics are being lost: %s", error)
                 self._losing = True
                 return
-            if event != "metrics":
+            if event not in ("metrics", "system"):
                 self.take(Event(event, at, fields, self._lines.end))
 
     def sync(self) -> None:
@@ -309,7 +324,7 @@ def _replay(run: Run) -> None:
     """Take the events of a run's file, as this machine has it."""
     file = run.folder.path / EVENTS
     for event in read_events(file) if file.exists() else ():
-        if event.name != "metrics":
+        if event.name not in ("metrics", "system"):
             run.take(event)
 
 

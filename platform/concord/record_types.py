@@ -184,6 +184,11 @@ class _Report(TypedDict):
     metrics: Metrics
 
 
+class _Note(_Event):
+    part: Literal["beginning", "result"]
+    text: str
+
+
 class _Ended(_Event):
     status: Literal["FINISHED", "FAILED", "KILLED"]
     failure: NotRequired[str | None]
@@ -196,9 +201,11 @@ EVENT_TYPES: Mapping[str, Any] = {
     "began": _Began,
     "data": _Data,
     "metrics": _Step,
+    "system": _Step,
     "evaluated": _Evaluated,
     "checkpoint": _Checkpoint,
     "artifact": _Artifact,
     "asked": Annotated[_AskedCell | _AskedTrial, Field(discriminator="kind")],
+    "note": _Note,
     "ended": _Ended,
 }

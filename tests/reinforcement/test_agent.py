@@ -329,7 +329,8 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
     (version,) = store.client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
     lineage = {"concord.study": "agent", "concord.trial": "0", "concord.method": "ppo", "concord.seed": "0"}
     assert lineage.items() <= winner.tags.items()
-    assert lineage.items() <= version.tags.items()
+    assert version.tags["concord.study"] == "agent"
+    assert "Trial 0 of the study agent" in version.description
     assert winner.metrics["unseen_return"] == ended.metrics["unseen_return"]
     with pytest.raises(InputError, match="--runners 2: a trial samples and learns in its own process, on CPUs; give 0"):
         plan_study(job, options_for(job.job.config).with_options(**given, runners=2), set(given))

@@ -297,11 +297,11 @@ def test_the_winner_is_registered_with_the_study_it_came_from(calm: StudyResult)
         "concord.selection": "held-out",
         "mlflow.parentRunId": calm.record["run_id"],
     }
-    for tags in (
-        store.client.get_run(version.run_id).data.tags,
-        store.client.get_model_version(version.name, str(version.version)).tags,
-    ):
-        assert lineage.items() <= tags.items()
+    assert lineage.items() <= store.client.get_run(version.run_id).data.tags.items()
+    registered = store.client.get_model_version(version.name, str(version.version))
+    assert registered.tags["concord.study"] == "calm"
+    assert len(registered.tags) <= 5
+    assert f"Trial {best.number} of the study calm, chosen by selection held-out." in registered.description
     assert version.metrics["held_out_accuracy"] == pytest.approx(calm.best.metrics["held_out_accuracy"])
 
 

@@ -199,3 +199,29 @@ def test_a_version_that_is_unfit_is_no_champion_unless_by_hand(store: Store) -> 
     assert not least(0.001, "accuracy 0.51 is below 0.625").champion
     assert least(0.1).champion
     assert promote(store, "unfit", 1).unfit == "accuracy 0.5 is below 0.625"
+
+
+def test_a_card_says_whom_the_champion_replaced_and_who_replaced_it(store: Store) -> None:
+    def carded(value: float) -> Registered:
+        run_id = store.start_run("champions", "a run", {}, {})
+        source = f"runs:/{run_id}/model"
+        return register(
+            store, source, run_id, "card", {"auc": value}, "auc", "max", card=lambda uri: f"The card of {uri}"
+        )
+
+    def description(version: int) -> str:
+        return str(store.client.get_model_version("card", str(version)).description)
+
+    carded(0.5)
+    assert description(1) == "The card of models:/card/1\n\n### Champion\n\nYes: the first champion."
+    carded(0.4)
+    assert description(2).endswith("\n\n### Champion\n\nNo: auc 0.4 is not better than 0.5 of version 1 (max).")
+    carded(0.9)
+    reason = "auc 0.9 is better than 0.5 of version 1 (max)"
+    assert description(3).endswith(f"\n\nIt replaced version 1: {reason}.")
+    assert description(1).endswith(f"\n\nNo longer: version 3 replaced it: {reason}.")
+    promote(store, "card", 2)
+    assert description(2) == "The card of models:/card/2\n\n### Champion\n\nIt was promoted by hand."
+    assert description(3).endswith("\n\nNo longer: version 2 replaced it.")
+    promote(store, "card", 2, or_better=True)
+    assert description(3).endswith("\n\nYes: it is better than version 2, which was promoted by hand.")

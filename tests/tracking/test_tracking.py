@@ -371,6 +371,22 @@ def test_models_are_kept_and_registered_through_a_server(
     the_best_of_those_at_once_is_the_champion([Store.open(tmp_path, server.uri) for _ in range(3)], "together")
 
 
+def test_metrics_of_a_logged_model_are_those_of_its_version_without_nan(store: Store) -> None:
+    """MLflow's databases store NaN of a model as 0."""
+    run_id = store.start_run("tests", "a run", {"aggregator": "mean"}, {})
+    uri = log_model(store, run_id, Halves(), torch.zeros(2, 6), classes=["cat", "dog"], name="pets.small")
+    metrics = {"auc": math.nan, "loss": math.inf, "accuracy": 0.5}
+    for _ in range(2):  # as after a kill
+        register(store, uri, run_id, "measured", metrics, "loss", "min", step=3, at=1_000)
+    logged = store.client.get_logged_model(uri.removeprefix("models:/"))
+    assert {(each.key, each.step) for each in logged.metrics} == {("loss", 3), ("accuracy", 3)}
+    assert logged.name == "pets-small"
+    version = show(store, "measured")
+    assert version.metrics == {"loss": math.inf, "accuracy": 0.5}
+    assert (version.aggregator, version.outputs) == ("mean", "cat, dog")
+    assert math.isnan(store.run(run_id).metrics["auc"])
+
+
 @pytest.mark.parametrize("model", [FixedBatch(), Branches()])
 def test_a_model_that_cannot_be_exported_leaves_nothing(store: Store, run_id: str, model: torch.nn.Module) -> None:
     before = models(store)

@@ -52,8 +52,8 @@ usage: concord COMMAND [options]
   concord demo                          the AND-mask compared with the average, on the synthetic task
   concord submit train|tune|compare JOB the same on a cluster, through Ray Jobs; shows the log, or --no-wait
   concord submissions                   a cluster's jobs; concord logs ID, concord stop ID
-  concord runs                          tracked runs: list, find, and --compare NAME NAME
-  concord models                        the model registry: list, show, promote
+  concord runs                          tracked runs: list, find, --compare NAME NAME, delete
+  concord models                        the model registry: list, show, promote, delete
   concord ui                            the MLflow UI on this machine's store
   concord bench                         the benchmark table, in minutes; --all measures everything
   concord completion bash|zsh           a script that completes commands, jobs and options

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import tyro
 
-from concord.cli.output import table
+from concord.cli.output import require_consent, table
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
@@ -22,16 +22,18 @@ from concord.redaction import redact
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """The model registry: list the versions, show one, or promote one to champion."""
+    """The model registry: list the versions, show one, promote one to champion, or delete one."""
 
-    do: tyro.conf.Positional[Literal["list", "show", "promote"]] = "list"
+    do: tyro.conf.Positional[Literal["list", "show", "promote", "delete"]] = "list"
     """Action."""
     name: tyro.conf.Positional[str | None] = None
-    """Name of the registered model, for show and promote."""
+    """Name of the registered model, for show, promote and delete."""
     version: tyro.conf.Positional[str | None] = None
     """Number of the version, or (for show) an alias; show takes the champion by default."""
     or_better: bool = False
     """With promote: a better version, present or later, replaces the promoted one."""
+    yes: bool = False
+    """With delete: do not ask. Needed where no terminal can be asked."""
     output: Path = DEFAULT_OUTPUT
     """Folder of MLflow's store, without a tracking URI."""
     tracking_uri: str | None = None
@@ -42,19 +44,27 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The model registry."""
     options = parse(Models, words, "concord models")
     from concord.tracking import Store, models, promote, show
+    from concord.tracking.registry import delete_version, require_deletable
 
     if options.do != "list" and options.name is None:
         raise InputError(f"models {options.do}: no model is named; give a name; concord models lists them")
-    if options.do == "promote" and not (options.version or "").isdecimal():
+    if options.do in ("promote", "delete") and not (options.version or "").isdecimal():
         given = "no version is given" if options.version is None else f"version {options.version}: is not a number"
-        raise InputError(f"models promote {options.name}: {given}; give the version's number")
+        raise InputError(f"models {options.do} {options.name}: {given}; give the version's number")
     if options.or_better and options.do != "promote":
         raise InputError(f"--or-better: applies to models promote, not {options.do}; leave it out")
     store = Store.existing(options.output, options.tracking_uri)
+    if options.yes and options.do != "delete":
+        raise InputError(f"--yes: applies to models delete, not {options.do}; leave it out")
     if options.do == "list":
         versions = models(store)
     elif options.do == "show":
         versions = [show(store, str(options.name), options.version or "champion")]
+    elif options.do == "delete":
+        versions = [show(store, str(options.name), str(options.version))]
+        require_deletable(versions[0])
+        require_consent([f"model {versions[0].uri}"], options.yes)
+        delete_version(store, versions[0])
     else:
         versions = [promote(store, str(options.name), int(str(options.version)), options.or_better)]
     if not as_json and options.do == "show":
@@ -106,6 +116,10 @@ def _criterion(version: Any) -> str:
     return "" if value is None else f"{version.criterion} {value:.4f}"
 
 
+# MLflow's experiments, in its mode for training models.
+_EXPERIMENTS = "#/experiments?workflowType=machine_learning"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ui:
     """The MLflow UI on this machine's store; Ctrl-C stops it."""
@@ -125,22 +139,28 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     options = parse(Ui, words, "concord ui")
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
+    if not (options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")).startswith("http"):
+        _require_free(options.host, options.port)  # before the store is opened, which takes seconds
     from concord.tracking import Store
 
     store = Store.existing(options.output, options.tracking_uri)
-    if not store.uri.startswith("http"):
-        _require_free(options.host, options.port)
     from concord.execution.submission.profile import described, running_dashboard
+    from concord.tracking.registry import CHAMPION, champions, serve_command
 
     dashboard = running_dashboard()
     shown_dashboard = described(dashboard) if dashboard else "no Ray of yours runs here; a run shows the address"
     info(f"Ray dashboard: {shown_dashboard}")
-    if store.uri.startswith("http"):
-        address = redact(store.uri)
-        info(f"MLflow UI: {address}")
+    own = not store.uri.startswith("http")
+    address = f"http://{options.host}:{options.port}" if own else redact(store.uri)
+    info(f"MLflow UI: {address}/{_EXPERIMENTS}")
+    info("hint: an address without its end opens MLflow's pages for language models; choose Model training, top left")
+    with contextlib.suppress(RunFailedError):  # a server that shows no models
+        for name in champions(store)[:1]:
+            info(f"to serve the champion of {name}:")
+            for line in serve_command(store, f"models:/{name}@{CHAMPION}").splitlines():
+                info(line)
+    if not own:
         return {"mlflow": address, "ray": dashboard}
-    address = f"http://{options.host}:{options.port}"
-    info(f"MLflow UI: {address}")
     server = [sys.executable, "-m", "mlflow", "ui", "--host", options.host, "--port", str(options.port)]
     server += ["--workers", "1"]  # a worker takes about 300 MiB, and one suffices
     # The store's address may hold a password, and other users can read a command's words, so pass it by environment.

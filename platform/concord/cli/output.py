@@ -6,7 +6,8 @@ import select
 import sys
 from collections.abc import Sequence
 
-from concord.errors import printable
+from concord.errors import InputError, RunFailedError, printable
+from concord.logs import info
 from concord.table import Table
 
 
@@ -31,6 +32,22 @@ def output_closed() -> bool:
     for stream in (1, 2):
         poll.register(stream, 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def require_consent(lines: Sequence[str], given: bool) -> None:
+    """Ask on the terminal whether to delete what these lines name, unless consent is given.
+
+    Raises InputError where no terminal can be asked, and RunFailedError if the answer is not yes.
+    """
+    if given:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(f"--yes: is needed to delete where no terminal can be asked: {'; '.join(lines)}")
+    for line in lines:
+        info(line)
+    info("delete this? yes or no")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RunFailedError("nothing was deleted")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,11 +1,13 @@
-"""The command ``runs``: lists, finds and compares tracked runs."""
+"""The command ``runs``: lists, finds, compares and deletes tracked runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from concord.cli.output import table
+import tyro
+
+from concord.cli.output import require_consent, table
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
@@ -15,6 +17,7 @@ from concord.table import format_value
 
 _SPLITS = ("train", "held_out", "validation", "ood")
 _MOST_METRICS = 4
+_NOT_LISTED = ("do", "names", "yes", "compare")  # options that a list does not have
 # Tags that may explain a run's metrics, by the names to show.
 _TAGS = {
     "concord.environments": "training environments",
@@ -27,8 +30,14 @@ _TAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """List, find or --compare tracked runs of all jobs, the newest first."""
+    """List, find or --compare tracked runs of all jobs, the newest first; or delete runs, studies and comparisons."""
 
+    do: tyro.conf.Positional[Literal["list", "delete"]] = "list"
+    """Action."""
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """With delete: names of runs, studies and comparisons, whose files and models go as well."""
+    yes: bool = False
+    """With delete: do not ask. Needed where no terminal can be asked."""
     job: str | None = None
     """Only runs of this job."""
     status: Literal["running", "interrupted", "finished", "failed", "killed"] | None = None
@@ -59,6 +68,11 @@ class Runs:
 def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """List, find or compare runs."""
     options = parse(Runs, words, "concord runs")
+    if options.do == "delete":
+        return _deleted(options)
+    if options.names or options.yes:
+        given = "--yes" if options.yes else " ".join(options.names)
+        raise InputError(f"{given}: applies to runs delete; leave it out, or give --name to find runs")
     if options.top < 1:
         raise InputError(f"--top {options.top}: must be at least 1")
     if len(options.compare) == 1:
@@ -72,10 +86,27 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     from concord.interface.commands import runs as find
     from concord.tracking.run_search import field_name
 
-    found = find(**{name: value for name, value in vars(options).items() if name != "compare"}).tracked
+    found = find(
+        **{name: value for name, value in vars(options).items() if name not in ("do", "names", "yes", "compare")}
+    ).tracked
     if not as_json:
         _print_list(found, list(map(field_name, [*([options.metric] if options.metric else []), *options.show])))
     return {"runs": [_as_json(run) for run in found]}
+
+
+def _deleted(options: Runs) -> Mapping[str, Any]:
+    """Delete what was named, after a question."""
+    if not options.names:
+        raise InputError("runs delete: no run is named; give names; concord runs lists them")
+    from concord.execution.deletion import delete, plan_deletion
+    from concord.tracking import Store
+
+    store = Store.existing(options.output, options.tracking_uri)
+    deletion = plan_deletion(store, options.output, options.names)
+    require_consent([*deletion.lines()], options.yes)
+    delete(store, deletion)
+    info("deleted; mlflow gc frees the space that MLflow keeps of it")
+    return {"deleted": [run.name for _, run in deletion.runs], "models": [each.uri for each in deletion.versions]}
 
 
 def _print_list(found: Sequence[Any], asked: Sequence[str]) -> None:
@@ -103,7 +134,9 @@ def _job(run: Any) -> str:
     job = run.tags.get("concord.job", "")
     for kind, folder in (("study", FOLDERS["study"]), ("comparison", FOLDERS["comparison"])):
         if group := run.tags.get(f"concord.{kind}"):
-            return f"{job or run.experiment.removesuffix(f'-{folder}')} ({kind} {group})"
+            own = run.experiment.endswith(f"-{folder}")  # not the user's experiment
+            name = job or (run.experiment.removesuffix(f"-{folder}") if own else "")
+            return f"{name} ({kind} {group})".strip()
     return str(job)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 import re
 import secrets
 import sys
@@ -137,6 +138,13 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     values["name"] = name
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
+    from concord.execution.spec import USER, user_name
+    from concord.tracking.system_metrics import ENABLED, INTERVAL
+
+    environment |= {} if (user := user_name()) is None else {USER: user}
+    environment |= {
+        name: os.environ[name] for name in ("MLFLOW_EXPERIMENT_NAME", ENABLED, INTERVAL) if name in os.environ
+    }
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
     with packed(files.folder, options.size_limit, files.needed, files.texts) as package:

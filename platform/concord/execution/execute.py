@@ -4,6 +4,7 @@ One worker trains in the caller's process, which may be one of Ray Tune. Several
 All events of the run's record (metrics of steps, evaluations, checkpoints, artifacts) go to a *sink*, in order.
 """
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -24,6 +25,7 @@ from concord.errors import CheckpointError, InputError, RunFailedError, first_li
 from concord.execution.failures import failure, is_outage
 from concord.record import Evaluation, Run
 from concord.storage import DiskError, Folder, disk_errors_in_one_line, storage_credentials
+from concord.tracking.system_metrics import sampled
 from concord.training.callback import Callback, TrainingRun
 from concord.training.checkpoint import CHECKSUMS, verify_checkpoint, write_checksums
 from concord.training.context import ProcessContext, StepsSoFar
@@ -59,6 +61,7 @@ class RunTask:
         checkpoint_seconds: the least time between two checkpoints before the last one, for a group's runs; None: the
             checkpoints that the options ask for.
         callbacks: beside the job's.
+        system_seconds: between two samples of each worker's machine; None for none.
     """
 
     sent: SentJob
@@ -69,6 +72,7 @@ class RunTask:
     scratch: Folder | None = None
     checkpoint_seconds: float | None = None
     callbacks: tuple[Callback, ...] = ()
+    system_seconds: float | None = None
     log_context: logs.Context = field(default_factory=logs.context)
     storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 
@@ -172,6 +176,27 @@ def _executed(
 
         yield from evaluations_on_ray(task, config, sink, start)
         return
+    with system_metrics(task, 0, lambda metrics, step: sink("system", step=step, metrics=metrics)):
+        yield from _evaluations_in_this_process(task, job, config, sink, start, load)
+
+
+def system_metrics(
+    task: RunTask, worker: int, send: Callable[[dict[str, float], int], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Sample this machine while the body runs, if the task asks for it."""
+    if task.system_seconds is None:
+        return contextlib.nullcontext()
+    return sampled(task.system_seconds, worker, send)
+
+
+def _evaluations_in_this_process(
+    task: RunTask,
+    job: JobFile,
+    config: ResolvedConfig,
+    sink: Sink,
+    start: str | None,
+    load: Callable[[], WorkerData] | None,
+) -> Generator[Evaluation, None, None]:
     process, max_failures = only_process(config), parallel_of(config).max_failures
 
     def keep_place(name: str, /, **fields: Any) -> None:

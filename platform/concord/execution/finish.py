@@ -5,8 +5,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError
 from concord.execution.execute import CHECKPOINTS
 from concord.execution.lifecycle import Info, send_again
+from concord.execution.model_card import model_card, result_lines
 from concord.execution.preflight import PreflightResult, preflight, required
 from concord.execution.spec import JOB
 from concord.execution.trained_model import last_model, model_of_run
@@ -23,6 +26,7 @@ from concord.record import OpenRun, Run
 from concord.source_file import reason
 from concord.tracking import ExportError, Registered, Store, log_model, register
 from concord.tracking.datasets import log_data
+from concord.tracking.registry import STUDY
 from concord.training.advice import advice
 from concord.training.checkpoint import MODEL
 from concord.training.job import Job, JobFile
@@ -44,12 +48,13 @@ def finish(
     checked: PreflightResult,
     info: Info,
     started: float | None,
-    lineage: Mapping[str, str] | None = None,
+    lineage: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Draw the figures of a trained run, keep data and model in MLflow, and tell what may help.
 
     Returns the fields of the run's end: its ``report``, or ``untracked`` if MLflow did not take all, which ``--resume``
-    tries again. The report's seconds are since ``started``; ``lineage`` becomes tags of the registered version.
+    tries again. The report's seconds are since ``started``; ``lineage`` says, as tags do, of which study the run is
+    the best trial.
     """
     run_id = str(run.run_id)
     metrics = short_metrics(run.metrics)
@@ -61,28 +66,36 @@ def finish(
     registered = None
     tracked = False
     environments = checked.environments
+    lines = [*advice(job.job, config, run.history, environments, checked.measures)]
+    warnings = list(lines)
     try:
         if run.data:
             log_data(store, run_id, [DataSummary.read(part) for part in run.data])
         reason = _NOT_CALLED
         if model is not None and checked.example is not None:
             try:
-                uri = log_model(store, run_id, model, checked.example, environments.raw, environments.classes)
+                about = (environments.raw, environments.classes, job.model_name(config))
+                uri = log_model(store, run_id, model, checked.example, *about)
             except ExportError as error:
                 reason = str(error)
         if model is not None and uri is None:
             store.log_files(run_id, run.folder.path / CHECKPOINTS / run.checkpoints[-1] / MODEL, _WEIGHTS)
             line = f"the model is not registered: {reason}; its weights are the run's artifact {_WEIGHTS}/{MODEL}"
-            store.set_tag(run_id, "mlflow.note.content", line)  # shown on MLflow's page of the run
+            warnings.append(line)
             info(line)
-        if config.run.register and uri is not None:
-            registered = _register(job, config, store, run_id, uri, metrics, checked, lineage)
+        if uri is not None and not config.run.register:
+            model_id = uri.removeprefix("models:/")
+            store.log_metrics(run_id, metrics, run.steps, run.evaluated_at, model_id)
+        elif uri is not None:
+            registered = _register(job, config, run, store, uri, checked, lines, lineage)
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True
     except (RunFailedError, InputError) as error:  # the training is finished
         info(f"the model could not be kept in MLflow: {error}; --resume tries again")
-    for line in advice(job.job, config, run.history, environments, checked.measures):
+    for line in lines:
         info(line)
+    registration = registered.reason if registered else None
+    run.append("note", part="result", text=result_lines(run, checked, warnings, registration, uri))
     report = {
         "job": job.name,
         "name": run.name,
@@ -90,7 +103,7 @@ def finish(
         "seconds": 0.0 if started is None else round(time.perf_counter() - started, 3),
         "model": uri if registered or not config.run.register else None,
         "champion": registered.champion if registered else False,
-        "registration": registered.reason if registered else None,
+        "registration": registration,
         "artifacts": run.folder.display_path,
         "metrics": metrics,
     }
@@ -100,20 +113,35 @@ def finish(
 def _register(
     job: JobFile,
     config: ResolvedConfig,
+    run: Run,
     store: Store,
-    run_id: str,
     uri: str,
-    metrics: Mapping[str, float],
     checked: PreflightResult,
-    lineage: Mapping[str, str] | None = None,
+    warnings: Sequence[str],
+    lineage: Mapping[str, str] = MappingProxyType({}),
 ) -> Registered:
     """Register a run's model in MLflow, to be compared with other versions."""
-    criterion, mode = checked.criterion
+    (criterion, mode), run_id, metrics = checked.criterion, str(run.run_id), short_metrics(run.metrics)
     if criterion not in metrics:
         raise RunFailedError(f"the run does not report {criterion}, by which versions are compared")
+    lineage = {**run.record["tracking"]["tags"], **lineage}
     unfit, scored = shortfall(job.job, config, metrics), scored_on(criterion, checked.environments)
     store.set_tag(run_id, JOB, job.name)
-    return register(store, uri, run_id, job.model_name(config), metrics, criterion, mode, lineage, unfit, scored)
+    return register(
+        store,
+        uri,
+        run_id,
+        job.model_name(config),
+        metrics,
+        criterion,
+        mode,
+        unfit,
+        scored,
+        study=lineage.get(STUDY),
+        card=partial(model_card, job, config, run, checked, lineage, warnings, store),
+        step=run.steps,
+        at=run.evaluated_at,
+    )
 
 
 def register_later(job: JobFile, run: Run, tracking_uri: str | None = None) -> str:
@@ -128,7 +156,8 @@ def register_later(job: JobFile, run: Run, tracking_uri: str | None = None) -> s
     config = trained.config.resolve()
     store = Store.open(run.output, tracking_uri)
     checked = preflight(trained.job, config)
-    registered = _register(trained.job, config, store, trained.run_id, report["model"], report["metrics"], checked)
+    lines = [*advice(trained.job.job, config, run.history, checked.environments, checked.measures)]
+    registered = _register(trained.job, config, run, store, report["model"], checked, lines)
     uri = f"models:/{registered.name}/{registered.version}"
     again = {**report, "model": uri, "champion": registered.champion, "registration": registered.reason}
     with run.folder.locked("run"):

@@ -27,7 +27,7 @@ from concord.record import (
     require_run,
     write_record,
 )
-from concord.redaction import redact
+from concord.redaction import redact, without_secrets
 from concord.storage import (
     LOCK,
     DiskError,
@@ -140,6 +140,7 @@ def _reserved(
                 folder.empty()  # at an address: left from a run of this name that was removed from the storage
             else:
                 _require_same_store(store, run)
+                _require_same_place(config, run)
             reserved = ActiveRun(kind, folder, store, run, termination=termination)
             try:
                 yield reserved
@@ -157,6 +158,16 @@ def _require_same_store(store: Store, run: Run) -> None:
         return
     begun = f"the {run.record['kind']} {run.name} was started with {run.record['store']}"
     raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
+
+
+def _require_same_place(config: RunConfig, run: Run) -> None:
+    """Refuse another experiment or tag (InputError) than MLflow's run was made with."""
+    what, tracking = f"the {run.record['kind']} {run.name}", run.record["tracking"]
+    if config.run.experiment not in (None, tracking["experiment"]):
+        raise InputError(f"--experiment {config.run.experiment}: {what} is in {tracking['experiment']}; leave it out")
+    for name, value in without_secrets(config.run.tags).items():
+        if tracking["tags"].get(name) != value:
+            raise InputError(f"--tag {name}={value}: {what} was started without it; leave it out, or add it in MLflow")
 
 
 def is_interrupted(output: Path, name: str, run_id: str) -> bool:
@@ -347,6 +358,7 @@ class Member(ActiveRun):
                 earlier = None
                 folder.empty()
                 record = {**spec.record(group.store), "group": group.name}
+                record["tracking"]["experiment"] = group.run.record["tracking"]["experiment"]
             super().__init__("run", folder, group.store, earlier, spec)
             self.run = OpenRun(folder, write_record(folder, "run", record) if earlier is None else earlier.record)
             self._lock = lock.pop_all()

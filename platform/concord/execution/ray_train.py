@@ -16,7 +16,7 @@ from concord import logs
 from concord.errors import InputError, TrainingFailedError, last_line, picklable
 from concord.execution import local_ray
 from concord.execution.channel import FAILED, Channel, Message
-from concord.execution.execute import RunTask, Sink, evaluations_here
+from concord.execution.execute import RunTask, Sink, evaluations_here, system_metrics
 from concord.execution.failures import end_at_sigterm, failure, is_outage
 from concord.execution.live_metrics import RUN_METRICS, Published, RunSamples
 from concord.execution.session import send_by_value
@@ -167,6 +167,10 @@ class _EventSender:
             raise _StoppedError
         self._answer = self._channel.send.remote([Message(name, fields)])
 
+    def system(self, metrics: dict[str, float], step: int) -> None:
+        """Send a sample of this worker's machine, of the other workers as well; called in another thread."""
+        self._channel.send.remote([Message("system", {"step": step, "metrics": metrics})])
+
     def finish(self) -> None:
         """Wait until all messages were taken."""
         import ray
@@ -200,7 +204,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
     try:
         file = task.sent.load()
         config = task.config(file)
-        with _exported(task, file.name, config, process) as so_far:
+        with system_metrics(task, process.rank, tell.system), _exported(task, file.name, config, process) as so_far:
             for _ in evaluations_here(task, file.job, config, process, tell, beginning.checkpoint, so_far=so_far):
                 pass
         tell.finish()

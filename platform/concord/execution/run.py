@@ -30,6 +30,7 @@ from concord.options import flag_of, option_values, options_of
 from concord.record import OpenRun, Run
 from concord.redaction import redact
 from concord.storage import require_space
+from concord.tracking.system_metrics import sampling_seconds
 from concord.training.advice import mask_lines
 from concord.training.callback import Callback
 from concord.training.job import JobFile
@@ -75,6 +76,8 @@ def run(
             keep_source(job, active.run)
             for line in run_summary(job, config, active, checked, given):
                 info(line)
+            beginning = _method_and_data(job, config, active.name, checked, given)
+            active.run.append("note", part="beginning", text=_as_note(job, active.name, beginning))
             if idle := sorted(map(flag_of, config.unused() & {*given})):
                 info(f"warning: {', '.join(idle)}: of no effect in this run; another objective, rule or option uses it")
             if dashboard:
@@ -129,7 +132,14 @@ def _train(
     on_ray_train = needs_ray_train(config)
     if not on_ray_train:
         tune_process()
-    task = RunTask(job.sent, option_values(config), run.folder, on_ray_train, callbacks=tuple(callbacks))
+    task = RunTask(
+        job.sent,
+        option_values(config),
+        run.folder,
+        on_ray_train,
+        callbacks=tuple(callbacks),
+        system_seconds=sampling_seconds(),
+    )
     with contextlib.closing(execute(task, job, take, start)) as evaluations:
         try:
             for evaluation in evaluations:
@@ -157,6 +167,12 @@ def run_summary(
         champion,
         f"kept in {active.folder.display_path}, tracked in {redact(active.store.uri)}",
     ]
+
+
+def _as_note(job: JobFile, name: str, lines: Sequence[str]) -> str:
+    """The first lines of a run as the beginning of its description: the method, the data, what to expect of a mask."""
+    first, *others = lines
+    return "  \n".join([f"**{job.name}**: {first.removeprefix(f'run {name}: ')}", *map(redact, others)])
 
 
 def _method_and_data(

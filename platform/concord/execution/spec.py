@@ -1,6 +1,8 @@
 """What a run is before it begins: its job, resolved options and key; its name, and what MLflow is told of it."""
 
+import contextlib
 import dataclasses
+import getpass
 import itertools
 import os
 import platform
@@ -20,7 +22,7 @@ from concord.execution.key import Key, recorded_config, run_key
 from concord.machine import machine
 from concord.options import as_text, flag_of, option_values
 from concord.record import Kind
-from concord.redaction import redact
+from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, require_reachable, resolve
 from concord.tracking import Store
 from concord.tracking.mirror import tracking_key
@@ -37,7 +39,7 @@ class GroupSpec:
     Attributes:
         key: of all that the result depends on.
         stop_when: conditions that end a run early; they are part of its key.
-        experiment: in MLflow.
+        experiment: in MLflow, unless the user names another.
         parameters, tags: of its MLflow run.
         artifacts: JSON values that MLflow keeps with it, by file name.
         origin: machine, commit and version of the data, for kept results.
@@ -56,10 +58,12 @@ class GroupSpec:
     def record(self, store: Store, kind: Kind = "run") -> dict[str, Any]:
         """The record of the run before it begins, or of a group that starts from these options."""
         sources = self.config.sources()
+        run = self.config.run
+        named = run.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
         tracking = {
-            "experiment": self.experiment or self.job.name,
+            "experiment": named or self.experiment or self.job.name,
             "parameters": {name: as_text(value) for name, value in self.parameters.items()},
-            "tags": dict(self.tags),
+            "tags": {**self.tags, **without_secrets(run.tags)},
             "key": tracking_key(),
             **({"artifacts": self.artifacts} if self.artifacts else {}),
         }
@@ -99,7 +103,8 @@ class RunSpec(GroupSpec):
         if data is None and folder is not None:
             data = f"in {display_path(resolve(folder))}"
         unused, recorded = config.unused(), recorded_config(config)
-        parameters = {name: value for name, value in recorded.items() if value is not None and name not in unused}
+        empty: tuple[object, ...] = (None, "", (), [])
+        parameters = {name: value for name, value in recorded.items() if value not in empty and name not in unused}
         spec = RunSpec(job, config, run_key(job, config, data, stop_when=stop_when), stop_when, parameters=parameters)
         return dataclasses.replace(spec, **further)
 
@@ -126,6 +131,7 @@ def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[
     return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
+USER = "CONCORD_USER"  # the environment variable of a submitted job
 JOB = "concord.job"
 """The tag of the runs that are listed: all but those of groups, unless their models are registered."""
 
@@ -140,6 +146,7 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "python": platform.python_version(),
         "torch": torch.__version__,
         # MLflow's own tags, for its UI.
+        **({"mlflow.user": user} if (user := user_name()) is not None else {}),
         "mlflow.source.name": _source_name(Path(path)),
         "mlflow.source.type": "LOCAL",
     }
@@ -154,6 +161,13 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "mlflow.source.git.commit": commit,
         "concord.commit": _described(Path(path).parent) or commit,
     }
+
+
+def user_name() -> str | None:
+    """Who works here: of a submitted job the user who submitted it; None if the system does not know."""
+    with contextlib.suppress(OSError, KeyError):  # a container without a user
+        return os.environ.get(USER) or getpass.getuser()
+    return None
 
 
 def run_origin(path: str, data: str | None = None) -> dict[str, str]:

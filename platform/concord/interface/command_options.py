@@ -132,6 +132,10 @@ def _typed(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     for name in values:
         if name not in known:
             raise InputError(f"{name}: there is no such option{did_you_mean(name, known)}")
+    values = {  # NAME=VALUE pairs
+        name: [f"{key}={each}" for key, each in value.items()] if isinstance(value, Mapping) else value
+        for name, value in values.items()
+    }
     frames = {name: value for name, value in values.items() if _is_frame(value) and fits(Path(), known[name].hint)}
     # A number of NumPy's or torch's has item().
     plain = {name: value.item() if _is_number(value) else value for name, value in values.items() if name not in frames}

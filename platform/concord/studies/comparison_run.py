@@ -88,6 +88,10 @@ class ComparisonResult(GroupResult):
         """The numbers of finished and failed runs."""
         return {"finished": float(self.finished), "failed": float(len(self.failed))}
 
+    def note(self) -> str:
+        """The tables."""
+        return "\n\n".join(table.markdown() for table in self.tables)
+
     def output(self) -> list[str | Table]:
         """The tables, and their files."""
         parts: list[str | Table] = [
@@ -150,6 +154,8 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
     available = [run for _, run in answers if run is not None]
     for run in available:
         progress.earlier(run)
+    compared = "; ".join(f"{name}: {', '.join(table.configurations)}" for name, table in plan.tables.items())
+    pool.group.run.append("note", part="beginning", text=f"**Comparison of {plan.job.name}**, {compared}")
     info(
         f"comparison {plan.name}: {', '.join(plan.tables)}; {len(wanted)} runs"
         + (f", of which {len(available)} are there" if available else "")

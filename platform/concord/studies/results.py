@@ -22,7 +22,7 @@ from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.errors import InputError
 from concord.execution.lifecycle import ActiveRun
 from concord.record import RECORD, Run, require_run
-from concord.space import Space
+from concord.space import Space, format_point
 from concord.storage import Folder, disk_errors_in_one_line, json_line
 from concord.storage.typed_json import Count, read_json
 from concord.studies.criterion import SPREAD, Criterion, TrialEvaluator, metric_on
@@ -63,6 +63,10 @@ class GroupResult(abc.ABC):
     def summary(self) -> Mapping[str, float]:
         """The metrics of the group's own run in MLflow."""
 
+    @abc.abstractmethod
+    def note(self) -> str:
+        """The result in its description in MLflow, in Markdown."""
+
 
 Result = TypeVar("Result", bound=GroupResult)
 
@@ -83,6 +87,7 @@ def write_results(result: Result, info: Callable[[str], None], group: ActiveRun 
         for path in (*(f"{FIGURES}/{name}.png" for name in figures), *files):
             group.run.keep_artifact(path)
         group.run.append("metrics", step=0, metrics=dict(result.summary()))
+        group.run.append("note", part="result", text=result.note())
     return dataclasses.replace(result, drawn=drawn)
 
 
@@ -254,6 +259,19 @@ class StudyResult(GroupResult):
         best = {f"best_{name}": value for name, value in self.metrics(self.best).items()}
         return best | {"finished": float(len(self.finished)), "failed": float(len(self.failed))}
 
+    @property
+    def _best(self) -> str:
+        """The best trial, and by what it is the best."""
+        criterion, value = self.criterion, self.best.metrics.get(self.criterion.metric, math.nan)
+        chosen_by = f"selected by {criterion.label}: {criterion.metric} {value:.4g}, {criterion.direction}"
+        return f"trial {self.best.number}, {chosen_by}"
+
+    def note(self) -> str:
+        """The best trial, its options and its model, and what each selection chooses."""
+        best = f"**Best of {len(self.finished)} trials**: {self._best}: {format_point(self.best.point)}"
+        lines = [best, *([f"Model: {self.registration}"] if self.registration else [])]
+        return "  \n".join(lines) + f"\n\n{self.selections_table().markdown()}"
+
     def output(self) -> list[str | Table]:
         """The best trials, the choice of each selection, the new seeds, and the best trial's registration."""
         header, rows = self.best_table().cells()
@@ -261,11 +279,9 @@ class StudyResult(GroupResult):
         parts: list[str | Table] = [renamed, self.selections_table()]
         if self.reruns:
             parts.append(self.reruns_table())
-        criterion, value = self.criterion, self.best.metrics.get(self.criterion.metric, math.nan)
-        chosen_by = f"selected by {criterion.label}: {criterion.metric} {value:.4g}, {criterion.direction}"
         parts += [
             f"study     {self.record['name']}: {len(self.finished)} trials finished, {len(self.failed)} failed",
-            f"best      trial {self.best.number}, {chosen_by}",
+            f"best      {self._best}",
         ]
         if self.record["oracle"]:
             parts.append(f"oracle    the o.o.d. test decided over {self.record['oracle']}")

@@ -27,7 +27,6 @@ from concord.studies.proposals import GroupProgress, ProposalList, Trial
 from concord.studies.results import StudyResult, study_result, write_results
 from concord.studies.search import config_at
 from concord.studies.trial import PROGRESS, SCORE
-from concord.tracking.store import PARENT
 from concord.training.options import TrainConfig
 from concord.training.worker_data import check_environments
 
@@ -135,12 +134,16 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     runs = pool.runs()
     done = len(runs.ended("trial"))
     oracle = f"; the o.o.d. test decides over {plan.test_usage} (oracle)" if plan.test_usage else ""
+    judged = (
+        f"judged by {plan.criterion.metric}, {plan.criterion.direction} ({SCORED_ON[plan.criterion.selection]}){oracle}"
+    )
     info(
         f"study {plan.name}: {plan.method}, {plan.options.search}, "
         + (f"{done} of {plan.trials} trials are done" if done else f"{plan.trials} trials")
-        + f", {pool.resources.concurrent} at a time, judged by {plan.criterion.metric}, "
-        f"{plan.criterion.direction} ({SCORED_ON[plan.criterion.selection]}){oracle}"
+        + f", {pool.resources.concurrent} at a time, {judged}"
     )
+    varied = f"**Study of {plan.job.name}**: {plan.method}, {plan.trials} trials ({plan.options.search}) of "
+    pool.group.run.append("note", part="beginning", text=f"{varied}{', '.join(plan.space.entries)}; {judged}")
     if not pool.group.resumed and plan.own is not None:
         info(f"the first trial has the job's own settings: {plan.own}")
     _search(plan, pool, info)
@@ -201,13 +204,10 @@ def _search(plan: StudyPlan, pool: Pool, info: Info) -> None:
 
 def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping[str, object]:
     """Register the best trial from its last checkpoint; return its registration."""
-    tags = {
+    lineage = {
         "concord.study": plan.name,
         "concord.trial": str(winner.number),
-        "concord.method": plan.method,
-        "concord.seed": str(plan.base.run.seed),
         "concord.selection": plan.options.selection + (" (oracle)" if plan.test_usage else ""),
-        PARENT: str(pool.group.run.run_id),
     }
     config = config_at(plan.base, plan.space, winner.point)
     assert winner.run is not None
@@ -238,7 +238,7 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping
             info(f"the model could not be kept in MLflow: {error}; the same --name tries again")
             return {}
         config = plan.parts("trial", winner.number, winner.point)[0].config
-        end = finish(plan.job, config, opened, pool.group.store, checked, info, None, tags)
+        end = finish(plan.job, config, opened, pool.group.store, checked, info, None, lineage)
         opened.append("ended", status="FINISHED", **end)
         opened.sync()
     (report,) = end.values()

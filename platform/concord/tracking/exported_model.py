@@ -7,6 +7,7 @@ and predictions import neither Concord nor the user's module.
 import copy
 import inspect
 import json
+import re
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ def log_model(
     input_example: "torch.Tensor | ModelCall",
     raw: "RawRows | None" = None,
     classes: Sequence[str] | None = None,
+    name: str = "model",
 ) -> str:
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
@@ -51,7 +53,7 @@ def log_model(
     point, the kept program takes any numeric type, otherwise only the example's. If the example is a call with
     named tensors, the program takes a dictionary of those that its outputs depend on. With `raw` it takes rows of a
     table, and returns the probabilities of classes, or the number, by name. `classes`, the names of other classes in
-    the order of the outputs, are kept in the model's metadata.
+    the order of the outputs, are kept in the model's metadata, and name its outputs. `name` is shown in MLflow.
     Raises ExportError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it
     as a pickle; nothing is kept then.
     """
@@ -70,7 +72,7 @@ def log_model(
             if not isinstance(input_example, torch.Tensor):
                 signature = _save_tensors(model, input_example, network, path, description)
             elif raw is None:
-                signature = _save(model, input_example.detach().cpu(), path, description)
+                signature = _save(model, input_example.detach().cpu(), path, description, classes)
             else:
                 inner = _save(model, input_example.detach().cpu(), network, Model(run_id=run_id))
                 found = inner.outputs.inputs[0].shape[1:]
@@ -85,6 +87,7 @@ def log_model(
         except Exception as error:  # export runs the user's code: anything may come out of it
             raise ExportError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
         # MLflow's log_model would do the rest through a process-wide address and active run.
+        name = re.sub(r"[/:.%\"']", "-", name)  # as MLflow accepts it
         experiment, key = run.info.experiment_id, uuid.uuid4().hex
         described = {f"concord.{side}": _described(getattr(signature, side)) for side in ("inputs", "outputs")}
         about = {"source_run_id": run_id, "params": dict(run.data.params), "tags": {KEY: key, **described}}
@@ -92,7 +95,7 @@ def log_model(
         def find_model() -> Any:
             return next(iter(client.search_logged_models([experiment], f"tags.`{KEY}` = '{key}'")), None)
 
-        logged = store.create(lambda: client.create_logged_model(experiment, "model", **about), find_model)
+        logged = store.create(lambda: client.create_logged_model(experiment, name, **about), find_model)
         try:
             description.artifact_path = logged.artifact_location
             description.model_id = description.model_uuid = logged.model_id
@@ -170,11 +173,21 @@ def _download(store: Store, uri: str, folder: str) -> str:
     return path
 
 
-def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, description: Any) -> Any:
-    """Export `model` to the folder `path`, check its predictions, and return MLflow's signature of it."""
+def _save(
+    model: "torch.nn.Module",
+    example: "torch.Tensor",
+    path: Path,
+    description: Any,
+    classes: Sequence[str] | None = None,
+) -> Any:
+    """Export `model` to the folder `path`, check its predictions, and return MLflow's signature of it.
+
+    Outputs that are as many as ``classes`` have their names.
+    """
     import mlflow.pytorch
     import torch
     from mlflow.models import ModelSignature, infer_signature
+    from mlflow.types import ColSpec, DataType, Schema
 
     program = copy.deepcopy(model).cpu().eval()
     rows = example[[0, min(1, len(example) - 1)]].contiguous()
@@ -188,6 +201,8 @@ def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, descrip
     if not isinstance(answer, torch.Tensor) or answer.shape[:1] != rows.shape[:1]:
         raise TypeError("its answer to a batch is not one tensor with a row for each example")
     signature = infer_signature(rows.numpy(), answer.numpy())
+    if classes is not None and answer.shape[1:] == (len(classes),):
+        signature.outputs = Schema([ColSpec(DataType.float, name) for name in classes])
     mlflow.pytorch.save_model(
         program,
         path,

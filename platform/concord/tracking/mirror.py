@@ -27,7 +27,7 @@ from concord.redaction import redact
 from concord.storage import StorageError, append_line, read_lines
 from concord.storage.typed_json import Count
 from concord.tracking.client import import_mlflow, is_final, one_line, post
-from concord.tracking.store import PARENT, Store, clean_parameters
+from concord.tracking.store import NOTE, PARENT, Store, clean_parameters
 
 CURSOR = "events.sent"
 
@@ -109,6 +109,7 @@ class _Piece:
     began: Event | None = None
     points: list[tuple[str, float, int, int]] = field(default_factory=list)  # name, value, ms, step
     artifacts: list[str] = field(default_factory=list)
+    noted: bool = False
     ended: Event | None = None
 
 
@@ -158,7 +159,7 @@ class _Mirrored:
             match event.name:
                 case "began":
                     piece.began, piece.ended = event, None
-                case "metrics" | "evaluated":
+                case "metrics" | "system" | "evaluated":
                     metrics, step = event.fields["metrics"], event.fields["step"]
                     if self.group is not None:
                         metrics = {key: value for key, value in metrics.items() if "/" not in key}
@@ -166,6 +167,8 @@ class _Mirrored:
                     size += len(metrics)
                 case "artifact":
                     piece.artifacts.append(event.fields["path"])
+                case "note":
+                    piece.noted = True
                 case "ended":
                     piece.ended = event
         if piece is not None:
@@ -295,6 +298,8 @@ class Mirror:
         run_id = self._run_id(mirrored)
         ended = piece.ended.fields if piece.ended is not None else {}
         tags = {f"concord.{name}": str(ended[name]) for name in ("stopped", "failure") if ended.get(name)}
+        # The record has all notes, so a repeated piece sets the same description.
+        tags |= {NOTE: run.description} if piece.noted else {}
         tags = {name: redact(value)[:_LONGEST_TAG] for name, value in tags.items()}
         first = mirrored.group is not None and piece.began is not None
         parameters = clean_parameters(run.record["tracking"]["parameters"]) if first else {}

@@ -1,28 +1,34 @@
 """The model registry: versions of models, and which of them is the champion.
 
-A version has its metrics as tags, so that later versions are compared with it without its run.
+A version has two tags that later versions are compared by, its score and the version of its data, so its run is not
+needed. Other metrics, the rule, inputs and outputs are those of its logged model. Its description is a model card.
 
 MLflow writes an alias unconditionally, so two runs that end at once could overwrite each other's decision. So the
 champion follows from the versions, in the order of their numbers, and the process that moves the alias reads the
 versions again afterwards: the last writer has seen all of them.
 """
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from concord.errors import InputError, RunFailedError
 from concord.metric_name import metric_name
+from concord.redaction import redact
 from concord.tracking.client import failures, pages, unless
-from concord.tracking.store import Store
+from concord.tracking.store import Store, stored_value
 
 CHAMPION = "champion"
 
-# Names of a version's tags begin with the first of these; its metrics with the second.
-_OWN, _METRIC = "concord.", "concord.metric."
-_FROM_TAGS = ("criterion", "run", "data", "scored_on", "unfit", "aggregator", "objective", "inputs", "outputs")
+# The tags of a version.
+SCORE, DATA, RUN, METHOD, STUDY = "concord.score", "concord.data", "concord.run", "concord.method", "concord.study"
+# The part of a version's description that says whether it is the champion, and why.
+_STANDING = "\n\n### Champion\n\n"
+_VERSIONS = "mlflow.modelVersions"  # the tag of a logged model by which MLflow shows its versions
 # Tag of a registered model: the version promoted by hand, followed by _OR_BETTER if better ones may replace it.
 _PROMOTED, _OR_BETTER = "concord.promoted", " or better"
 # Seconds after which a process that registered a version has moved the alias or is dead. An alias on another version
@@ -45,6 +51,7 @@ class ModelVersion:
         inputs, outputs: type and shape, such as ``float32 (-1, 34)``; -1 is any number.
         created: the time of registration, in UTC.
         promoted: whether it was made champion by hand.
+        model_id: of its logged model, which has the metrics, except the criterion's, and what is known of the training.
     """
 
     name: str
@@ -64,6 +71,7 @@ class ModelVersion:
     outputs: str | None = None
     created: datetime = field(default_factory=lambda: datetime.fromtimestamp(0, UTC))
     promoted: bool = False
+    model_id: str | None = None
 
     @property
     def uri(self) -> str:
@@ -89,9 +97,12 @@ def register(
     metrics: Mapping[str, float],
     criterion: str,
     mode: Literal["max", "min"],
-    lineage: Mapping[str, str] | None = None,
     unfit: str | None = None,
     scored_on: str | None = None,
+    study: str | None = None,
+    card: Callable[[str], str] | None = None,
+    step: int = 0,
+    at: int | None = None,
 ) -> Registered:
     """Make the model at `model_uri` the next version of `registered_name`, and the champion if it is better.
 
@@ -100,8 +111,9 @@ def register(
     another criterion is compared on this one if it has the metric. It stays if it lacks the metric, if the run's data
     have another version, if it was scored on other environments, or if it was promoted by hand; then `promote` decides.
     If versions are registered at the same time, the best is the champion when all calls have returned.
-    `lineage` becomes tags of the version. `unfit` is the reason why the version cannot be the champion, unless by hand.
-    `scored_on` names the environments in which the criterion was measured.
+    `unfit` is the reason why the version cannot be the champion, unless by hand. `scored_on` names the environments in
+    which the criterion was measured, `study` the study whose best trial it is. `card` makes the version's description
+    of its URI. The metrics become those of the logged model; `step` and `at` are theirs, see `Store.log_metrics`.
     A run has one version: if it was killed after registering one, it gets that.
     """
     client = store.client
@@ -109,26 +121,20 @@ def register(
         with unless("RESOURCE_ALREADY_EXISTS"):
             client.create_registered_model(registered_name)
         run = client.get_run(run_id)
-        known = {
-            "criterion": metric_name(criterion),
-            "mode": mode,
-            "run": run.info.run_name,
-            "data": run.data.tags.get(f"{_OWN}data"),
-            "scored_on": scored_on,
-            "unfit": unfit,
-            "aggregator": run.data.params.get("aggregator"),
-            "objective": run.data.params.get("objective"),
-        }
+        params, tags = run.data.params, run.data.tags
+        score: dict[str, Any] = {"metric": metric_name(criterion), "mode": mode}
+        score["value"] = {metric_name(key): float(value) for key, value in metrics.items()}[score["metric"]]
+        score |= {name: value for name, value in (("scored_on", scored_on), ("unfit", unfit)) if value}
         model_id = model_uri.removeprefix("models:/") if model_uri.startswith("models:/m-") else None
         if model_id is not None:
-            logged = client.get_logged_model(model_id)
-            known |= {name: logged.tags.get(f"{_OWN}{name}") for name in ("inputs", "outputs")}
+            store.log_metrics(run_id, metrics, step, at, model_id)
+            score["model"] = model_id
             if store.artifacts is not None:
                 # A database store would look up the id in the process-wide store, which may be another one.
-                model_uri = logged.artifact_location
-        tags = {f"{_METRIC}{metric_name(key)}": repr(float(value)) for key, value in metrics.items()}
-        tags |= dict(lineage or {})
-        tags |= {f"{_OWN}{name}": value for name, value in known.items() if value}
+                model_uri = client.get_logged_model(model_id).artifact_location
+        method = ", ".join(filter(None, (params.get("aggregator"), params.get("objective", "erm").removeprefix("erm"))))
+        shown = {DATA: tags.get(DATA), RUN: run.info.run_name, METHOD: method, STUDY: study}
+        tags = {SCORE: json.dumps(score), **{name: value for name, value in shown.items() if value}}
 
         def make() -> int:
             made = client.create_model_version(registered_name, model_uri, run_id, tags=tags, model_id=model_id)
@@ -139,6 +145,9 @@ def register(
             return next((each.version for each in versions if each.run_id == run_id), None)
 
         version = store.create(make, find, unsure=True)
+        if model_id is not None:
+            _name_version(store, model_id, registered_name, version)
+        before_alias = _read(store, registered_name).alias
         model, champion, by_hand = _move_champion(store, registered_name)
 
     made = next(each for each in model.versions if each.version == version)
@@ -150,7 +159,31 @@ def register(
         if better and not won:
             value = f"{made.criterion} {made.metrics[str(made.criterion)]:g}"
             reason += f"; version {version} is better ({value}): concord models promote {registered_name} {version}"
+    uri = f"models:/{registered_name}/{version}"
+    with failures(store.uri, f"describe {uri}"):
+        replaced = before_alias if before_alias is not None and before_alias.version != version else None
+        if won and replaced is not None:
+            standing = f"It replaced version {replaced.version}: {reason}."
+            _describe(store, replaced, f"No longer: version {version} replaced it: {reason}.")
+        else:
+            standing = f"{'Yes' if won else 'No'}: {reason}."
+        _describe(store, made, standing, None if card is None else card(uri))
     return Registered(registered_name, version, won, reason)
+
+
+def _describe(store: Store, version: ModelVersion, standing: str, card: str | None = None) -> None:
+    """Say in the version's description whether it is the champion, and why; a new ``card`` replaces the old one."""
+    name, number = version.name, str(version.version)
+    if card is None:
+        card = (store.client.get_model_version(name, number).description or "").partition(_STANDING)[0]
+    store.client.update_model_version(name, number, f"{card}{_STANDING}{standing}".strip())
+
+
+def _name_version(store: Store, model_id: str, name: str, version: int) -> None:
+    """Show the version on MLflow's page of its logged model, as a server does by itself."""
+    known = json.loads(store.client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
+    if (new := {"name": name, "version": version}) not in known:
+        store.client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*known, new])})
 
 
 def models(store: Store) -> list[ModelVersion]:
@@ -158,7 +191,22 @@ def models(store: Store) -> list[ModelVersion]:
     with failures(store.uri, "read the model registry"):
         search = store.client.search_registered_models
         entries = pages(lambda token: search(order_by=["name ASC"], page_token=token))
-        return [version for entry in entries for version in reversed(_read(store, entry.name).versions)]
+        found = (version for entry in entries for version in reversed(_read(store, entry.name).versions))
+        return [_completed(store, version) for version in found]
+
+
+def champions(store: Store) -> list[str]:
+    """The names of the models with a champion, the model that changed last first."""
+    with failures(store.uri, "read the model registry"):
+        search = store.client.search_registered_models
+        entries = pages(lambda token: search(order_by=["last_updated_timestamp DESC"], page_token=token))
+        return [entry.name for entry in entries if CHAMPION in entry.aliases]
+
+
+def serve_command(store: Store, model: str) -> str:
+    """The lines that serve a model, ``models:/NAME@ALIAS``, over HTTP; without the store's password."""
+    where = f"MLFLOW_TRACKING_URI={shlex.quote(redact(store.uri))}"
+    return f"{where} \\\n  mlflow models serve --model-uri {shlex.quote(model)} --env-manager local --port 5001"
 
 
 def show(store: Store, name: str, version_or_alias: str | int = CHAMPION) -> ModelVersion:
@@ -171,7 +219,8 @@ def show(store: Store, name: str, version_or_alias: str | int = CHAMPION) -> Mod
             raise InputError(f"no model {name!r} in the registry; it has {', '.join(available) or 'none yet'}")
     for each in versions:
         if wanted == str(each.version) or wanted in each.aliases:
-            return each
+            with failures(store.uri, f"read {each.uri}"):
+                return _completed(store, each)
     available = [
         *(str(each.version) for each in versions),
         *sorted(alias for each in versions for alias in each.aliases),
@@ -188,12 +237,44 @@ def promote(store: Store, name: str, version: str | int, or_better: bool = False
     """
     chosen = show(store, name, version)
     with failures(store.uri, f"promote {name!r}"):
+        before = _read(store, name).alias
         # Before the alias: a run that ends in between must see the promotion.
         store.client.set_registered_model_tag(name, _PROMOTED, f"{chosen.version}{_OR_BETTER if or_better else ''}")
         store.client.set_registered_model_alias(name, CHAMPION, str(chosen.version))
         if or_better:
             _move_champion(store, name)
-    return show(store, name)
+        champion = show(store, name)
+        how = "It was promoted by hand" + ("; a better version replaces it." if or_better else ".")
+        if champion.version != chosen.version:
+            how = f"Yes: it is better than version {chosen.version}, which was promoted by hand."
+        _describe(store, champion, how)
+        for each in (chosen, before):
+            if each is not None and each.version != champion.version:
+                _describe(store, each, f"No longer: version {champion.version} replaced it.")
+    return champion
+
+
+def versions_of_runs(store: Store, run_ids: Collection[str]) -> list[ModelVersion]:
+    """The versions of all models that come from these runs."""
+    with failures(store.uri, "read the model registry"):
+        entries = pages(lambda token: store.client.search_registered_models(page_token=token))
+        found = (version for entry in entries for version in _read(store, entry.name).versions)
+        return [version for version in found if version.run_id in run_ids]
+
+
+def require_deletable(version: ModelVersion) -> None:
+    """Refuse to delete a champion (InputError)."""
+    if CHAMPION in version.aliases:
+        again = f"concord models promote {version.name} VERSION"
+        raise InputError(f"{version.uri}: is the champion of {version.name}; promote another version first: {again}")
+
+
+def delete_version(store: Store, version: ModelVersion) -> None:
+    """Delete a version, and the registered model with its last one; the logged model and its run stay."""
+    with failures(store.uri, f"delete {version.uri}"), unless("RESOURCE_DOES_NOT_EXIST"):
+        store.client.delete_model_version(version.name, str(version.version))
+        if not _read(store, version.name).versions:
+            store.client.delete_registered_model(version.name)
 
 
 @dataclass(frozen=True)
@@ -219,24 +300,46 @@ def _read(store: Store, name: str) -> _Model:
         for entry in pages(lambda token: store.client.search_model_versions(wanted, page_token=token)):
             number, tags = str(entry.version), entry.tags
             aliases = tuple(sorted(alias for alias, version in model.aliases.items() if str(version) == number))
+            score = json.loads(tags.get(SCORE, "{}"))
             versions.append(
                 ModelVersion(
                     name=entry.name,
                     version=int(number),
                     aliases=aliases,
-                    metrics={key.removeprefix(_METRIC): float(tags[key]) for key in tags if key.startswith(_METRIC)},
+                    metrics={score["metric"]: float(score["value"])} if score else {},
+                    criterion=score.get("metric"),
                     run_id=entry.run_id or None,
-                    mode=tags.get(f"{_OWN}mode", "max"),
+                    mode=score.get("mode", "max"),
+                    run=tags.get(RUN),
+                    data=tags.get(DATA),
+                    scored_on=score.get("scored_on"),
+                    unfit=score.get("unfit"),
                     created=datetime.fromtimestamp(entry.creation_timestamp / 1000, UTC),
                     promoted=CHAMPION in aliases and by_hand.removesuffix(_OR_BETTER) == number,
-                    **{part: tags.get(f"{_OWN}{part}") for part in _FROM_TAGS},
+                    model_id=score.get("model"),
                 )
             )
+        if len({each.criterion for each in versions if each.criterion is not None}) > 1:
+            versions = [_completed(store, each) for each in versions]  # compared by metrics that are no criterion
         versions.sort(key=lambda each: each.version)
         alias = next((each for each in versions if CHAMPION in each.aliases), None)
         promoted = next((each for each in versions if str(each.version) == by_hand.removesuffix(_OR_BETTER)), None)
         return _Model(versions, alias, promoted, by_hand.endswith(_OR_BETTER))
     return _Model([])
+
+
+def _completed(store: Store, version: ModelVersion) -> ModelVersion:
+    """The version with what its logged model has; as it is if that was deleted."""
+    with unless("RESOURCE_DOES_NOT_EXIST"):
+        if version.model_id is not None:
+            model = store.client.get_logged_model(version.model_id)
+            metrics = {
+                each.key: stored_value(each.value) for each in model.metrics or () if each.run_id == version.run_id
+            }
+            known = {name: model.params.get(name) for name in ("aggregator", "objective")}
+            known |= {name: model.tags.get(f"concord.{name}") for name in ("inputs", "outputs")}
+            return replace(version, metrics={**metrics, **version.metrics}, **known)
+    return version
 
 
 def _move_champion(store: Store, name: str) -> tuple[_Model, ModelVersion | None, bool]:

@@ -57,6 +57,7 @@ _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 # The default order of runs, in MLflow's syntax.
 NEWEST = "attributes.start_time DESC"
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow shows a run below its group
+NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description
 KEY = "concord.key"  # the tag by which a run or a model is found whose creation was not answered
 # MLflow's client repeats a request that fails, also one that was carried out.
 _ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
@@ -240,6 +241,17 @@ class Store:
         with failures(self.uri, f"delete run {run_id}"):
             self.client.delete_run(run_id)
 
+    def delete_with_models(self, run_id: str) -> None:
+        """Delete the run and its logged models; nothing if the store has lost it, or has deleted it before."""
+        with failures(self.uri, f"delete run {run_id}"), unless("RESOURCE_DOES_NOT_EXIST"):
+            run = self.client.get_run(run_id)
+            if run.info.lifecycle_stage != "active":
+                return
+            for output in run.outputs.model_outputs if run.outputs is not None else ():
+                with unless("RESOURCE_DOES_NOT_EXIST"):
+                    self.client.delete_logged_model(output.model_id)
+            self.client.delete_run(run_id)
+
     def log_files(self, run_id: str, path: Path, artifact_path: str | None = None) -> None:
         """Copy a file, or the content of a folder, to the run's artifacts, under the folder `artifact_path`."""
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
@@ -264,13 +276,26 @@ class Store:
         with failures(self.uri, f"keep {name}"):
             self.client.log_text(run_id, text, name)
 
-    def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log `metrics` at `step` and wait for the store; a run's own events go through the mirror."""
+    def log_metrics(
+        self,
+        run_id: str,
+        metrics: Mapping[str, float],
+        step: int = 0,
+        at: int | None = None,
+        model_id: str | None = None,
+    ) -> None:
+        """Log `metrics` at `step` and wait for the store; a run's own events go through the mirror.
+
+        `at` is in milliseconds since 1970; None is now. With `model_id` they are also the model's, but for NaN, which
+        MLflow's databases store of a model as 0.
+        """
         import_mlflow()
         from mlflow.entities import Metric
 
-        now = time.time_ns() // 1_000_000
-        values = [Metric(metric_name(key), float(value), now, step) for key, value in metrics.items()]
+        at = time.time_ns() // 1_000_000 if at is None else at
+        named = {metric_name(key): float(value) for key, value in metrics.items()}
+        of_model = {key: None if math.isnan(value) else model_id for key, value in named.items()}
+        values = [Metric(key, value, at, step, model_id=of_model[key]) for key, value in named.items()]
         with failures(self.uri, f"log metrics of run {run_id}"):
             self.client.log_batch(run_id, metrics=values, synchronous=True)
 
@@ -286,7 +311,7 @@ class Store:
             name=entry.info.run_name,
             status=entry.info.status,
             parameters=dict(entry.data.params),
-            metrics={key: _value(value) for key, value in entry.data.metrics.items()},
+            metrics={key: stored_value(value) for key, value in entry.data.metrics.items()},
             tags={key: value for key, value in entry.data.tags.items() if not key.startswith(("mlflow.", KEY))},
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
             experiment=experiment,
@@ -372,6 +397,6 @@ def _clean(values: Mapping[str, object]) -> dict[str, str]:
     return {key: redact(as_text(value)) for key, value in without_secrets(values).items()}
 
 
-def _value(stored: float) -> float:
+def stored_value(stored: float) -> float:
     """Restore infinity, for which MLflow's databases store the largest finite number."""
     return math.copysign(math.inf, stored) if abs(stored) == sys.float_info.max else float(stored)

@@ -44,4 +44,4 @@ TABLE_BASELINES = {
         Space({"boosting_rate": LogUniform(0.02, 0.3), "boosting_leaves": Choice(4, 8, 16, 31)}),
     ),
 }
-"""Of jobs whose options have ``network_options`` like :class:`~concord.models.table_network_options.TableNetworkOptions`."""
+"""Of jobs whose ``network_options`` are :class:`~concord.models.table_network_options.TableNetworkOptions`."""

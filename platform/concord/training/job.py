@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import sys
 from collections import Counter
@@ -26,7 +25,7 @@ from concord.training.baseline import Baseline, Fit
 from concord.training.callback import Callback
 from concord.training.comparison import Comparison
 from concord.training.declared_measures import EnvironmentEvaluation, Measure, Mode, PerExample
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import MODEL_NAMES, RunConfig, TrainConfig, is_model_name
 from concord.training.rule_file import RuleFile, config_with_rule
 
 # With PyTorch, which takes a second or two: help and a wrong option do without.
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from concord.gradients.risk import Risk
     from concord.objectives import Objective
     from concord.training.context import RunContext
-
-_MODEL_NAME = re.compile(r"[^-.\s/:@?][^/:@?]*")
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -426,6 +423,8 @@ class JobFile:
 
     def model_name(self, config: Any) -> str:
         """The name of the registered model (InputError if it cannot be loaded by it)."""
+        if config.run.model_name is not None:
+            return str(config.run.model_name)
         if self.job.loop is None or self.job.loop.model_name is None:
             return self.name
         name = self.job.loop.model_name(config)
@@ -486,10 +485,8 @@ def with_recorded_rule(file: JobFile, named: Any, sources: Mapping[str, str]) ->
 
 def require_model_name(name: Any, what: str) -> None:
     """Refuse the name of a model that MLflow or a command cannot load by ``models:/NAME@ALIAS`` (InputError)."""
-    if not (isinstance(name, str) and name.isprintable() and _MODEL_NAME.fullmatch(name)):
-        raise InputError(
-            f"{what} is {name!r}; expected text without '/', ':', '@' and '?' that begins with no '-' or '.'"
-        )
+    if not is_model_name(name):
+        raise InputError(f"{what} is {name!r}; {MODEL_NAMES}")
 
 
 def _parts_of(job: Job[Any]) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
 from concord.training.options.option_groups import DataOptions, Device, OptimizerOptions, ScheduleOptions
-from concord.training.options.run_options import LOCAL, ResolvedConfig, RunConfig
+from concord.training.options.run_options import LOCAL, MODEL_NAMES, ResolvedConfig, RunConfig, is_model_name
 from concord.training.options.train_config import ResolvedTrainConfig, TrainConfig, device_of, parallel_of
 
 __all__ = [
     "LOCAL",
+    "MODEL_NAMES",
     "AggregatorOptions",
     "DataOptions",
     "Device",
@@ -19,5 +20,6 @@ __all__ = [
     "ScheduleOptions",
     "TrainConfig",
     "device_of",
+    "is_model_name",
     "parallel_of",
 ]

@@ -3,6 +3,7 @@
 import inspect
 import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +15,16 @@ from concord.storage import check_address
 
 LOCAL = "local"  # the address of a Ray on this machine
 _LONGEST_NAME = 200  # letters; it is also a folder's name
+_LONGEST_EXPERIMENT = 500  # MLflow's limit
+_TAG_NAME = re.compile(r"[\w./: -]{1,250}")  # as MLflow accepts it
+# Without what divides the parts of a registry's address, or begins an option of the command line.
+_MODEL_NAME = re.compile(r"[^-.\s/:@?][^/:@?]*")
+MODEL_NAMES = "expected text without '/', ':', '@' and '?' that begins with no '-' or '.'"
+
+
+def is_model_name(name: Any) -> bool:
+    """Whether MLflow and a command can load a model of this name by ``models:/NAME@ALIAS``."""
+    return isinstance(name, str) and name.isprintable() and _MODEL_NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +42,14 @@ class RunOptions(OptionGroup):
     """Continue the run --name from its last checkpoint."""
     tracking_uri: Unkept[str | None] = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    experiment: Unkept[str | None] = None
+    """MLflow experiment; by default MLFLOW_EXPERIMENT_NAME, else one named after the job."""
+    tag: Unkept[tuple[str, ...]] = ()
+    """Tags of the run in MLflow, NAME=VALUE, such as team=eyes."""
     register: Place[bool] = True
     """Register the model as a version; otherwise only the run keeps it."""
+    model_name: Place[str | None] = None
+    """Name of the registered model; by default the job's."""
     address: Unkept[str | None] = None
     """Ray cluster to run on, or local; by default RAY_ADDRESS, else a Ray started on this machine if needed."""
     wait_for_resources: Place[float | None] = None
@@ -45,9 +62,24 @@ class RunOptions(OptionGroup):
         """Whether the run is for a Ray cluster, not for this machine."""
         return (self.address or os.environ.get("RAY_ADDRESS") or LOCAL) != LOCAL
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags by name."""
+        return {name.strip(): value for name, _, value in (each.partition("=") for each in self.tag)}
+
     def check(self) -> None:
         """Validate options."""
         self.require_at_least(0, "seed")
+        if self.experiment is not None:
+            right = bool(self.experiment.strip()) and len(self.experiment) <= _LONGEST_EXPERIMENT
+            self.require("experiment", right, f"must be a name of at most {_LONGEST_EXPERIMENT} characters")
+        for each in self.tag:
+            name, given, _ = each.partition("=")
+            if not given or not _TAG_NAME.fullmatch(name.strip()):
+                raise InputError(f"--tag {each}: expected NAME=VALUE, with letters, digits and _-./: in the name")
+            if name.strip().startswith("concord."):
+                raise InputError(f"--tag {each}: names that begin with concord. are Concord's own; give another name")
+        self.require("model_name", self.model_name is None or is_model_name(self.model_name), MODEL_NAMES)
         check_address("output", self.output)
         if self.wait_for_resources is not None:
             right = 0 <= self.wait_for_resources < math.inf
