@@ -204,7 +204,7 @@ class Environments:
     """
 
     classes: tuple[str, ...] | None = None
-    target_scale: TargetScale | None = None
+    target_scale: "TargetScale | None" = None
     rows: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
