@@ -71,9 +71,9 @@ def test_every_command_explains_itself(concord_: Concord, command: str) -> None:
 def test_help_of_a_command_has_its_arguments_and_a_line_for_each_option(concord_: Concord) -> None:
     said = concord_("models", "--help").out
     assert said.startswith("usage: concord models [DO] [NAME] [VERSION] [--option value] …")
-    assert options_in(said) == ["or-better", "output", "tracking-uri"]
+    assert options_in(said) == ["or-better", "yes", "output", "tracking-uri"]
     assert "list, show, promote" in said
-    assert said.rstrip().endswith("concord models --help-all explains all 6 options in full.")
+    assert said.rstrip().endswith("concord models --help-all explains all 7 options in full.")
     assert concord_("logs", "--help").out.startswith("usage: concord logs ID [--option value] …")
     assert concord_("help").out == concord_("--help").out
 

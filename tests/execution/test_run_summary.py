@@ -38,9 +38,9 @@ def summary(
     [
         (summary(), "data: 2 environments for training (0.1 of each held out)"),
         (summary(ALL, held_out=0.0), "data: 1 environment for training, 2 for validation, 1 for test"),
-        (summary(), "run first: and-mask, 1 worker"),
-        (summary(device="cuda"), "run first: and-mask, 1 worker, on CUDA"),
-        (summary(workers=2), "run first: and-mask, 2 workers on Ray Train"),
+        (summary(), "run first: mean, 1 worker"),
+        (summary(device="cuda"), "run first: mean, 1 worker, on CUDA"),
+        (summary(workers=2), "run first: mean, 2 workers on Ray Train"),
         (summary(), "champion: the version with the largest validation_accuracy"),
         (
             summary(criterion=LEAST, required=lambda _: {"worst_train_accuracy": 0.65}),
@@ -65,7 +65,10 @@ def test_the_command_for_methods_has_the_job_and_its_data_options(tmp_path: Path
 
 
 def test_what_follows_from_the_options_is_a_parameter() -> None:
-    assert mask_parameters(TrainConfig().resolve(), 20) == {"chance_fraction": 2**-19, "threshold": 1.0}
+    assert mask_parameters(TrainConfig().with_options(aggregator="and-mask").resolve(), 20) == {
+        "chance_fraction": 2**-19,
+        "threshold": 1.0,
+    }
     given = TrainConfig().with_options(threshold=0.8).resolve()
     assert mask_parameters(given, 20) == {"chance_fraction": pytest.approx(4.02e-4, rel=1e-2)}
     assert mask_parameters(TrainConfig().with_options(aggregator="sand-mask").resolve(), 20) == {"threshold": 0.8}

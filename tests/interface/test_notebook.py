@@ -66,7 +66,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 def test_a_cell_trains_and_again_is_the_run_that_is_there(notebook: Notebook) -> None:
     first = notebook.cell(TRAIN.format(False))
     assert "ood_accuracy" in first["result"]
-    assert first["stderr"].count("run one: and-mask") == 1
+    assert first["stderr"].count("run one: mean") == 1
     notebook.cell(JOB)  # new objects, the same definitions
     again = notebook.cell(TRAIN.format(True))
     assert "run one is finished" in again["stderr"]

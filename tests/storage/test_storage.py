@@ -655,7 +655,10 @@ def test_an_unfinished_trial_continues_on_another_machine(
     def begun() -> Member:
         """The trial in its group, on this machine."""
         group = ActiveRun("study", made("trials/studies/s"), store, None)
-        group.run, group.mirror = OpenRun(group.folder, {"run_id": "1"}), Mirror(Store(NOWHERE, None))
+        group.run, group.mirror = (
+            OpenRun(group.folder, {"run_id": "1", "tracking": {"experiment": "s"}}),
+            Mirror(Store(NOWHERE, None)),
+        )
         return Member(spec, group)
 
     def trained(member: Member, evaluations: int | None) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from concord.environments import Environments
-from concord.environments.collection import TargetScale
+from concord.environments.table_rows import TargetScale
 from concord.training import Job, ProcessContext, Silent, TrainConfig, train
 from concord.training.left_out import PREDICTIONS, LeftOutPredictions
 

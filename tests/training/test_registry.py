@@ -46,7 +46,9 @@ def test_an_option_has_the_type_default_and_help_of_its_class(
 
 
 def test_no_class_lacks_an_option_and_no_option_a_class() -> None:
-    platform = {"aggregator", "significance", "threshold", "rescale", "environment_momentum", "steps_per_update"}
+    platform = {"aggregator", "significance", "threshold", "rescale", "environment_momentum", "steps_per_update"} | {
+        "accumulate"
+    }
     platform |= {"nonfinite", "per_example", "example_gradient", "vectorize"}
     assert options_of(AggregatorOptions).keys() - platform == RULES.all_options().keys()
     shared = {"objective", "penalty_weight", "penalty_warmup"}

@@ -111,7 +111,7 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
         evaluation = job.job.evaluation_of(config)
     measures, own = modes(given, evaluation), () if evaluation is None else evaluation.criteria
     with as_input_error(job, "its metrics cannot be told apart"):
-        check_metric_names(environments, measures.keys() - {"loss"}, trainable(model))
+        check_metric_names(environments, [*given, *(() if evaluation is None else evaluation.modes)], trainable(model))
     reported = reported_metrics(environments, measures, config.data.held_out > 0)
     if not config.aggregation.compares:
         reported["kept_fraction"] = None

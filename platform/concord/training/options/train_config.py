@@ -63,8 +63,9 @@ class TrainConfig(RunConfig):
         return "and-mask" if asks else self.auto_aggregator
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A given objective, erm as well, is averaged, where nothing asks for a mask."""
-        undecided = self.aggregation.aggregator == "auto" and not changes.keys() & {"aggregator", *_ASK_FOR_A_MASK}
+        """In a job with a mask of its own, a given objective, erm as well, is averaged if nothing asks for a mask."""
+        masked = self.auto_aggregator != "mean" and self.aggregation.aggregator == "auto"
+        undecided = masked and not changes.keys() & {"aggregator", *_ASK_FOR_A_MASK}
         return {"aggregator": "mean"} if "objective" in changes and undecided else {}
 
     def strictness(self, environments: int) -> dict[str, float]:
