@@ -609,8 +609,8 @@ given = TrainConfig().with_options
 @pytest.mark.parametrize(
     ("config", "unused", "used"),
     [
-        (given(aggregator="and-mask"), {"momentum", "beta3", "temporal_threshold", "bias_correction", "penalty_weight", "inner_lr",
-                         "domain_units", "stop_from", "example_gradient", "regularization"},
+        (MASKED, {"momentum", "beta3", "temporal_threshold", "bias_correction", "penalty_weight", "inner_lr",
+                  "domain_units", "stop_from", "example_gradient", "regularization"},
          {"beta1", "beta2", "threshold", "rescale", "decay"}),
         (given(optimizer="sgd", l2=0.1), {"beta1", "beta2", "beta3"}, {"momentum", "regularization"}),
         (given(optimizer="temporal-and-mask"), {"momentum"}, {"beta1", "beta3", "temporal_threshold"}),

@@ -373,8 +373,8 @@ def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, ou
         assert comparable(ended.metrics) == trained_here(config.with_options(**options), job_file=MEASURED)
         assert children[ended.name].data.params == {name: str(value) for name, value in options.items()}
     header, rows = result.best_table().cells()
-    assert [dict(zip(header, row, strict=True))["aggregator"] for row in rows] == [
-        stand_for[str(ended.point["objective"])]["aggregator"] for ended in result.finished
+    assert [dict(zip(header, row, strict=True))["epochs"] for row in rows] == [
+        str(stand_for[str(ended.point["objective"])]["epochs"]) for ended in result.finished
     ]
 
 
