@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from concord.environments import Environments, from_image_folder
+from concord.environments.data_files import missing
 from concord.environments.datasets import Transform
 from concord.errors import ArgumentError, InputError, first_line
 from concord.extras import install_command
@@ -213,7 +214,7 @@ def load_weights(network: nn.Module, path: Path, head: str, name: str) -> None:
     """Load all weights except the head's."""
     shown, here = display_path(path), local(path)
     if not here.is_file():
-        raise ArgumentError("weights", shown, "there is no such file")
+        raise missing(path, "file", "weights")
     try:
         given = load_file(here)
     except (SafetensorError, OSError) as error:

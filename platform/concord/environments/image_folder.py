@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from concord.environments.collection import Environments
-from concord.environments.data_files import data_files
+from concord.environments.data_files import data_files, missing
 from concord.environments.datasets import Transform, from_dataset
 from concord.environments.images import IMAGE_ENDINGS, plain_image, require_8_bits
 from concord.environments.purposes import purposes_of
@@ -82,7 +82,8 @@ def from_image_folder(
     Raises:
         InputError: the folder does not fit, or images cannot be read.
     """
-    shown, folder = display_path(Path(folder)), local(Path(folder))
+    given = Path(folder)
+    shown, folder = display_path(given), local(given)
     names = data_files(
         folder,
         IMAGE_ENDINGS,
@@ -93,7 +94,7 @@ def from_image_folder(
         one_each=False,
     )
     if names is None:
-        raise ArgumentError("data", shown, "there is no such folder")
+        raise missing(given, "folder")
     by_domain = _classes(names)
     train = purposes_of(by_domain, validation, test, options=True)["train"]
     if len(train) < 2:

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from concord.environments.csv_file import CsvFormat, exact, read_cells, typed
-from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, stem
+from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, missing, stem
 from concord.environments.parquet import read_table
 from concord.environments.purposes import purposes_of
 from concord.environments.table_encoder import TableEncoder, plain, stripped
@@ -244,7 +244,7 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
     shown = display_path(path)
     found = local(path)
     if not found.is_file():
-        raise ArgumentError("data", shown, "there is no such file")
+        raise missing(path, "file")
     suffix = path.suffix.lower()
     if kind := kind_by_content(found, _ENDINGS):
         raise ArgumentError("data", shown, f"is {kind}; give a CSV or Parquet file")
