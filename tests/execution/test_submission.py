@@ -624,6 +624,22 @@ def test_a_submission_is_stopped_once(
     assert "nothing: there is no such submission" in refused["error"]
 
 
+def test_a_run_is_stopped_within_a_step_that_does_not_end(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(JOB.parent)
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    words = ["--workers", "2", "--pause", "10000", "--name", "one-step"]
+    status, result = outcome(capsys, "submit", "train", JOB.name, *words, "--no-wait", *where)
+    assert status == 0
+    wait_for(lambda: "data: " in outcome(capsys, "logs", result["submission"], *where)[1]["log"], 120)
+    assert outcome(capsys, "stop", result["submission"], *where)[1]["status"] == "stopped"
+    log = outcome(capsys, "logs", result["submission"], *where)[1]["log"].splitlines()
+    assert log[-1] == "concord: stopped before the first checkpoint; --name one-step --resume begins again"
+    runs = tracked_runs(Store.open(head.folder / "runs"), "shared-rule", finished_only=False)
+    assert [run.status for run in runs if run.name == "one-step"] == ["KILLED"]
+
+
 @pytest.mark.slow
 def test_a_study_stopped_while_its_winner_is_registered_runs_no_longer(
     head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from concord.interface.command_options import JobCommand
 
 SUBMITTED = ("train", "tune", "compare")
-# Ray asks a job to end, kills it three seconds later, and then ends its workers.
-_STOP_SECONDS = 60.0
+# Ray asks a job to end, kills it a minute later, and then ends its workers.
+_STOP_SECONDS = 90.0
 # MiB that Ray's dashboard takes.
 _LARGEST_PACKAGE = 100
 

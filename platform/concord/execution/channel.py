@@ -39,6 +39,11 @@ class Channel:
         self._news = asyncio.Event()
         self._checkpoint = checkpoint
         self._over = False
+        self._controller: Any = None
+
+    async def attend(self, controller: Any) -> None:
+        """Note the actor that controls the workers."""
+        self._controller = controller
 
     async def begin(self) -> Beginning:
         """The point at which workers begin."""
@@ -65,6 +70,7 @@ class Channel:
         self._news.clear()
         return taken
 
-    async def stop(self) -> None:
-        """End the workers at their next message."""
+    async def stop(self) -> Any:
+        """End the workers at their next message; return the actor that controls them, None before it has begun."""
         self._over = True
+        return self._controller

@@ -29,9 +29,9 @@ from concord.training.process import own_cores, tune_process
 
 # How often Ray Train checks for room for more workers (--min-workers). Growth loses the work since the last checkpoint.
 _RESIZE_SECONDS = 30.0
-# How long stopped workers may take to end. If all processes of a job receive SIGTERM, Ray Train replaces its workers
-# before they stop; those of a Ray that ends with this process are not waited for.
-_STOPPING_SECONDS, _LOCAL_STOPPING_SECONDS = 30.0, 5.0
+# How long stopped workers may take to end, far less than Ray waits before it kills a stopped job: its end must be
+# recorded. Those of a Ray that ends with this process are not waited for.
+_STOPPING_SECONDS, _LOCAL_STOPPING_SECONDS = 10.0, 5.0
 _TAKE_SECONDS = 0.5
 _SCRATCH = "ray-train"
 
@@ -68,10 +68,19 @@ def evaluations_on_ray(
         if training.is_alive():
             local = local_ray.is_running()
             local_ray.show_lines(not local)
-            channel.stop.remote()
+            _end(channel)
             training.join(_LOCAL_STOPPING_SECONDS if local else _STOPPING_SECONDS)
         ray.kill(channel)
         scratch.delete()
+
+
+def _end(channel: Any) -> None:
+    """End Ray Train's controller with its workers: workers alone would be replaced by new ones."""
+    import ray
+
+    with suppress(ray.exceptions.RayError):
+        if (controller := ray.get(channel.stop.remote(), timeout=_STOPPING_SECONDS)) is not None:
+            ray.wait([controller.abort.remote()], timeout=_STOPPING_SECONDS)
 
 
 class _Training(threading.Thread):
@@ -139,8 +148,22 @@ def _trainer(task: RunTask, config: Any, channel: Any, scratch: Folder) -> Any:
             failure_config=FailureConfig(max_failures=config.parallel.max_failures),
             # The failure is reported once, by the exception here; Ray logs it with a traceback for every try.
             logging_config=LoggingConfig(log_level="CRITICAL"),
+            callbacks=[_attended(channel)],
         ),
     )
+
+
+def _attended(channel: Any) -> Any:
+    """A callback of the controller that makes itself known to the channel. Ray Train has no public way to end it."""
+    from ray.train.v2._internal.execution.callback import ControllerCallback
+
+    class Attended(ControllerCallback):
+        def after_controller_start(self, train_run_context: Any) -> None:  # noqa: ARG002
+            import ray
+
+            channel.attend.remote(ray.get_runtime_context().current_actor)
+
+    return Attended()
 
 
 class _StoppedError(Exception):

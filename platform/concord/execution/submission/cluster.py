@@ -27,8 +27,9 @@ from concord.redaction import redact
 _VERSION_SECONDS = 10.0
 # How long an answer may take: the server first unpacks a package of up to 100 MiB.
 ANSWER_SECONDS = 60.0
-# How long a stopped command has to end itself and its MLflow run; Ray's default is 3 s.
-_ENDING_SECONDS = 30
+# How long a stopped command has to end itself and its MLflow run; Ray's default is 3 s. More than the patience of a run
+# with its workers and with MLflow together.
+_ENDING_SECONDS = 60
 # Between two checks of a job that is stopping.
 _POLL_SECONDS = 1.0
 # The answer of a starting cluster, whose dashboard runs before the rest, and how long that may last.
