@@ -624,10 +624,15 @@ def test_a_submission_is_stopped_once(
     assert "nothing: there is no such submission" in refused["error"]
 
 
-def test_a_run_is_stopped_within_a_step_that_does_not_end(
-    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_run_reads_a_file_beside_its_job_and_is_stopped_within_a_step_that_does_not_end(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(JOB.parent)
+    monkeypatch.chdir(tmp_path)
+    Path("beside.txt").write_text("here")
+    load = "    def load(name: str) -> Any:\n"
+    Path(JOB.name).write_text(
+        JOB.read_text().replace(load, f"{load}        assert open('beside.txt').read() == 'here'\n")
+    )
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     words = ["--workers", "2", "--pause", "10000", "--name", "one-step"]
     status, result = outcome(capsys, "submit", "train", JOB.name, *words, "--no-wait", *where)
