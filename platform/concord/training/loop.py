@@ -318,6 +318,7 @@ class _Run:
         self.environments = prepared.environments
         self.job = job
         training = [pair.training for pair in prepared.training]
+        so_far.environments = tuple(environment.name for environment in training)
         places: Sequence[int] = range(config.data.batch_size)
         places = share(places, process) if config.aggregation.per_example else places
         part = slice(places[0], places[-1] + 1)
