@@ -64,6 +64,11 @@ class TableOptions(OptionGroup):
     """Kinds of columns that override the inferred ones, such as zip=category patient=ignore."""
     environment_bins: int | None = None
     """Cut a numeric environment column at quantiles into this many environments."""
+    environment_by: tuple[str, str] | None = None
+    """In place of --environment, a unit of time (day, week, month, quarter, year) or a number of parts, and a column of
+    dates, such as: week admitted."""
+    test_last: int | None = None
+    """Test on the last environments in time, this many."""
     separator: str = ","
     """Separator of the columns of a CSV file."""
     encoding: Detail[str] = "utf-8"
@@ -135,6 +140,10 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
         table = _read(data, options)
     left_out = [given.removesuffix("=ignore") for given in options.columns if given.endswith("=ignore")]
     summary = {**table_summary(table, left_out), "warnings": [str(each.message) for each in caught]}
+    if options.environment_by is not None:
+        unit, column = options.environment_by
+        what = f"{unit} parts in time" if unit.isdecimal() else f"each {unit}"
+        summary["notes"].insert(0, f"environments are {what} of {column}, which is no input")
     for line in lines(summary):
         info(line)
     return summary
@@ -176,6 +185,8 @@ def _read(data: Path, options: TableOptions) -> "Table":
         kinds=cast("dict[str, Kind]", dict(each.rsplit("=", 1) for each in options.columns)),
         task=None if options.task == "auto" else options.task,
         environment_bins=options.environment_bins,
+        environment_by=options.environment_by,
+        test_last=options.test_last,
     )
 
 

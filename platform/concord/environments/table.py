@@ -93,6 +93,8 @@ def from_table(
     kinds: Mapping[str, Kind] | None = None,
     task: Task | None = None,
     environment_bins: int | None = None,
+    environment_by: tuple[str | int, str] | None = None,
+    test_last: int | None = None,
     separator: str = ",",
     encoding: str = "utf-8",
     decimal: str = ".",
@@ -111,6 +113,9 @@ def from_table(
         kinds: of columns for which :func:`~concord.environments.table_rows.inferred_kinds` is wrong.
         task: classification or regression; None infers it from the target.
         environment_bins: cut a numeric environment column at quantiles into this many environments.
+        environment_by: in place of an environment's column, a unit or a number of parts and a column of dates, such as
+            ``("week", "admitted")``, see :func:`~concord.environments.periods.periods`.
+        test_last: test on the last environments in time, this many.
         separator, encoding, decimal, thousands, missing, date_format: of CSV files, see
             :class:`~concord.environments.csv_file.CsvFormat`.
 
@@ -127,6 +132,8 @@ def from_table(
         kinds=kinds,
         task=task,
         environment_bins=environment_bins,
+        environment_by=environment_by,
+        test_last=test_last,
     )
     return TableEnvironments(table)
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from concord.environments.csv_file import CsvFormat, exact, read_cells, typed
 from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, stem
 from concord.environments.parquet import read_table
+from concord.environments.periods import parts_of, periods
 from concord.environments.purposes import purposes_of
 from concord.environments.table_encoder import TableEncoder, plain, stripped
 from concord.environments.unread_values import unread_values
@@ -113,6 +114,8 @@ def read_table_rows(
     kinds: Mapping[str, Kind] | None = None,
     task: Task | None = None,
     environment_bins: int | None = None,
+    environment_by: tuple[str | int, str] | None = None,
+    test_last: int | None = None,
 ) -> Table:
     """The rows of a table and what they are; the arguments are those of
     :func:`~concord.environments.table.from_table`, and the form of CSV files."""
@@ -121,15 +124,27 @@ def read_table_rows(
             raise ArgumentError("kinds", f"{name}={kind}", f"must be one of {', '.join(get_args(Kind))}")
     if environment_bins is not None and environment_bins < 2:
         raise ArgumentError("environment_bins", environment_bins, "must be at least 2")
+    option, unit = "environment", None
+    if environment_by is not None:
+        option, unit = "environment_by", str(environment_by[0])
+        parts_of(unit)
+        for other, given in (("environment", environment), ("environment_bins", environment_bins)):
+            if given is not None:
+                raise ArgumentError(
+                    "environment_by", environment_by, f"replaces --{other.replace('_', '-')}; leave that out"
+                )
+        environment = environment_by[1]
+    if test_last is not None and (unit is None or test or test_last < 1):
+        raise ArgumentError("test_last", test_last, "must be at least 1, with --environment-by and in place of --test")
     if isinstance(data, pd.DataFrame):
         if data.columns.nlevels > 1:
             raise ArgumentError("data", data.columns[0], "is the name of a column in several levels; join them to one")
         frame = _with_index(data, environment, target)
     else:
         texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
-        if environment_bins is None:
+        if environment_bins is None and unit is None:
             texts.add(environment or "environment")
-        frame, environment = _read(Path(data), target, environment, form, texts)
+        frame, environment = _read(Path(data), target, environment, form, texts, named=unit is None)
     target = str(target)  # a frame's columns may have numbers as names
     kinds = {str(name): kind for name, kind in (kinds or {}).items()}
     environment = None if environment is None else str(environment)
@@ -138,9 +153,9 @@ def read_table_rows(
     frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
-    for option, name in (("environment", environment), ("target", target), *(("columns", each) for each in kinds)):
+    for asked, name in ((option, environment), ("target", target), *(("columns", each) for each in kinds)):
         if name not in frame.columns:
-            raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
+            raise ArgumentError(asked, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
     left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {environment, target}
@@ -151,12 +166,16 @@ def read_table_rows(
     rows = frame[labelled]
     if len(rows) < len(frame):
         warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=3)
-    names = _environment_names(rows[environment], environment, environment_bins)
-    purposes = purposes_of(sorted(set(names)), validation, test, options=True)
+    if unit is None:
+        names = _environment_names(rows[environment], environment, environment_bins)
+    else:
+        names = periods(rows[environment], unit, form.date_format)
+    every = sorted(set(names))
+    purposes = purposes_of(every, validation, every[-test_last:] if test_last else test, options=True)
     train = purposes["train"]
     if len(train) < 2:
         raise ArgumentError(
-            "environment",
+            option,
             environment,
             f"two environments are needed for training; those that are not for validation or test are "
             f"{', '.join(train) or 'none'}",
@@ -221,9 +240,9 @@ def _has_codes(texts: pd.Series) -> bool:
 
 
 def _read(
-    path: Path, target: str, environment: str | None, form: CsvFormat, texts: Collection[str]
+    path: Path, target: str, environment: str | None, form: CsvFormat, texts: Collection[str], *, named: bool
 ) -> tuple[pd.DataFrame, str | None]:
-    """The rows of a file or folder, and the name of the environment's column."""
+    """The rows of a file or folder, and the name of the environment's column, which files stand for if ``named``."""
     column = environment or "environment"
     read = functools.partial(_file, form=form, texts=texts, target=target, environment=column)
     nothing = "no .csv or .parquet file in this folder"
@@ -233,7 +252,7 @@ def _read(
     frames = []
     for name in files:
         frame = read(path / name)
-        frames.append(frame if column in frame.columns else frame.assign(**{column: stem(name)}))
+        frames.append(frame if column in frame.columns or not named else frame.assign(**{column: stem(name)}))
     return pd.concat(frames, ignore_index=True), column
 
 
