@@ -67,8 +67,10 @@ class TableOptions(OptionGroup):
     environment_by: tuple[str, str] | None = None
     """In place of --environment, a unit of time (day, week, month, quarter, year) or a number of parts, and a column of
     dates, such as: week admitted."""
-    test_last: int | None = None
+    test_last: Detail[int | None] = None
     """Test on the last environments in time, this many."""
+    weight: str | None = None
+    """Column by which rows count, in the loss, in every measure and in the baselines; no input."""
     separator: str = ","
     """Separator of the columns of a CSV file."""
     encoding: Detail[str] = "utf-8"
@@ -187,6 +189,7 @@ def _read(data: Path, options: TableOptions) -> "Table":
         environment_bins=options.environment_bins,
         environment_by=options.environment_by,
         test_last=options.test_last,
+        weight=options.weight,
     )
 
 

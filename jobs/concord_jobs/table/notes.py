@@ -27,7 +27,9 @@ def notes(table: Table, left_out: Collection[str]) -> Iterator[str]:
         left_out: the columns that the user ignores.
     """
     for name in table.frame.columns:
-        if name not in table.kinds and name != table.target:
+        if name == table.weight:
+            yield f"column {name} is the weight of the rows, which is no input; what is shown here counts rows alike"
+        elif name not in table.kinds and name != table.target:
             yield f"column {name} is ignored: {_why_ignored(table, name, left_out)}"
     for name, kind in table.kinds.items():
         column = table.frame[name]

@@ -14,6 +14,7 @@ from concord.environments.purposes import environment_names, purposes_of, requir
 from concord.environments.source import ContiguousBuilder, ExampleSource, InMemory, Part, Switching
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
+from concord.weighted import Weighted
 
 if TYPE_CHECKING:  # with pandas
     from concord.environments.table_encoder import TableEncoder
@@ -144,6 +145,8 @@ class Environment:
         return self._pair(self.take(examples))
 
     def _pair(self, data: Tree) -> tuple[Tensor, Tensor]:
+        if isinstance(data, Weighted):
+            return data.inputs, data.targets
         if not is_pair(data):
             found = ", ".join(named_leaves(data))
             raise InputError(

@@ -17,6 +17,7 @@ from concord.environments.csv_file import CsvFormat
 from concord.environments.table_encoder import TableEncoder
 from concord.environments.table_rows import Kind, Table, TargetScale, Task, fit_encoder, read_table_rows
 from concord.errors import InputError
+from concord.weighted import Weighted
 
 _EXAMPLE_ROWS = 5
 
@@ -63,7 +64,7 @@ class TableEnvironments(Environments):
         names.rows = {name: self.table.rows([name]).index.to_numpy() for name in self.validation}
         return names
 
-    def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | Weighted:
         if self.encoder is None:
             raise InputError(
                 "environments of a table: the encoder is not fitted; call fitted(fraction, seed), with the fraction of "
@@ -80,6 +81,8 @@ class TableEnvironments(Environments):
             for row in np.flatnonzero(~right)[:1]:
                 found = f"row {rows.index[row]} has {rows[column].iloc[row]}, too far from the training rows"
                 raise InputError(f"environment {name}: column {column}: {found}; correct or remove it")
+        if (weights := self.table.weights(rows)) is not None:
+            return Weighted(torch.from_numpy(inputs), targets, torch.from_numpy(weights.astype(np.float32)))
         return torch.from_numpy(inputs), targets
 
 
@@ -95,6 +98,7 @@ def from_table(
     environment_bins: int | None = None,
     environment_by: tuple[str | int, str] | None = None,
     test_last: int | None = None,
+    weight: str | None = None,
     separator: str = ",",
     encoding: str = "utf-8",
     decimal: str = ".",
@@ -116,6 +120,7 @@ def from_table(
         environment_by: in place of an environment's column, a unit or a number of parts and a column of dates, such as
             ``("week", "admitted")``, see :func:`~concord.environments.periods.periods`.
         test_last: test on the last environments in time, this many.
+        weight: a column by which rows count, in the loss and in every measure; no input.
         separator, encoding, decimal, thousands, missing, date_format: of CSV files, see
             :class:`~concord.environments.csv_file.CsvFormat`.
 
@@ -134,6 +139,7 @@ def from_table(
         environment_bins=environment_bins,
         environment_by=environment_by,
         test_last=test_last,
+        weight=weight,
     )
     return TableEnvironments(table)
 

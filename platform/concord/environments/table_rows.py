@@ -54,6 +54,7 @@ class Table:
         classes: the target's values in order; None for a regression.
         by_purpose: the names of the environments.
         without_target: the number of rows left out.
+        weight: the name of the column of the rows' weights, all above 0; None if all rows count alike.
     """
 
     frame: pd.DataFrame
@@ -63,11 +64,13 @@ class Table:
     classes: tuple[Any, ...] | None
     by_purpose: Mapping[str, tuple[str, ...]]
     without_target: int
+    weight: str | None = None
 
     @functools.cached_property
     def version(self) -> str:
         """Text that differs when the rows do, or what is predicted, from what, in which environments."""
-        used = pd.concat([self.frame[[self.target, *sorted(self.kinds)]], self.environment], axis=1)
+        more = [] if self.weight is None else [self.weight]
+        used = pd.concat([self.frame[[self.target, *sorted(self.kinds), *more]], self.environment], axis=1)
         rows = hashlib.sha256(pd.util.hash_pandas_object(used, index=False).to_numpy().tobytes()).hexdigest()
         what = repr((rows, self.target, sorted(self.kinds.items()), self.classes or "standardized"))
         return hashlib.sha256(what.encode()).hexdigest()[:16]
@@ -90,8 +93,15 @@ class Table:
         """Mean and deviation of the numbers in these rows; None for classes."""
         if self.classes is not None:
             return None
-        values = rows[self.target].to_numpy(dtype=np.float64)
-        return TargetScale(float(values.mean()), float(values.std()) or 1.0)
+        values, weights = rows[self.target].to_numpy(dtype=np.float64), self.weights(rows)
+        if weights is None:
+            return TargetScale(float(values.mean()), float(values.std()) or 1.0)
+        mean = float(np.average(values, weights=weights))
+        return TargetScale(mean, float(np.sqrt(np.average((values - mean) ** 2, weights=weights))) or 1.0)
+
+    def weights(self, rows: pd.DataFrame) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
+        """The weights of these rows, float64; None if all rows count alike."""
+        return None if self.weight is None else rows[self.weight].to_numpy(dtype=np.float64)
 
 
 def fit_encoder(rows: pd.DataFrame, kinds: Mapping[str, str]) -> TableEncoder:
@@ -116,6 +126,7 @@ def read_table_rows(
     environment_bins: int | None = None,
     environment_by: tuple[str | int, str] | None = None,
     test_last: int | None = None,
+    weight: str | None = None,
 ) -> Table:
     """The rows of a table and what they are; the arguments are those of
     :func:`~concord.environments.table.from_table`, and the form of CSV files."""
@@ -153,12 +164,15 @@ def read_table_rows(
     frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
-    for asked, name in ((option, environment), ("target", target), *(("columns", each) for each in kinds)):
+    named = {option: environment, "target": target} | ({} if weight is None else {"weight": weight})
+    for asked, name in (*named.items(), *(("columns", each) for each in kinds)):
         if name not in frame.columns:
             raise ArgumentError(asked, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
-    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {environment, target}
+    if weight in (environment, target):
+        raise ArgumentError("weight", weight, "is also the target's or the environment's column; give another")
+    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {*named.values()}
     _require_single_values(frame.drop(columns=list(left_out)))
     frame = frame.reset_index(drop=True)
     frame[target] = stripped(frame[target])
@@ -170,6 +184,9 @@ def read_table_rows(
         names = _environment_names(rows[environment], environment, environment_bins)
     else:
         names = periods(rows[environment], unit, form.date_format)
+    if weight is not None:
+        rows = _weighed(rows, names, weight)
+        names = names[rows.index]
     every = sorted(set(names))
     purposes = purposes_of(every, validation, every[-test_last:] if test_last else test, options=True)
     train = purposes["train"]
@@ -182,8 +199,8 @@ def read_table_rows(
         )
     training = rows[names.isin(train)]
     rows = rows.drop(columns=environment)
-    inferred = inferred_kinds(training.drop(columns=[environment, target, *left_out]))
-    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
+    inferred = inferred_kinds(training.drop(columns=[*named.values(), *left_out]))
+    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in named.values()}}
     for name, kind in inferred.items():
         may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
         if may_hide and (unread := unread_values(training[name])):
@@ -193,7 +210,7 @@ def read_table_rows(
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
     classes = _classes(rows, training, target, task)
-    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()))
+    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()), weight)
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
@@ -338,6 +355,23 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
     if pd.api.types.is_float_dtype(column) and column.map(float.is_integer).all():
         column = column.map(int)  # floating-point only because another row has none
     return column.astype("string")
+
+
+def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str) -> pd.DataFrame:
+    """The rows with a weight above 0, as float64 (ArgumentError for other weights, or an environment without one)."""
+    given = rows[weight]
+    weights = pd.to_numeric(given, errors="coerce").astype("float64")
+    wrong = ~(weights <= float(np.finfo(np.float32).max)) | (weights < 0)
+    for row in rows.index[wrong][:1]:
+        found = "no weight" if pd.isna(given[row]) else f"{given[row]}"
+        raise ArgumentError("weight", weight, f"row {row} has {found}; a weight is a number of at least 0")
+    known = names[weights > 0]
+    for name in sorted(set(names) - set(known)):
+        raise ArgumentError("weight", weight, f"environment {name} has no row with a weight above 0")
+    if len(known) < len(rows):
+        what = f"{len(rows) - len(known)} of {len(rows)} rows have the weight 0 and are left out"
+        warnings.warn(f"column {weight}: {what}", stacklevel=4)
+    return rows.assign(**{weight: weights}).loc[known.index]
 
 
 def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:

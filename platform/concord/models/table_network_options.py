@@ -54,13 +54,15 @@ class TableNetworkOptions(MLPOptions):
         layers = self.hidden_layers if self.network == "mlp" else 0
         return TableNetwork(*table.widest.widths, table.outputs, layers, self.hidden_units, self.dropout)
 
-    def fit(self, network: "nn.Module", inputs: "Tensor", targets: "Tensor", seed: int) -> None:
-        """Fit a baseline to all training rows."""
+    def fit(
+        self, network: "nn.Module", inputs: "Tensor", targets: "Tensor", weights: "Tensor | None" = None, *, seed: int
+    ) -> None:
+        """Fit a baseline to all training rows, by their weights if they have some."""
         from concord.models.table_baselines import BoostedTrees, fit_linear
         from concord.models.table_network import TableNetwork
 
         if isinstance(network, BoostedTrees):
-            network.fit(inputs, targets, self.boosting_rate, seed)
+            network.fit(inputs, targets, self.boosting_rate, seed, weights)
         else:
             assert isinstance(network, TableNetwork)
-            fit_linear(network, inputs, targets, self.ridge_penalty)
+            fit_linear(network, inputs, targets, self.ridge_penalty, weights)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from concord.space import Choice, LogUniform, Space, Value
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    pass
 
-Fit = Callable[["nn.Module", "Tensor", "Tensor"], None]
-"""Sets the weights of a model from all training inputs and targets, ``(examples, ...)``, on the CPU."""
+Fit = Callable[..., None]
+"""Sets the weights of a model from all training inputs and targets, ``(examples, ...)``, on the CPU, and the examples'
+weights ``(examples,)`` if they have some: ``fit(model, inputs, targets)``."""
 
 
 @dataclass(frozen=True)

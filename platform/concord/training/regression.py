@@ -8,7 +8,7 @@ from torch import Tensor
 from concord.environments import Environments
 from concord.record import Evaluation
 from concord.training.declared_measures import EnvironmentEvaluation
-from concord.training.measures import errors_of
+from concord.training.measures import errors_of, mean_of
 from concord.training.metric_names import split_metric
 
 
@@ -21,9 +21,11 @@ def regression_errors(deviation: float) -> EnvironmentEvaluation:
     return EnvironmentEvaluation(functools.partial(_errors, deviation), modes, of_outputs=True)  # type: ignore[arg-type]
 
 
-def _errors(deviation: float, outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+def _errors(
+    deviation: float, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> dict[str, float | None]:
     outputs, targets = (deviation * each.double().flatten() for each in (outputs, targets))
-    return {**errors_of(outputs, targets), "constant_mse": float(targets.square().mean())}
+    return {**errors_of(outputs, targets, weights), "constant_mse": float(mean_of(targets.square(), weights))}
 
 
 def no_better_than_constant(history: Sequence[Evaluation], environments: Environments) -> str | None:
