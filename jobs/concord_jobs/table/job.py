@@ -71,6 +71,8 @@ class TableOptions(OptionGroup):
     """Test on the last environments in time, this many."""
     weight: str | None = None
     """Column by which rows count, in the loss, in every measure and in the baselines; no input."""
+    cluster_by: str | None = None
+    """Column that names what several rows belong to, such as patient; splits and intervals keep them together."""
     separator: str = ","
     """Separator of the columns of a CSV file."""
     encoding: Detail[str] = "utf-8"
@@ -190,6 +192,7 @@ def _read(data: Path, options: TableOptions) -> "Table":
         environment_by=options.environment_by,
         test_last=options.test_last,
         weight=options.weight,
+        cluster_by=options.cluster_by,
     )
 
 

@@ -29,6 +29,9 @@ def notes(table: Table, left_out: Collection[str]) -> Iterator[str]:
     for name in table.frame.columns:
         if name == table.weight:
             yield f"column {name} is the weight of the rows, which is no input; what is shown here counts rows alike"
+        elif name == table.cluster:
+            clusters = table.frame[name].nunique()
+            yield f"column {name} names {clusters} units of {len(table.frame)} rows, and is no input"
         elif name not in table.kinds and name != table.target:
             yield f"column {name} is ignored: {_why_ignored(table, name, left_out)}"
     for name, kind in table.kinds.items():

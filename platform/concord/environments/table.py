@@ -44,10 +44,17 @@ class TableEnvironments(Environments):
         kept = []
         for name in self.train:
             rows = self.table.rows([name])
-            places, _ = held_out_places(name, len(rows), fraction, seed)
+            places, _ = held_out_places(name, len(rows), fraction, seed, self.units(name))
             kept.append(rows if places is None else rows.iloc[places.numpy()])
         training = pd.concat(kept)
         return TableEnvironments(self.table, fit_encoder(training, self.table.kinds), self.table.target_scale(training))
+
+    def units(self, name: str) -> torch.Tensor | None:
+        """See :meth:`Environments.units`: rows with the same value of the table's cluster column."""
+        if self.table.cluster is None:
+            return None
+        codes, _ = pd.factorize(self.table.rows([name])[self.table.cluster])
+        return torch.from_numpy(codes.astype(np.int64))
 
     @property
     def raw(self) -> RawRows:
@@ -99,6 +106,7 @@ def from_table(
     environment_by: tuple[str | int, str] | None = None,
     test_last: int | None = None,
     weight: str | None = None,
+    cluster_by: str | None = None,
     separator: str = ",",
     encoding: str = "utf-8",
     decimal: str = ".",
@@ -121,6 +129,8 @@ def from_table(
             ``("week", "admitted")``, see :func:`~concord.environments.periods.periods`.
         test_last: test on the last environments in time, this many.
         weight: a column by which rows count, in the loss and in every measure; no input.
+        cluster_by: a column that names what several rows belong to, such as a patient: held-out rows are drawn by it,
+            so that no patient's rows stand on both sides; no input.
         separator, encoding, decimal, thousands, missing, date_format: of CSV files, see
             :class:`~concord.environments.csv_file.CsvFormat`.
 
@@ -140,6 +150,7 @@ def from_table(
         environment_by=environment_by,
         test_last=test_last,
         weight=weight,
+        cluster_by=cluster_by,
     )
     return TableEnvironments(table)
 

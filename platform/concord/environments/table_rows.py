@@ -19,7 +19,7 @@ from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_co
 from concord.environments.parquet import read_table
 from concord.environments.periods import parts_of, periods
 from concord.environments.purposes import purposes_of
-from concord.environments.table_encoder import TableEncoder, plain, stripped
+from concord.environments.table_encoder import TableEncoder, as_texts, plain, stripped
 from concord.environments.unread_values import unread_values
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, local
@@ -55,6 +55,7 @@ class Table:
         by_purpose: the names of the environments.
         without_target: the number of rows left out.
         weight: the name of the column of the rows' weights, all above 0; None if all rows count alike.
+        cluster: the name of the column that says what each row belongs to, as text; None if each stands for itself.
     """
 
     frame: pd.DataFrame
@@ -65,11 +66,12 @@ class Table:
     by_purpose: Mapping[str, tuple[str, ...]]
     without_target: int
     weight: str | None = None
+    cluster: str | None = None
 
     @functools.cached_property
     def version(self) -> str:
         """Text that differs when the rows do, or what is predicted, from what, in which environments."""
-        more = [] if self.weight is None else [self.weight]
+        more = [each for each in (self.weight, self.cluster) if each is not None]
         used = pd.concat([self.frame[[self.target, *sorted(self.kinds), *more]], self.environment], axis=1)
         rows = hashlib.sha256(pd.util.hash_pandas_object(used, index=False).to_numpy().tobytes()).hexdigest()
         what = repr((rows, self.target, sorted(self.kinds.items()), self.classes or "standardized"))
@@ -127,6 +129,7 @@ def read_table_rows(
     environment_by: tuple[str | int, str] | None = None,
     test_last: int | None = None,
     weight: str | None = None,
+    cluster_by: str | None = None,
 ) -> Table:
     """The rows of a table and what they are; the arguments are those of
     :func:`~concord.environments.table.from_table`, and the form of CSV files."""
@@ -155,6 +158,8 @@ def read_table_rows(
         texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
         if environment_bins is None and unit is None:
             texts.add(environment or "environment")
+        if cluster_by is not None:
+            texts.add(cluster_by)
         frame, environment = _read(Path(data), target, environment, form, texts, named=unit is None)
     target = str(target)  # a frame's columns may have numbers as names
     kinds = {str(name): kind for name, kind in (kinds or {}).items()}
@@ -164,14 +169,16 @@ def read_table_rows(
     frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
-    named = {option: environment, "target": target} | ({} if weight is None else {"weight": weight})
+    named = {option: environment, "target": target}
+    named |= {name: each for name, each in (("weight", weight), ("cluster_by", cluster_by)) if each is not None}
     for asked, name in (*named.items(), *(("columns", each) for each in kinds)):
         if name not in frame.columns:
             raise ArgumentError(asked, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
-    if weight in (environment, target):
-        raise ArgumentError("weight", weight, "is also the target's or the environment's column; give another")
+    for asked, name in [*named.items()][2:]:
+        if [*named.values()].count(name) > 1:
+            raise ArgumentError(asked, name, "is the column of another option, too; give another")
     left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {*named.values()}
     _require_single_values(frame.drop(columns=list(left_out)))
     frame = frame.reset_index(drop=True)
@@ -187,6 +194,8 @@ def read_table_rows(
     if weight is not None:
         rows = _weighed(rows, names, weight)
         names = names[rows.index]
+    if cluster_by is not None:
+        rows = rows.assign(**{cluster_by: _clusters(rows[cluster_by], names, cluster_by)})
     every = sorted(set(names))
     purposes = purposes_of(every, validation, every[-test_last:] if test_last else test, options=True)
     train = purposes["train"]
@@ -210,7 +219,7 @@ def read_table_rows(
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
     classes = _classes(rows, training, target, task)
-    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()), weight)
+    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()), weight, cluster_by)
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
@@ -372,6 +381,20 @@ def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str) -> pd.DataFrame:
         what = f"{len(rows) - len(known)} of {len(rows)} rows have the weight 0 and are left out"
         warnings.warn(f"column {weight}: {what}", stacklevel=4)
     return rows.assign(**{weight: weights}).loc[known.index]
+
+
+def _clusters(column: pd.Series, names: pd.Series, name: str) -> pd.Series:
+    """What each row belongs to, as text (ArgumentError if a row has none, or no two rows share one)."""
+    clusters = as_texts(column)
+    for row in clusters.index[(clusters.isna() | clusters.eq("")).to_numpy(dtype=bool)][:1]:
+        raise ArgumentError("cluster_by", name, f"row {row} has no value; fill it in or remove the row")
+    if clusters.is_unique:
+        raise ArgumentError("cluster_by", name, "no two rows have the same value; leave it out")
+    places = names.groupby(clusters).nunique()
+    if several := places.index[places > 1].tolist():
+        what = f"{len(several)} of its {len(places)} values stand in several environments, such as {several[0]}"
+        warnings.warn(f"column {name}: {what}; a test there is not of new ones alone", stacklevel=4)
+    return clusters
 
 
 def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:

@@ -7,12 +7,9 @@ same data, held-out examples, seeds, record, checkpoint and registered model.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from concord.space import Choice, LogUniform, Space, Value
-
-if TYPE_CHECKING:
-    pass
 
 Fit = Callable[..., None]
 """Sets the weights of a model from all training inputs and targets, ``(examples, ...)``, on the CPU, and the examples'
