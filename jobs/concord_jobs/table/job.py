@@ -56,8 +56,11 @@ class TableOptions(OptionGroup):
     """Environments to test on."""
     validation: tuple[str, ...] = ()
     """Environments that select models."""
-    task: Literal["auto", "classification", "regression"] = "auto"
-    """Kind of the target; auto takes text and few whole numbers as classes, other targets as numbers."""
+    task: Literal["auto", "classification", "regression", "ordinal", "count"] = "auto"
+    """Kind of the target; auto takes text and few whole numbers as classes, other targets as numbers. ordinal: levels
+    in an order; count: whole numbers from 0 on, by the Poisson loss."""
+    levels: Detail[tuple[str, ...]] = ()
+    """Values of an ordinal target from the lowest to the highest, such as: low mid high; numbers need none."""
     cutoff: Scoring[float] = 0.5
     """Probability from which the second of two classes is predicted, for recall and specificity."""
     columns: tuple[str, ...] = ()
@@ -193,6 +196,7 @@ def _read(data: Path, options: TableOptions) -> "Table":
         test_last=options.test_last,
         weight=options.weight,
         cluster_by=options.cluster_by,
+        levels=options.levels,
     )
 
 
@@ -207,27 +211,38 @@ def model(config: TableConfig) -> "nn.Module":
 
 
 def evaluation(config: TableConfig) -> EnvironmentEvaluation:
-    """The usual measures of classes; of a regression errors in the target's units. Accuracy compares models."""
+    """The usual measures of classes, with accuracy to compare models; of levels, numbers and counts their errors."""
     from concord.environments.table import TableEnvironments
-    from concord.training.measures import usual_classification
-    from concord.training.regression import regression_errors
+    from concord.training.measures import ordinal, usual_classification
+    from concord.training.regression import count_errors, regression_errors
 
-    classes = environments(config).table.classes
-    two = classes is not None and len(classes) == 2
+    table = environments(config).table
+    classes = table.classes
+    two = table.task == "classification" and table.outputs == 2
     config.require("cutoff", two or config.table.cutoff == 0.5, "the target does not have two classes; leave it out")
+    if table.task == "ordinal":
+        return ordinal(table.outputs)
     if classes is not None:
         return dataclasses.replace(usual_classification(len(classes), config.table.cutoff), compares=False)
     fitted = job.environments_of(config).fitted(config.data.held_out, config.run.seed)
     assert isinstance(fitted, TableEnvironments)
     assert fitted.target_scale is not None
+    if table.task == "count":
+        return count_errors(fitted.target_scale.mean)
     return regression_errors(fitted.target_scale.deviation)
 
 
 def loss(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """Cross entropy of classes, squared error of standardized numbers."""
+    """Cross entropy of classes, squared error of standardized numbers, Poisson deviance of counts ``(rows, 1)``."""
     from torch.nn.functional import cross_entropy, mse_loss
 
-    return mse_loss(outputs, targets) if targets.is_floating_point() else cross_entropy(outputs, targets)
+    from concord.training.regression import poisson_deviance
+
+    if targets.is_floating_point():
+        return mse_loss(outputs, targets)
+    if targets.ndim == 2:
+        return poisson_deviance(outputs, targets).mean()
+    return cross_entropy(outputs, targets)
 
 
 job = Job(

@@ -107,6 +107,7 @@ def from_table(
     test_last: int | None = None,
     weight: str | None = None,
     cluster_by: str | None = None,
+    levels: Sequence[str] = (),
     separator: str = ",",
     encoding: str = "utf-8",
     decimal: str = ".",
@@ -123,7 +124,8 @@ def from_table(
         environment: the column of each row's environment; for a folder None means the files' names.
         validation, test: names of these environments; all others train.
         kinds: of columns for which :func:`~concord.environments.table_rows.inferred_kinds` is wrong.
-        task: classification or regression; None infers it from the target.
+        task: classification, regression, ordinal (levels in an order) or count (whole numbers from 0 on); None infers
+            one of the first two from the target.
         environment_bins: cut a numeric environment column at quantiles into this many environments.
         environment_by: in place of an environment's column, a unit or a number of parts and a column of dates, such as
             ``("week", "admitted")``, see :func:`~concord.environments.periods.periods`.
@@ -131,6 +133,7 @@ def from_table(
         weight: a column by which rows count, in the loss and in every measure; no input.
         cluster_by: a column that names what several rows belong to, such as a patient: held-out rows are drawn by it,
             so that no patient's rows stand on both sides; no input.
+        levels: the values of an ordinal target from the lowest to the highest; numbers need none.
         separator, encoding, decimal, thousands, missing, date_format: of CSV files, see
             :class:`~concord.environments.csv_file.CsvFormat`.
 
@@ -151,13 +154,16 @@ def from_table(
         test_last=test_last,
         weight=weight,
         cluster_by=cluster_by,
+        levels=levels,
     )
     return TableEnvironments(table)
 
 
 def _targets(table: Table, rows: pd.DataFrame, scale: TargetScale | None) -> torch.Tensor:
-    """Classes as int64, or standardized numbers as float32 of shape ``(rows, 1)``."""
+    """Classes as int64, counts as int64 of shape ``(rows, 1)``, or standardized numbers as float32 of this shape."""
     values = rows[table.target]
+    if table.task == "count":
+        return torch.from_numpy(values.to_numpy(dtype=np.int64, copy=True)).unsqueeze(1)
     if scale is not None:
         standardized = (values.to_numpy(dtype=np.float64) - scale.mean) / scale.deviation
         return torch.from_numpy(standardized.astype(np.float32)).unsqueeze(1)

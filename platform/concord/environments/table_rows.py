@@ -25,7 +25,7 @@ from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, local
 
 Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "regression", "ordinal", "count"]
 _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
 _MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values name the rows
 _LONGEST_EXAMPLE = 40  # letters of a value in an error
@@ -36,10 +36,18 @@ _ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without o
 
 
 class TargetScale(NamedTuple):
-    """A regression is trained on ``(target - mean) / deviation``, of the training rows."""
+    """A regression is trained on ``(target - mean) / deviation``, of the training rows.
+
+    Counts stay as they are, and the model's output is the logarithm of their rate: ``log``.
+    """
 
     mean: float
     deviation: float
+    log: bool = False
+
+    def in_units(self, outputs: Any) -> Any:
+        """Outputs of a model, an array, in the target's units."""
+        return np.exp(outputs) if self.log else self.mean + self.deviation * outputs
 
 
 @dataclass(frozen=True)
@@ -51,10 +59,11 @@ class Table:
         environment: the environment of each row.
         target: the name of the target's column.
         kinds: of the other columns, without ignored ones.
-        classes: the target's values in order; None for a regression.
+        classes: the target's values in order; None for a regression, and for counts.
         by_purpose: the names of the environments.
         without_target: the number of rows left out.
         weight: the name of the column of the rows' weights, all above 0; None if all rows count alike.
+        task: what the target is.
         cluster: the name of the column that says what each row belongs to, as text; None if each stands for itself.
     """
 
@@ -67,6 +76,7 @@ class Table:
     without_target: int
     weight: str | None = None
     cluster: str | None = None
+    task: Task = "classification"
 
     @functools.cached_property
     def version(self) -> str:
@@ -74,7 +84,10 @@ class Table:
         more = [each for each in (self.weight, self.cluster) if each is not None]
         used = pd.concat([self.frame[[self.target, *sorted(self.kinds), *more]], self.environment], axis=1)
         rows = hashlib.sha256(pd.util.hash_pandas_object(used, index=False).to_numpy().tobytes()).hexdigest()
-        what = repr((rows, self.target, sorted(self.kinds.items()), self.classes or "standardized"))
+        predicted: Any = self.classes or "standardized"
+        if self.task in ("ordinal", "count"):
+            predicted = (self.task, self.classes)
+        what = repr((rows, self.target, sorted(self.kinds.items()), predicted))
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
     @property
@@ -96,6 +109,8 @@ class Table:
         if self.classes is not None:
             return None
         values, weights = rows[self.target].to_numpy(dtype=np.float64), self.weights(rows)
+        if self.task == "count":
+            return TargetScale(float(np.average(values, weights=weights)), 1.0, log=True)
         if weights is None:
             return TargetScale(float(values.mean()), float(values.std()) or 1.0)
         mean = float(np.average(values, weights=weights))
@@ -130,6 +145,7 @@ def read_table_rows(
     test_last: int | None = None,
     weight: str | None = None,
     cluster_by: str | None = None,
+    levels: Sequence[str] = (),
 ) -> Table:
     """The rows of a table and what they are; the arguments are those of
     :func:`~concord.environments.table.from_table`, and the form of CSV files."""
@@ -218,8 +234,18 @@ def read_table_rows(
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
-    classes = _classes(rows, training, target, task)
-    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()), weight, cluster_by)
+    classes: tuple[Any, ...] | None = None
+    if levels:
+        if task not in (None, "ordinal"):
+            raise ArgumentError("levels", levels, "give the order of an ordinal target; leave them out")
+        task, rows, classes = "ordinal", *_of_levels(rows, target, tuple(levels))
+    elif task == "count":
+        _require_counts(rows, training, target)
+    else:
+        classes = _classes(rows, training, target, task)
+        task = task or ("regression" if classes is None else "classification")
+    about = (int((~labelled).sum()), weight, cluster_by, task)
+    return Table(rows, names, target, used, classes, purposes, *about)
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
@@ -410,6 +436,9 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
         if values.nunique() < 2:
             raise ArgumentError("target", target, f"has one value in all training environments, {values.iloc[0]}")
         return None
+    if task == "ordinal" and not (numbers and few):
+        problem = "has texts" if not numbers else f"has {values.nunique()} values"
+        raise ArgumentError("target", target, f"{problem}; give its --levels, from the lowest to the highest")
     if task is None and not few and _is_text(values) and _kind(values) == "numeric":
         raise ArgumentError("target", target, "has numbers as text; make them numbers, or give --task classification")
     if task is None and _is_text(values) and (unread := unread_values(values)):
@@ -431,6 +460,28 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
     if strange := sorted(set(frame[target].unique().tolist()) - set(classes), key=str):
         raise ArgumentError("target", target, f"no training environment has its value {strange[0]}")
     return classes
+
+
+def _of_levels(rows: pd.DataFrame, target: str, levels: tuple[str, ...]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The rows with the target as text, and the levels (ArgumentError if a row has another value)."""
+    if len(set(levels)) < max(2, len(levels)):
+        raise ArgumentError("levels", levels, "must be two or more different values, from the lowest to the highest")
+    texts = as_texts(rows[target])
+    for row in rows.index[(~texts.isin(levels)).to_numpy(dtype=bool)][:1]:
+        raise ArgumentError("levels", levels, f"row {row} has {texts[row]}, which is none of these values of {target}")
+    return rows.assign(**{target: texts.astype(object)}), levels
+
+
+def _require_counts(rows: pd.DataFrame, training: pd.DataFrame, target: str) -> None:
+    """Refuse a target that does not count something (ArgumentError)."""
+    if not pd.api.types.is_numeric_dtype(rows[target]) or pd.api.types.is_bool_dtype(rows[target]):
+        raise ArgumentError("target", target, "has no numbers, which counts are")
+    values = rows[target].astype("float64")
+    for row in rows.index[~((values >= 0) & (values == values.round()) & np.isfinite(values))][:1]:
+        raise ArgumentError("target", target, f"row {row} has {values[row]:g}, and a count is a whole number from 0 on")
+    if training[target].nunique() < 2:
+        found = f"has one value in all training environments, {training[target].iloc[0]}"
+        raise ArgumentError("target", target, found)
 
 
 def _require_classes(values: pd.Series, target: str) -> None:

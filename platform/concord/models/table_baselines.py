@@ -29,12 +29,13 @@ def one_hot(rows: Tensor, numeric: int, levels: Sequence[int]) -> Tensor:
 def fit_linear(
     network: TableNetwork, inputs: Tensor, targets: Tensor, penalty: float, weights_of_rows: Tensor | None = None
 ) -> None:
-    """Set the weights of a linear network to those of ridge regression, or of logistic regression with its penalty.
+    """Set the weights of a linear network to those of ridge regression, or of logistic regression with its penalty, or
+    of Poisson regression for counts ``(rows, 1)``.
 
-    Both minimize the sum of the rows' losses, each times the row's weight if it has one, and half the penalty times the
+    They minimize the sum of the rows' losses, each times the row's weight if it has one, and half the penalty times the
     sum of squared weights.
     """
-    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 
     levels, linear = network.levels, network.rest
     assert isinstance(linear, nn.Linear)
@@ -45,6 +46,11 @@ def fit_linear(
             columns, values[:, 0], sample_weight=rows
         )  # scikit-learn's loss is not halved
         weights, offsets = ridge.coef_.reshape(1, -1), np.array([ridge.intercept_])
+    elif targets.ndim == 2:
+        total = len(values) if rows is None else float(rows.sum())  # scikit-learn's loss is a mean
+        poisson = PoissonRegressor(alpha=penalty / total, solver="newton-cholesky", max_iter=_ITERATIONS)
+        poisson.fit(columns, values[:, 0], sample_weight=rows)
+        weights, offsets = poisson.coef_.reshape(1, -1), np.array([poisson.intercept_])
     else:
         outputs = linear.out_features
         present = np.unique(values)
@@ -75,7 +81,7 @@ class BoostedTrees(nn.Module):
         leaves: the largest number of leaves of a tree.
 
     Input ``(batch, numeric + categories)``, output ``(batch, outputs)``: logits, of two classes 0 and the log-odds of
-    the second; or a number. Before :meth:`fit` the output is 0.
+    the second; or a number, of counts its logarithm. Before :meth:`fit` the output is 0.
     """
 
     features: Tensor
@@ -115,7 +121,7 @@ class BoostedTrees(nn.Module):
         """Set the trees to those of scikit-learn on these rows, by their weights if they have some."""
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-        numbers = targets.is_floating_point()
+        numbers = targets.is_floating_point() or targets.ndim == 2
         columns, values = one_hot(inputs, self.numeric, self.levels).numpy(), targets.numpy().reshape(len(targets))
         kind = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier
         present = np.unique(values)
@@ -131,7 +137,8 @@ class BoostedTrees(nn.Module):
         if not numbers and len(present) == 1:
             return
         sizes = {"max_iter": self.trees, "max_leaf_nodes": self.leaves, "max_depth": self.depth}
-        found = kind(learning_rate=rate, **sizes, random_state=seed, early_stopping=False)
+        loss = {"loss": "poisson"} if numbers and not targets.is_floating_point() else {}  # counts
+        found = kind(learning_rate=rate, **sizes, **loss, random_state=seed, early_stopping=False)
         found.fit(columns, values, sample_weight=None if weights is None else weights.double().numpy())
         self._take(found, present if not numbers and self.outputs > 2 else np.zeros(1, dtype=int))
 

@@ -52,7 +52,14 @@ class TableNetworkOptions(MLPOptions):
 
             return BoostedTrees(*table.widest.widths, table.outputs, self.boosting_trees, self.boosting_leaves)
         layers = self.hidden_layers if self.network == "mlp" else 0
-        return TableNetwork(*table.widest.widths, table.outputs, layers, self.hidden_units, self.dropout)
+        ordered = table.task == "ordinal" and not self.fitted
+        outputs = 1 if ordered else table.outputs
+        network = TableNetwork(*table.widest.widths, outputs, layers, self.hidden_units, self.dropout)
+        if ordered or table.task == "count":
+            from concord.models.table_network import begin_at_shares
+
+            return begin_at_shares(network, table)
+        return network
 
     def fit(
         self, network: "nn.Module", inputs: "Tensor", targets: "Tensor", weights: "Tensor | None" = None, *, seed: int

@@ -83,10 +83,11 @@ class LeftOutPredictions:
         pairs = {"target": targets.double(), "prediction": outputs.double()}
         columns: dict[str, Any] = {}
         for kind, values in pairs.items():
-            flat = values.view(len(values), -1)
-            flat = flat if scale is None else scale.mean + scale.deviation * flat
+            flat = values.view(len(values), -1).numpy()
+            if scale is not None and not (scale.log and kind == "target"):  # counts are as they are
+                flat = scale.in_units(flat)
             ends = [""] if flat.shape[1] == 1 else [f"_{at}" for at in range(flat.shape[1])]
-            columns |= {f"{kind}{end}": flat[:, at].numpy() for at, end in enumerate(ends)}
+            columns |= {f"{kind}{end}": flat[:, at] for at, end in enumerate(ends)}
         return columns
 
 

@@ -191,6 +191,7 @@ _MEASURES: dict[str, tuple[Callable[[_Predictions], float | None], Mode | None]]
 }
 _TWO_CLASSES = ("auc", "average_precision", "brier", "calibration_error", "recall", "specificity", "majority_share")
 _CLASSES = ("f1", "brier", "calibration_error", "majority_share")
+_OF_LEVELS = ("brier", "calibration_error", "majority_share")
 
 
 def classification(
@@ -240,6 +241,31 @@ def usual_classification(classes: int, cutoff: float, one_class: float | None = 
     if classes == 2:
         return classification(*_TWO_CLASSES, cutoff=cutoff, one_class=one_class)
     return classification(*_CLASSES)
+
+
+def ordinal(levels: int) -> EnvironmentEvaluation:
+    """Measures of a classifier of levels in an order, neighbours 1 apart; the most probable level is predicted.
+
+    * ``mae``: the mean absolute error of the level, which compares models.
+    * ``kappa``: Cohen's kappa with quadratic weights; not defined where truth and prediction are one level.
+    * ``brier``, ``calibration_error`` and ``majority_share`` as of classes.
+    """
+    modes: dict[str, Mode | None] = {"mae": "min", "kappa": "max", **{name: _MEASURES[name][1] for name in _OF_LEVELS}}
+    return EnvironmentEvaluation(functools.partial(_ordinal, levels), modes, of_outputs=True)
+
+
+def _ordinal(levels: int, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> dict[str, float | None]:
+    given = _Predictions.of(outputs, targets, weights)
+    truth, predicted = targets.numpy(), given.predicted.argmax(1)
+    found = np.bincount(truth * levels + predicted, weights=given.weights, minlength=levels**2).reshape(levels, levels)
+    distance = np.subtract.outer(np.arange(levels), np.arange(levels)) ** 2
+    by_chance = np.outer(found.sum(1), found.sum(0)) / found.sum()
+    chance = float((distance * by_chance).sum())
+    return {
+        "mae": float(given.mean(np.abs(truth - predicted))),
+        "kappa": 1 - float((distance * found).sum()) / chance if chance > 0 else None,
+        **{name: _MEASURES[name][0](given) for name in _OF_LEVELS},
+    }
 
 
 def _classification(
