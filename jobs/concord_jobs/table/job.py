@@ -3,16 +3,17 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
 
+from concord.environments.text_defaults import TEXT_LENGTH, TEXT_MODEL
 from concord.errors import ArgumentError
 from concord.models.table_network_options import TableNetworkOptions
-from concord.options import Detail, OptionGroup, Scoring, group
+from concord.options import Detail, Learning, OptionGroup, Scoring, group
 from concord.storage import check_address
 from concord.training import EnvironmentEvaluation, Job, TrainConfig
 from concord.training.baseline import TABLE_BASELINES, fit_table
@@ -76,6 +77,16 @@ class TableOptions(OptionGroup):
     """Column by which rows count, in the loss, in every measure and in the baselines; no input."""
     cluster_by: str | None = None
     """Column that names what several rows belong to, such as patient; splits and intervals keep them together."""
+    text: tuple[str, ...] = ()
+    """Columns of text, of which an encoder of Hugging Face makes inputs; others are ignored."""
+    text_model: Detail[str] = TEXT_MODEL
+    """Encoder of texts: a folder with model.safetensors, or a name on the hub."""
+    text_length: Detail[int] = TEXT_LENGTH
+    """Largest number of tokens of a text; the rest is cut off."""
+    train_encoder: Detail[bool] = False
+    """Train the encoder of texts with the network; by default it is frozen, and each text is encoded once."""
+    text_lr: Learning[float] = 2e-5
+    """Learning rate of an encoder that is trained."""
     separator: str = ","
     """Separator of the columns of a CSV file."""
     encoding: Detail[str] = "utf-8"
@@ -94,6 +105,9 @@ class TableOptions(OptionGroup):
         """Validate options."""
         from concord.environments.table_rows import Kind
 
+        self.require_at_least(1, "text_length")
+        self.require("text_lr", self.text_lr > 0, "must be above 0")
+        self.require("train_encoder", bool(self.text) or not self.train_encoder, "needs --text; give its columns")
         self.require("cutoff", 0 <= self.cutoff <= 1, "must be a probability, in [0, 1]")
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
@@ -169,7 +183,8 @@ def _unchanged(data: Path, options: TableOptions, change: Hashable) -> "TableEnv
     from concord.environments.table import TableEnvironments
 
     del change
-    return TableEnvironments(_read(data, options))
+    model = options.text_model, options.text_length
+    return TableEnvironments.of(_read(data, options), *model, train_encoder=options.train_encoder)
 
 
 def _table(data: Path | None, options: TableOptions) -> "TableEnvironments":
@@ -197,6 +212,7 @@ def _read(data: Path, options: TableOptions) -> "Table":
         weight=options.weight,
         cluster_by=options.cluster_by,
         levels=options.levels,
+        text=options.text,
     )
 
 
@@ -207,7 +223,26 @@ def environments(config: TableConfig) -> "TableEnvironments":
 
 def model(config: TableConfig) -> "nn.Module":
     """A network for the table's number of columns."""
-    return config.network_options.build(environments(config).table)
+    data, fitted = environments(config), config.network_options.fitted
+    train = config.table.train_encoder
+    config.require(
+        "train_encoder", not (train and fitted), "baselines take a frozen one (--no-baselines leaves them out)"
+    )
+    mixed = train and config.objective.objective == "mixup"
+    config.require("train_encoder", not mixed, "mixup cannot mix tokens; leave one of both out")
+    return data.network(config.network_options.build(data.table))
+
+
+def parameter_groups(model: "nn.Module", config: TableConfig) -> "Sequence[Mapping[str, Any]] | None":
+    """An encoder of texts that is trained has a learning rate of its own."""
+    from concord.environments.text_model import TextNetwork
+
+    if not isinstance(model, TextNetwork):
+        return None
+    encoder = [*model.encoder.parameters()]
+    known = {id(each) for each in encoder}
+    others = [each for each in model.parameters() if id(each) not in known]
+    return [{"params": encoder, "lr": config.table.text_lr}, {"params": others}]
 
 
 def evaluation(config: TableConfig) -> EnvironmentEvaluation:
@@ -252,6 +287,7 @@ job = Job(
     config=TableConfig().with_options(batch_size=64, epochs=100),
     evaluation=evaluation,
     data=Data(TableCheck, check, prints_result=True),
+    parameter_groups=parameter_groups,
     fit=fit_table,
     baselines=TABLE_BASELINES,
     reproduces="no paper's result: for data of your own",

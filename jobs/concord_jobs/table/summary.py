@@ -78,7 +78,8 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield from summary["notes"]
     columns = list(summary["columns"].values())
     rows = [_cells(each, summary["largest"]) for each in columns]
-    yield from ShownTable.plain(rows[0], [list(each.values()) for each in rows]).text().rstrip().splitlines()
+    if rows:  # there may be texts alone
+        yield from ShownTable.plain(rows[0], [list(each.values()) for each in rows]).text().rstrip().splitlines()
     for each in columns:
         if each["predicts"] > _GIVES_AWAY:
             yield f"warning: column {each['column']} alone gives the target away; is it known when you predict?"

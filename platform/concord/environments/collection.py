@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.environments.purposes import environment_names, purposes_of, require_names
@@ -172,12 +172,14 @@ class RawRows:
         example: a few rows, a pandas frame.
         outputs: the names of the classes, or of the one number.
         target_scale: of the number; None for classes.
+        network: makes of the trained network one of rows as the encoder gives them; None if it takes these.
     """
 
     encoder: "TableEncoder"
     example: Any
     outputs: tuple[str, ...]
     target_scale: "TargetScale | None" = None
+    network: Callable[[nn.Module], nn.Module] | None = None
 
 
 class Environments:

@@ -4,20 +4,28 @@ A :class:`TableEncoder` turns missing values, texts and dates into numbers. It i
 training environments without their held-out parts. A registered model has the encoder inside.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from concord.environments.collection import Environments, RawRows, held_out_places
 from concord.environments.csv_file import CsvFormat
 from concord.environments.table_encoder import TableEncoder
 from concord.environments.table_rows import Kind, Table, TargetScale, Task, fit_encoder, read_table_rows
+from concord.environments.text_defaults import TEXT_LENGTH, TEXT_MODEL
 from concord.errors import InputError
 from concord.weighted import Weighted
+
+if TYPE_CHECKING:
+    from concord.environments.text_model import TextInputs
 
 _EXAMPLE_ROWS = 5
 
@@ -26,18 +34,41 @@ class TableEnvironments(Environments):
     """The environments of a table; :meth:`fitted` makes numbers of their rows."""
 
     def __init__(
-        self, table: Table, encoder: TableEncoder | None = None, target_scale: TargetScale | None = None
+        self,
+        table: Table,
+        encoder: TableEncoder | None = None,
+        target_scale: TargetScale | None = None,
+        text: "TextInputs | None" = None,
+        text_scale: tuple[NDArray[Any], NDArray[Any]] | None = None,
     ) -> None:
         purposes = table.by_purpose
-        super().__init__(
-            self._encoded, purposes["train"], purposes["validation"], purposes["test"], version=table.version
-        )
+        version = table.version if text is None else f"{table.version}-{text.model.digest}"
+        super().__init__(self._encoded, purposes["train"], purposes["validation"], purposes["test"], version=version)
         self.table, self.encoder, self.target_scale, self.learn = table, encoder, target_scale, True
+        self.text, self._text_scale = text, text_scale
+
+    @staticmethod
+    def of(
+        table: Table, text_model: str = TEXT_MODEL, text_length: int = TEXT_LENGTH, *, train_encoder: bool = False
+    ) -> "TableEnvironments":
+        """The environments of a table, with an encoder of its columns of text."""
+        if not table.text:
+            return TableEnvironments(table)
+        from concord.environments.text_model import TextInputs, load_text_model
+
+        text = TextInputs(load_text_model(text_model, table.text, text_length), train_encoder, table.frame)
+        return TableEnvironments(replace(table, between=text.width), text=text)
+
+    def network(self, network: nn.Module) -> nn.Module:
+        """The network of a table's inputs, behind an encoder of texts that is trained with it."""
+        if self.text is None or not self.text.train:
+            return network
+        return self.text.network(network, self.table.widest.widths[0] - self.table.between)
 
     def leaving_out(self, name: str) -> "TableEnvironments":
         """See :meth:`Environments.leaving_out`."""
         purposes = super().leaving_out(name).by_purpose()
-        return TableEnvironments(replace(self.table, by_purpose=purposes))
+        return TableEnvironments(replace(self.table, by_purpose=purposes), text=self.text)
 
     def fitted(self, fraction: float, seed: int) -> "TableEnvironments":
         """With encoder and target's scale fitted on the training environments, without their held-out parts."""
@@ -47,7 +78,14 @@ class TableEnvironments(Environments):
             places, _ = held_out_places(name, len(rows), fraction, seed, self.units(name))
             kept.append(rows if places is None else rows.iloc[places.numpy()])
         training = pd.concat(kept)
-        return TableEnvironments(self.table, fit_encoder(training, self.table.kinds), self.table.target_scale(training))
+        encoder, scale = replace(fit_encoder(training, self.table.kinds), between=self.table.between), None
+        if self.text is not None and self.text.train:
+            encoder = _with_tokens(encoder, self.text)
+        elif self.text is not None:
+            vectors = self.text.vectors(training)
+            deviation = vectors.std(0)
+            scale = vectors.mean(0), 1 / np.where(deviation > 0, deviation, np.inf)
+        return TableEnvironments(self.table, encoder, self.table.target_scale(training), self.text, scale)
 
     def units(self, name: str) -> torch.Tensor | None:
         """See :meth:`Environments.units`: rows with the same value of the table's cluster column."""
@@ -61,8 +99,13 @@ class TableEnvironments(Environments):
         """The parts with which a registered model takes raw rows of the table."""
         assert self.encoder is not None
         classes = (self.table.target,) if self.table.classes is None else tuple(map(str, self.table.classes))
-        rows = self.table.rows(self.train)[list(self.encoder.columns)].head(_EXAMPLE_ROWS)
-        return RawRows(self.encoder, rows, classes, self.target_scale)
+        encoder, network = self.encoder, None
+        if self.text is not None and not self.text.train:
+            first = encoder.widths[0] - encoder.between
+            network = functools.partial(self.text.network, numeric=first, scale=self._text_scale)
+            encoder = _with_tokens(encoder, self.text)
+        rows = self.table.rows(self.train)[list(encoder.columns)].head(_EXAMPLE_ROWS)
+        return RawRows(encoder, rows, classes, self.target_scale, network)
 
     def only_names(self) -> Environments:
         """See :meth:`Environments.only_names`; also with rows of validation environments, from 0 in the table."""
@@ -82,6 +125,9 @@ class TableEnvironments(Environments):
             inputs = self.encoder.encode(rows)
         except ValueError as error:
             raise InputError(f"environment {name}: {error}") from error
+        if self._text_scale is not None and self.text is not None:
+            (mean, factor), first = self._text_scale, self.encoder.widths[0]
+            inputs[:, first - self.encoder.between : first] = (self.text.vectors(rows) - mean) * factor
         targets = _targets(self.table, rows, self.target_scale)
         finite = {each.name: np.isfinite(inputs[:, 2 * place]) for place, each in enumerate(self.encoder.numeric)}
         for column, right in {**finite, self.table.target: targets.isfinite().reshape(-1).numpy()}.items():
@@ -108,6 +154,9 @@ def from_table(
     weight: str | None = None,
     cluster_by: str | None = None,
     levels: Sequence[str] = (),
+    text: Sequence[str] = (),
+    text_model: str = TEXT_MODEL,
+    text_length: int = TEXT_LENGTH,
     separator: str = ",",
     encoding: str = "utf-8",
     decimal: str = ".",
@@ -134,6 +183,10 @@ def from_table(
         cluster_by: a column that names what several rows belong to, such as a patient: held-out rows are drawn by it,
             so that no patient's rows stand on both sides; no input.
         levels: the values of an ordinal target from the lowest to the highest; numbers need none.
+        text: columns of text, of which a frozen encoder makes inputs.
+        text_model: a folder, or a name on the hub of Hugging Face, with the encoder; see
+            :mod:`~concord.environments.text_model`.
+        text_length: the largest number of tokens of a text.
         separator, encoding, decimal, thousands, missing, date_format: of CSV files, see
             :class:`~concord.environments.csv_file.CsvFormat`.
 
@@ -155,8 +208,13 @@ def from_table(
         weight=weight,
         cluster_by=cluster_by,
         levels=levels,
+        text=text,
     )
-    return TableEnvironments(table)
+    return TableEnvironments.of(table, text_model, text_length)
+
+
+def _with_tokens(encoder: TableEncoder, text: "TextInputs") -> TableEncoder:
+    return replace(encoder, tokens=text.model.tokens, between=text.model.tokens.width)
 
 
 def _targets(table: Table, rows: pd.DataFrame, scale: TargetScale | None) -> torch.Tensor:

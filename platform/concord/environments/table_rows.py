@@ -6,7 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -64,6 +64,8 @@ class Table:
         without_target: the number of rows left out.
         weight: the name of the column of the rows' weights, all above 0; None if all rows count alike.
         task: what the target is.
+        text: the columns of text that an encoder takes.
+        between: the number of inputs of their vectors.
         cluster: the name of the column that says what each row belongs to, as text; None if each stands for itself.
     """
 
@@ -77,11 +79,13 @@ class Table:
     weight: str | None = None
     cluster: str | None = None
     task: Task = "classification"
+    text: tuple[str, ...] = ()
+    between: int = 0
 
     @functools.cached_property
     def version(self) -> str:
         """Text that differs when the rows do, or what is predicted, from what, in which environments."""
-        more = [each for each in (self.weight, self.cluster) if each is not None]
+        more = [each for each in (self.weight, self.cluster, *self.text) if each is not None]
         used = pd.concat([self.frame[[self.target, *sorted(self.kinds), *more]], self.environment], axis=1)
         rows = hashlib.sha256(pd.util.hash_pandas_object(used, index=False).to_numpy().tobytes()).hexdigest()
         predicted: Any = self.classes or "standardized"
@@ -98,7 +102,7 @@ class Table:
     @functools.cached_property
     def widest(self) -> TableEncoder:
         """An encoder of all rows of the training environments: no fitted one has more levels."""
-        return fit_encoder(self.rows(self.by_purpose["train"]), self.kinds)
+        return replace(fit_encoder(self.rows(self.by_purpose["train"]), self.kinds), between=self.between)
 
     def rows(self, names: Collection[str]) -> pd.DataFrame:
         """The rows of these environments."""
@@ -146,6 +150,7 @@ def read_table_rows(
     weight: str | None = None,
     cluster_by: str | None = None,
     levels: Sequence[str] = (),
+    text: Sequence[str] = (),
 ) -> Table:
     """The rows of a table and what they are; the arguments are those of
     :func:`~concord.environments.table.from_table`, and the form of CSV files."""
@@ -187,15 +192,18 @@ def read_table_rows(
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
     named = {option: environment, "target": target}
     named |= {name: each for name, each in (("weight", weight), ("cluster_by", cluster_by)) if each is not None}
-    for asked, name in (*named.items(), *(("columns", each) for each in kinds)):
+    text = tuple(dict.fromkeys(text))
+    asked_for = [*named.items(), *(("text", each) for each in text), *(("columns", each) for each in kinds)]
+    for asked, name in asked_for:
         if name not in frame.columns:
             raise ArgumentError(asked, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
-    for asked, name in [*named.items()][2:]:
-        if [*named.values()].count(name) > 1:
+    taken = [*named.values(), *text]
+    for asked, name in asked_for[2 : len(taken)]:
+        if taken.count(name) > 1:
             raise ArgumentError(asked, name, "is the column of another option, too; give another")
-    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {*named.values()}
+    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {*taken}
     _require_single_values(frame.drop(columns=list(left_out)))
     frame = frame.reset_index(drop=True)
     frame[target] = stripped(frame[target])
@@ -224,15 +232,17 @@ def read_table_rows(
         )
     training = rows[names.isin(train)]
     rows = rows.drop(columns=environment)
-    inferred = inferred_kinds(training.drop(columns=[*named.values(), *left_out]))
-    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in named.values()}}
+    for name in text:
+        _require_words(training[name], name)
+    inferred = inferred_kinds(training.drop(columns=[*taken, *left_out]))
+    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in taken}}
     for name, kind in inferred.items():
         may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
         if may_hide and (unread := unread_values(training[name])):
             advice = f"or --columns {name}={kind}; it is {_TEXT_KINDS[kind]}"
             warnings.warn(f"column {name}: {unread}, {advice}", stacklevel=3)
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
-    if not used:
+    if not (used or text):
         raise ArgumentError("target", target, "no column is left to predict it from")
     classes: tuple[Any, ...] | None = None
     if levels:
@@ -244,7 +254,7 @@ def read_table_rows(
     else:
         classes = _classes(rows, training, target, task)
         task = task or ("regression" if classes is None else "classification")
-    about = (int((~labelled).sum()), weight, cluster_by, task)
+    about = (int((~labelled).sum()), weight, cluster_by, task, text)
     return Table(rows, names, target, used, classes, purposes, *about)
 
 
@@ -407,6 +417,17 @@ def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str) -> pd.DataFrame:
         what = f"{len(rows) - len(known)} of {len(rows)} rows have the weight 0 and are left out"
         warnings.warn(f"column {weight}: {what}", stacklevel=4)
     return rows.assign(**{weight: weights}).loc[known.index]
+
+
+def _require_words(column: pd.Series, name: str) -> None:
+    """Refuse a column of text that has none, or names the rows (ArgumentError)."""
+    texts = as_texts(column).dropna()
+    if texts.empty or not _is_text(column):
+        found = "has numbers, dates or booleans" if len(texts) else "has no value in the training environments"
+        raise ArgumentError("text", name, f"{found}, and no text; leave it out")
+    if texts.is_unique and not texts.str.contains(r"\s").any():
+        found = f"has another value in each of {len(texts)} rows, such as {texts.iloc[0]!r:.40}, without a space"
+        raise ArgumentError("text", name, f"{found}, so it names them; leave it out")
 
 
 def _clusters(column: pd.Series, names: pd.Series, name: str) -> pd.Series:
