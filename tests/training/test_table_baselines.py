@@ -74,9 +74,9 @@ def test_ridge_is_that_of_scikit_learn(seed: int, classes: int, penalty: float) 
     if classes == 1:
         expected = Ridge(alpha=penalty / 2).fit(columns(inputs), targets[:, 0]).predict(columns(others))
     else:
-        found = LogisticRegression(C=1 / penalty, max_iter=1000).fit(columns(inputs), targets)
+        found = LogisticRegression(C=1 / penalty, max_iter=1000).fit(columns(inputs).astype(float), targets)
         expected = np.zeros((len(others), classes))
-        expected[:, found.classes_] = found.predict_proba(columns(others))
+        expected[:, found.classes_] = found.predict_proba(columns(others).astype(float))
     assert predictions(network, others, classes) == pytest.approx(expected, abs=1e-4)
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.environments.purposes import environment_names, purposes_of, require_names
 from concord.environments.source import ContiguousBuilder, ExampleSource, InMemory, Part, Switching
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
+from concord.weighted import Weighted
 
 if TYPE_CHECKING:  # with pandas
     from concord.environments.table_encoder import TableEncoder
@@ -144,6 +145,8 @@ class Environment:
         return self._pair(self.take(examples))
 
     def _pair(self, data: Tree) -> tuple[Tensor, Tensor]:
+        if isinstance(data, Weighted):
+            return data.inputs, data.targets
         if not is_pair(data):
             found = ", ".join(named_leaves(data))
             raise InputError(
@@ -169,12 +172,14 @@ class RawRows:
         example: a few rows, a pandas frame.
         outputs: the names of the classes, or of the one number.
         target_scale: of the number; None for classes.
+        network: makes of the trained network one of rows as the encoder gives them; None if it takes these.
     """
 
     encoder: "TableEncoder"
     example: Any
     outputs: tuple[str, ...]
     target_scale: "TargetScale | None" = None
+    network: Callable[[nn.Module], nn.Module] | None = None
 
 
 class Environments:
@@ -281,6 +286,12 @@ class Environments:
         """The environments with what training rows that are not held out decide, such as scales and categories."""
         return self
 
+    def units(self, name: str) -> Tensor | None:
+        """What each example of an environment belongs to, such as a patient, int64 ``(examples,)`` from 0; None if
+        each stands for itself. A unit is held out as a whole.
+        """
+        return None
+
     @staticmethod
     def none() -> "Environments":
         """No environments, for a job that has none."""
@@ -334,7 +345,7 @@ class Environments:
                 return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
             form = form or whole.form
             _require_form(whole, names[0], form)
-            kept, held = held_out_places(name, len(whole), fraction, seed)
+            kept, held = held_out_places(name, len(whole), fraction, seed, self.units(name))
             laid.add(whole.in_memory, kept)
             held_out.append(None if held is None else Environment(name, whole.take(held)))
         training = [Environment(*each) for each in zip(names, laid.moved(device), strict=True)]
@@ -347,16 +358,16 @@ class Environments:
         return names
 
 
-def split_held_out(environment: Environment, fraction: float, seed: int) -> HeldOut:
+def split_held_out(environment: Environment, fraction: float, seed: int, units: Tensor | None = None) -> HeldOut:
     """Hold out a part of an environment's examples, chosen at random by the seed and the environment's name.
 
     At least one example is left to train on, and at least one is held out if the fraction is above 0. In a
-    :class:`Switching` source the same positions are held out before and after.
+    :class:`Switching` source the same positions are held out before and after. See :meth:`Environments.units`.
 
     Raises:
         InputError: the fraction is not in [0, 1), or there is only one example.
     """
-    kept, held = held_out_places(environment.name, len(environment), fraction, seed)
+    kept, held = held_out_places(environment.name, len(environment), fraction, seed, units)
     if kept is None or held is None:
         return HeldOut(environment, None)
     return HeldOut(*(Environment(environment.name, _at_places(environment.source, each)) for each in (kept, held)))
@@ -372,8 +383,13 @@ def _at_places(source: ExampleSource, places: Tensor) -> Tree | ExampleSource:
     return Part(source, places)
 
 
-def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """The positions of an environment's training examples, and of held-out ones; None for a fraction of 0."""
+def held_out_places(
+    name: str, examples: int, fraction: float, seed: int, units: Tensor | None = None
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The positions of an environment's training examples, and of held-out ones; None for a fraction of 0.
+
+    Of units, whole ones are drawn until the number of their examples is nearest to the fraction.
+    """
     if not 0 <= fraction < 1:
         raise ArgumentError("fraction", fraction, "the held-out fraction must lie in [0, 1)")
     if fraction == 0:
@@ -383,8 +399,19 @@ def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tup
         raise ArgumentError(
             "held_out", fraction, f"environment {name} has one example, which cannot be split; {advice}"
         )
+    generator = generator_for(seed, name, "held out")
+    if units is not None:
+        order = torch.randperm(int(units.max()) + 1, generator=generator)
+        if len(order) < 2:
+            expected = (
+                f"environment {name} has one unit of --cluster-by, which cannot be split; join it with others, or"
+            )
+            raise ArgumentError("held_out", fraction, f"{expected} give 0")
+        reached = units.bincount()[order].cumsum(0)[:-1]
+        held = torch.isin(units, order[: int((reached - fraction * examples).abs().argmin()) + 1])
+        return (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
     count = min(max(round(fraction * examples), 1), examples - 1)
-    order = torch.randperm(examples, generator=generator_for(seed, name, "held out"))
+    order = torch.randperm(examples, generator=generator)
     return order[count:].sort().values, order[:count].sort().values
 
 

@@ -34,6 +34,7 @@ from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig
 from concord.training.worker_data import check_environments
+from concord.weighted import Weighted
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     name = environments.train[0]
     with as_input_error(job, f"environment {name} cannot be loaded"):
         first = environments[name]
-    trained = split_held_out(first, config.data.held_out, config.run.seed).training
+    trained = split_held_out(first, config.data.held_out, config.run.seed, environments.units(name)).training
     with as_input_error(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
@@ -134,7 +135,7 @@ def _example(
 ) -> torch.Tensor | ModelCall | None:
     """A few inputs of the model, or the first call of it by the risk; None if the risk does not call it."""
     few = first.take(slice(4))
-    if is_pair(few):
+    if is_pair(few) or isinstance(few, Weighted):
         inputs: torch.Tensor = few[0]
         return inputs
     risk = job.job.risk_of(config)
@@ -193,6 +194,9 @@ def _check_batch(
 ) -> dict[str, Measure]:
     """Try model, loss or risk, and measures on two examples; return the measures."""
     batch = first.take(slice(2))
+    if isinstance(batch, Weighted):
+        config.require("per_example", not config.aggregation.per_example, "examples have weights; leave it out")
+        config.require("consistency", config.schedule.consistency == 0, "examples have weights; give 0")
     if job.job.loss is None:
         shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
         return _check_risk(job, config, objective, model, batch, f"a batch of environment {first.name}, {shapes}")

@@ -1,11 +1,16 @@
 """A network for encoded rows of a table: embeddings of categories beside the numbers, then a linear layer or an MLP."""
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from concord.models.mlp import MLP
+
+if TYPE_CHECKING:
+    from concord.environments.table_rows import Table  # with pandas
 
 
 class TableNetwork(nn.Module):
@@ -64,3 +69,16 @@ class TableNetwork(nn.Module):
             return outputs + sum(embedded) if embedded else outputs
         answer: Tensor = self.rest(torch.cat([numbers, *embedded], dim=1))
         return answer
+
+
+def begin_at_shares(network: TableNetwork, table: "Table") -> nn.Module:
+    """The network of counts, whose last bias begins at the mean's logarithm, or of levels, at their shares."""
+    from concord.models.cumulative_logits import CumulativeLogits
+
+    target = table.rows(table.by_purpose["train"])[table.target]
+    if table.classes is not None:
+        return CumulativeLogits(network, [int((target == level).sum()) for level in table.classes])
+    last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    with torch.no_grad():
+        last.bias.fill_(math.log(target.mean()))
+    return network

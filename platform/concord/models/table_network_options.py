@@ -52,15 +52,24 @@ class TableNetworkOptions(MLPOptions):
 
             return BoostedTrees(*table.widest.widths, table.outputs, self.boosting_trees, self.boosting_leaves)
         layers = self.hidden_layers if self.network == "mlp" else 0
-        return TableNetwork(*table.widest.widths, table.outputs, layers, self.hidden_units, self.dropout)
+        ordered = table.task == "ordinal" and not self.fitted
+        outputs = 1 if ordered else table.outputs
+        network = TableNetwork(*table.widest.widths, outputs, layers, self.hidden_units, self.dropout)
+        if ordered or table.task == "count":
+            from concord.models.table_network import begin_at_shares
 
-    def fit(self, network: "nn.Module", inputs: "Tensor", targets: "Tensor", seed: int) -> None:
-        """Fit a baseline to all training rows."""
+            return begin_at_shares(network, table)
+        return network
+
+    def fit(
+        self, network: "nn.Module", inputs: "Tensor", targets: "Tensor", weights: "Tensor | None" = None, *, seed: int
+    ) -> None:
+        """Fit a baseline to all training rows, by their weights if they have some."""
         from concord.models.table_baselines import BoostedTrees, fit_linear
         from concord.models.table_network import TableNetwork
 
         if isinstance(network, BoostedTrees):
-            network.fit(inputs, targets, self.boosting_rate, seed)
+            network.fit(inputs, targets, self.boosting_rate, seed, weights)
         else:
             assert isinstance(network, TableNetwork)
-            fit_linear(network, inputs, targets, self.ridge_penalty)
+            fit_linear(network, inputs, targets, self.ridge_penalty, weights)

@@ -21,8 +21,9 @@ from concord.gradients.risk import (
     Supervised,
     as_risk,
     autocast_to,
-    pair,
+    inputs_of,
     take,
+    with_outputs,
 )
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.space import Choice, Entries
@@ -201,12 +202,11 @@ class Objective:
         """
         first = pytree.tree_leaves(batch)[0]
         if self._supervised and not any(map(normalizes_over_the_batch, model.modules())):
-            inputs, targets = pair(batch)
-            inputs = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
+            inputs = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), inputs_of(batch))
             with autocast_to(first.device, self.autocast):
                 outputs = model(inputs) if weights is None else functional_call(model, dict(weights), (inputs,))
             # The loss gets these outputs through a model that does nothing.
-            batch = pytree.tree_map(lambda leaf: leaf.unflatten(0, first.shape[:2]), outputs), targets
+            batch = with_outputs(batch, pytree.tree_map(lambda leaf: leaf.unflatten(0, first.shape[:2]), outputs))
             model, weights = nn.Identity(), None
         risk = MeanRisk(model, self.risk, self.autocast, first.device)
         given = {f"model.{name}": value for name, value in (weights or {}).items()}

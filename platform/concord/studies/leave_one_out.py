@@ -195,7 +195,11 @@ def fold_predictions(run: Run, folds: Folds, method: str) -> "pandas.DataFrame |
 def majority_share(predictions: "pandas.DataFrame") -> float | None:
     """The share of the largest class in these rows; None if they have numbers."""
     classes = any(name.startswith("probability_") for name in predictions.columns)
-    return float(predictions.target.value_counts(normalize=True).iloc[0]) if classes else None
+    if not classes:
+        return None
+    if "weight" not in predictions:
+        return float(predictions.target.value_counts(normalize=True).iloc[0])
+    return float(predictions.groupby("target").weight.sum().max() / predictions.weight.sum())
 
 
 def with_choices(lines: Iterable[ResultLine], folds: Folds, methods: int) -> list[ResultLine]:

@@ -7,15 +7,13 @@ same data, held-out examples, seeds, record, checkpoint and registered model.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from concord.space import Choice, LogUniform, Space, Value
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-Fit = Callable[["nn.Module", "Tensor", "Tensor"], None]
-"""Sets the weights of a model from all training inputs and targets, ``(examples, ...)``, on the CPU."""
+Fit = Callable[..., None]
+"""Sets the weights of a model from all training inputs and targets, ``(examples, ...)``, on the CPU, and the examples'
+weights ``(examples,)`` if they have some: ``fit(model, inputs, targets)``."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Job(Generic[Config]):
         loop: replaces the platform's loop, with environments, loss or risk; see :class:`Loop`.
         parameter_groups: maps the model and the configuration to groups of its parameters with options of their own, as
             :mod:`torch.optim` takes them: ``[{"params": biases, "weight_decay": 0.0}, {"params": others}]``. What a
-            group does not give is the run's; schedules multiply the rate of every group.
+            group does not give is the run's; schedules multiply the rate of every group. None: no groups.
         fit: maps the configuration to a function that sets the model's weights from all training examples, in place of
             steps, or to None to train by steps, see :mod:`concord.training.baseline`.
         baselines: configurations that ``concord compare JOB methods`` and ``leave-one-out`` compare with the methods.
@@ -123,7 +123,7 @@ class Job(Generic[Config]):
         default=None, kw_only=True
     )
     loop: Loop[Config] | None = field(default=None, kw_only=True)
-    parameter_groups: Callable[[nn.Module, Config], Sequence[Mapping[str, Any]]] | None = field(
+    parameter_groups: Callable[[nn.Module, Config], Sequence[Mapping[str, Any]] | None] | None = field(
         default=None, kw_only=True
     )
     fit: Callable[[Config], Fit | None] | None = field(default=None, kw_only=True)
@@ -200,9 +200,10 @@ class Job(Generic[Config]):
         from concord.gradients.layout import trainable
 
         known = trainable(model)
-        if self.parameter_groups is None:
+        given = None if self.parameter_groups is None else self.parameter_groups(model, config)
+        if given is None:
             return list(known.values())
-        groups = [{**group, "params": list(group["params"])} for group in self.parameter_groups(model, config)]
+        groups = [{**group, "params": list(group["params"])} for group in given]
         found = Counter(id(parameter) for group in groups for parameter in group["params"])
         for name, parameter in known.items():
             if (number := found[id(parameter)]) != 1:

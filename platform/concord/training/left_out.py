@@ -30,28 +30,31 @@ class LeftOutPredictions:
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
         self._targets: Tensor | None = None
+        self._weights: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
 
-    def add(self, step: int, outputs: Tensor, targets: Tensor) -> None:
-        """Take the outputs ``(examples, ...)`` of the evaluation after this many steps, and the targets."""
-        self._outputs[step], self._targets = outputs, targets
+    def add(self, step: int, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
+        """Take the outputs ``(examples, ...)`` of the evaluation after this many steps, targets and weights."""
+        self._outputs[step], self._targets, self._weights = outputs, targets, weights
 
     def write_state(self, folder: Path) -> None:
         """Write the predictions so far into the folder of a checkpoint."""
         if self._targets is not None:
             outputs = {str(step): each.contiguous() for step, each in self._outputs.items()}
-            save_file({"targets": self._targets.contiguous(), **outputs}, folder / _STATE)
+            weights = {} if self._weights is None else {"weights": self._weights.contiguous()}
+            save_file({"targets": self._targets.contiguous(), **weights, **outputs}, folder / _STATE)
 
     def read_state(self, folder: Path) -> None:
         """Read the predictions so far (CheckpointError if a file is damaged)."""
         verify_checkpoint(folder)
         if (folder / _STATE).exists():
             found = load_file(folder / _STATE)
-            self._targets = found.pop("targets")
+            self._targets, self._weights = found.pop("targets"), found.pop("weights", None)
             self._outputs = {int(step): each for step, each in sorted(found.items(), key=lambda item: int(item[0]))}
 
     def write(self, file: Path) -> None:
-        """Write a row for each example and evaluation: step, row in the data, target, prediction, probabilities.
+        """Write a row for each example and evaluation: step, row in the data, weight if it has one, target,
+        prediction, probabilities.
 
         Several numbers an example have a column each, ``target_0`` and so on.
         """
@@ -65,6 +68,8 @@ class LeftOutPredictions:
             "step": np.repeat(np.array(list(self._outputs)), len(targets)),
             "row": np.tile(rows, len(outputs)),
         }
+        if self._weights is not None:
+            columns["weight"] = np.tile(self._weights.numpy(), len(outputs))
         every = torch.cat([targets] * len(outputs))
         pq.write_table(pa.table(columns | self._predicted(torch.cat(outputs), every)), file)
 
@@ -78,10 +83,11 @@ class LeftOutPredictions:
         pairs = {"target": targets.double(), "prediction": outputs.double()}
         columns: dict[str, Any] = {}
         for kind, values in pairs.items():
-            flat = values.view(len(values), -1)
-            flat = flat if scale is None else scale.mean + scale.deviation * flat
+            flat = values.view(len(values), -1).numpy()
+            if scale is not None and not (scale.log and kind == "target"):  # counts are as they are
+                flat = scale.in_units(flat)
             ends = [""] if flat.shape[1] == 1 else [f"_{at}" for at in range(flat.shape[1])]
-            columns |= {f"{kind}{end}": flat[:, at].numpy() for at, end in enumerate(ends)}
+            columns |= {f"{kind}{end}": flat[:, at] for at, end in enumerate(ends)}
         return columns
 
 

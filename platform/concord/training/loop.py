@@ -167,9 +167,9 @@ def _fitted(run: "_Run", fit: Fit, context: RunContext, resume_from: Path | None
         return
     epochs = run.config.schedule.epochs
     step = epochs * run.steps_per_epoch
-    parts = [part.data.pairs(slice(None)) for part in run.parts if part.split == "train" and part.data is not None]
-    inputs, targets = (torch.cat([each.cpu() for each in of_parts]) for of_parts in zip(*parts, strict=True))
-    fit(run.model.cpu(), inputs, targets)
+    parts = [part.data.take(slice(None)) for part in run.parts if part.split == "train" and part.data is not None]
+    examples = (torch.cat([each.cpu() for each in of_parts]) for of_parts in zip(*parts, strict=True))
+    fit(run.model.cpu(), *examples)
     run.model.to(run.process.device)
     metrics = {"epoch": float(epochs)} | run.evaluate(step)
     if run.left_out is not None:
@@ -569,10 +569,12 @@ class _Run:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
 
-    def _see(self, step: int, part: EvaluatedPart, outputs: Tensor, targets: Tensor) -> None:
+    def _see(
+        self, step: int, part: EvaluatedPart, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+    ) -> None:
         """Take the outputs for the environment that is left out, the only one for validation."""
         if part.split == "validation" and self.left_out is not None:
-            self.left_out.add(step, outputs, targets)
+            self.left_out.add(step, outputs, targets, weights)
 
     def without_many(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics without the evaluation's of single environments if they are many: to keep them takes longer."""
