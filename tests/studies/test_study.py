@@ -1171,6 +1171,28 @@ def test_a_study_continues_with_its_rule_in_whatever_way_numbers_are_written(cal
         planned(output, **options, stop_when=("train_accuracy>0.61",))
 
 
+def test_a_study_is_judged_by_validation_environments_where_there_are_some(output: Path) -> None:
+    sensors = str(Path(JOB_FILE).with_name("sensors.py"))
+    for options, selection, metric in (
+        ({"job_file": sensors}, "validation", "validation_accuracy"),
+        ({"job_file": sensors, "selection": "held-out"}, "held-out", "held_out_accuracy"),
+        ({"job_file": sensors, "metric": "spread"}, "held-out", "held_out_spread"),
+        ({}, "held-out", "held_out_accuracy"),
+    ):
+        plan = planned(output, **options)
+        assert (plan.options.selection, plan.criterion.metric) == (selection, metric)
+
+
+def test_a_study_that_continues_keeps_the_selection_it_began_with(calm: StudyResult, output: Path) -> None:
+    folder = study_folder(output, "calm").path
+    folder.mkdir(parents=True)
+    criterion = {**calm.record["criterion"], "selection": "oracle", "metric": "ood_accuracy"}
+    deciding = {**calm.record["deciding"], "selection": "oracle"}
+    (folder / RECORD).write_text(json.dumps({**calm.record, "criterion": criterion, "deciding": deciding}))
+    options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
+    assert planned(output, **options).criterion.metric == "ood_accuracy"
+
+
 def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
     with (
         calm.folder.locked("study"),

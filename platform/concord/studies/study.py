@@ -207,7 +207,7 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping
     lineage = {
         "concord.study": plan.name,
         "concord.trial": str(winner.number),
-        "concord.selection": plan.options.selection + (" (oracle)" if plan.test_usage else ""),
+        "concord.selection": plan.criterion.selection + (" (oracle)" if plan.test_usage else ""),
     }
     config = config_at(plan.base, plan.space, winner.point)
     assert winner.run is not None
