@@ -258,6 +258,7 @@ def test_the_shortlist_leaves_none_out_where_too_few_environments_remain(ray_clu
     assert "the best trials are not repeated with environments left out: --environments-per-step 3: must divide" in str(
         lines
     )
+    assert "trainings in the search: 1; after it of the best: 3 with environments left out" in lines
 
 
 @pytest.mark.parametrize(
@@ -312,6 +313,7 @@ def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> No
     again = study(output_of(calm), lines.append, **CALM)
     assert again.registration == calm.registration  # the winner was there already
     assert any("trials are done, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
+    assert not any("trainings" in line for line in lines)  # none is left to wait for
 
 
 def test_a_study_keeps_the_smallest_where_small_is_good(ray_cluster: None, output: Path) -> None:

@@ -202,7 +202,7 @@ class Pace:
         start, since = self._first or self._last
         self._first = (start, since - earlier_seconds)
 
-    def seconds_left(self, total: int) -> float | None:
+    def seconds_left(self, total: float) -> float | None:
         """The seconds left; None before any progress."""
         if self._first is None or self._last[0] <= self._first[0]:
             return None

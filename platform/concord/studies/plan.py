@@ -135,7 +135,7 @@ class StudyPlan(GroupPlan):
         suggested: points to try first, from the job or the command line.
         own: the point of the job's own settings, which is tried first without suggestions.
         folds: environments that every trial leaves out in turn.
-        shortlist_folds: environments that the short list leaves out in turn.
+        shortlist_folds: environments that the short list leaves out in turn; none if every trial leaves some out.
     """
 
     kind = "study"
@@ -185,6 +185,12 @@ class StudyPlan(GroupPlan):
     def new_seeds(self) -> range:
         """The seeds of the runs of the best configuration."""
         return range(self.base.run.seed + 1, self.base.run.seed + 1 + self.options.reruns)
+
+    @property
+    def repetitions(self) -> tuple[int, int]:
+        """The trainings after the search: of the best trials with environments left out, of the best with new seeds."""
+        shortlist = min(self.options.shortlist, self.trials)
+        return shortlist * len(self.shortlist_folds), self.options.reruns * (1 + len(self.folds))
 
     @property
     def first(self) -> tuple[Point, ...]:
@@ -376,7 +382,7 @@ def plan_study(
         own=None if alone else own_point(space, base, environments),
         folds=drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
         shortlist_folds=drawn(train, asked.folds or _SHORTLIST_FOLDS, base.run.seed)
-        if len(train) > 1 and fixed is None
+        if len(train) > 1 and fixed is None and not leave_out
         else (),
         trials=asked.trials,
         checked=checked,
