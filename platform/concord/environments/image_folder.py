@@ -1,5 +1,6 @@
 """Environments from a folder of images, ``DOMAIN/CLASS/IMAGE``, read a batch at a time."""
 
+import contextlib
 import hashlib
 import os
 import warnings
@@ -154,6 +155,19 @@ def _readable(shown: str, folder: Path, names: Sequence[str], skip: bool) -> tup
         warnings.warn(f"{shown}: {problem}; left out", stacklevel=3)
     readable = [(name, size) for name, size in checked if isinstance(size, int)]
     return [name for name, _ in readable], hashlib.sha256(repr(readable).encode()).hexdigest()[:16]
+
+
+def longest_side(folder: Path) -> int | None:
+    """The longest side of the first image at each ``DOMAIN/CLASS``, from its header; None if no image can be read."""
+    sides = []
+    for images in local(folder).glob("*/*"):
+        endings = tuple(IMAGE_ENDINGS)
+        first = min((each for each in images.glob("[!.]*") if each.name.lower().endswith(endings)), default=None)
+        with contextlib.suppress(*_UNREADABLE):
+            if first is not None:
+                with Image.open(first) as image:
+                    sides.append(max(image.size))
+    return max(sides, default=None)
 
 
 def _size_or_problem(path: Path) -> int | str:

@@ -137,7 +137,7 @@ def _train(
         option_values(config),
         run.folder,
         on_ray_train,
-        callbacks=tuple(callbacks),
+        callbacks=tuple(callbacks) if on_ray_train else (*callbacks, progress),
         system_seconds=sampling_seconds(),
     )
     with contextlib.closing(execute(task, job, take, start)) as evaluations:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from concord.environments import Environments
 from concord.errors import InputError
 from concord.execution.preflight import PreflightResult, required
 from concord.studies.study_options import Selection, StudyOptions
@@ -47,6 +48,8 @@ SCORED_ON: Mapping[Selection, str] = {
 }
 SPREAD = "spread"
 """The measure of how far the environments' held-out losses differ."""
+# With fewer environments, nothing is left to compare if one is left out.
+_LEAST_TO_LEAVE_OUT = 3
 _WORST = -1e30  # the score for NaN; finite, so that means and quantiles of scores are numbers
 
 
@@ -193,8 +196,26 @@ def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, M
     return metrics
 
 
+def default_selection(environments: Environments, measure: str | None, leave_out: bool = False) -> Selection:
+    """What scores trials without the test: validation environments if there are some, else held-out examples.
+
+    With ``leave_out`` three or more training environments are left out in turn before held-out examples, which have the
+    same shortcuts, are used. The spread is of held-out examples.
+    """
+    if measure == SPREAD:
+        return "held-out"
+    if environments.validation:
+        return "validation"
+    return "leave-one-out" if leave_out and len(environments.train) >= _LEAST_TO_LEAVE_OUT else "held-out"
+
+
 def choose_criterion(
-    job: JobFile, config: RunConfig, asked: StudyOptions, declared: str | None, checked: PreflightResult
+    job: JobFile,
+    config: RunConfig,
+    asked: StudyOptions,
+    selection: Selection,
+    declared: str | None,
+    checked: PreflightResult,
 ) -> tuple[str, Criterion, Mapping[str, Mode | None]]:
     """The measure that scores a study's trials, its criterion, and the modes of all measures.
 
@@ -204,14 +225,14 @@ def choose_criterion(
     usual = "accuracy" if "accuracy" in checked.measures else "loss"
     usual = usual if job.job.loop is None else next(iter(checked.measures))
     modes = dict(checked.measures)
-    if asked.selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
+    if selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
         modes[SPREAD] = checked.reported[spread]
     job_measure = measure_of(job.job.criterion or "", modes)
     measure = asked.metric or declared or job_measure or usual
     asked_mode = asked.mode or (job.job.mode if measure == job_measure else None)
     mode = modes[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, modes)
-    criterion = Criterion.of(asked.selection, measure, mode)
-    unchanged = asked.metric is None and asked.selection in ("held-out", "validation")
+    criterion = Criterion.of(selection, measure, mode)
+    unchanged = asked.metric is None and selection in ("held-out", "validation")
     if isinstance(config, TrainConfig) and (unchanged or criterion.metric == job.job.criterion):
         criterion = dataclasses.replace(criterion, required=required(job.job, config))
     check_metric(criterion, _reported(checked, criterion, modes))

@@ -30,13 +30,14 @@ from concord.redaction import is_secret
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
 from concord.studies.comparison_plan import comparison_name, recorded_command, without_place
+from concord.studies.criterion import default_selection
 from concord.studies.job_tables import METHODS
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult, write_lines
 from concord.studies.search import config_at
-from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
+from concord.studies.study_options import SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.declared_measures import Mode
 from concord.training.job import with_rule
@@ -53,8 +54,6 @@ _METHODS_HELP = (
     f"{', '.join(USUAL[:-1])} and {USUAL[-1]}, without those that the job cannot use. All methods are compared with "
     "the first one."
 )
-# With fewer environments, nothing is left to compare if one is left out.
-_LEAST_TO_LEAVE_OUT = 3
 
 
 def method_names(given: Sequence[str]) -> tuple[str, ...]:
@@ -153,10 +152,8 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     options, base = command.comparison, command.config
     check_methods(command, given)
     environments = preflight(job, base).environments
-    train = len(environments.train)
-    alone: Selection = "leave-one-out" if train >= _LEAST_TO_LEAVE_OUT else "held-out"
-    best: Selection = "validation" if environments.validation else alone
-    selection = best if options.selection == "auto" else options.selection
+    usual = default_selection(environments, options.metric, leave_out=True)
+    selection = usual if options.selection == "auto" else options.selection
     name = methods_name(job, command)
     baselines = job.job.baselines if options.baselines else {}
     shared = {each: value for each, value in option_values(options).items() if each in options_of(StudyOptions)}
@@ -179,7 +176,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
                 method_job, job=dataclasses.replace(method_job.job, studies={method: Study(space)})
             )
             fixed = {*given} & options_of(type(base)).keys()
-            studies[method] = plan_study(method_job, TuneOptions(study=asked, config=changed), fixed | {"selection"})
+            studies[method] = plan_study(method_job, TuneOptions(study=asked, config=changed), fixed)
         except InputError as error:
             if method in chosen or method == USUAL[0]:
                 raise InputError(f"{method}: {format_for_cli(error)}") from error
@@ -187,7 +184,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     if len(studies) < 2:
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
-    fewer = train - (selection == "leave-one-out")
+    fewer = len(environments.train) - (selection == "leave-one-out")
     words = without_place(command, given)
     recorded = recorded_command(job, METHODS, words, option_values(base))
     return MethodsPlan(job, base, studies, baselines.keys(), left_out, fewer, recorded, options.results)

@@ -22,7 +22,7 @@ from concord.record import Kind as GroupKind
 from concord.redaction import is_secret
 from concord.space import Point, Space
 from concord.storage import Folder
-from concord.studies.criterion import Criterion, StopRule, TrialEvaluator, choose_criterion
+from concord.studies.criterion import Criterion, StopRule, TrialEvaluator, choose_criterion, default_selection
 from concord.studies.proposals import Kind, Trial
 from concord.studies.search import (
     OwnPoint,
@@ -135,7 +135,7 @@ class StudyPlan(GroupPlan):
         suggested: points to try first, from the job or the command line.
         own: the point of the job's own settings, which is tried first without suggestions.
         folds: environments that every trial leaves out in turn.
-        shortlist_folds: environments that the short list leaves out in turn.
+        shortlist_folds: environments that the short list leaves out in turn; none if every trial leaves some out.
     """
 
     kind = "study"
@@ -187,6 +187,12 @@ class StudyPlan(GroupPlan):
         return range(self.base.run.seed + 1, self.base.run.seed + 1 + self.options.reruns)
 
     @property
+    def repetitions(self) -> tuple[int, int]:
+        """The trainings after the search: of the best trials with environments left out, of the best with new seeds."""
+        shortlist = min(self.options.shortlist, self.trials)
+        return shortlist * len(self.shortlist_folds), self.options.reruns * (1 + len(self.folds))
+
+    @property
     def first(self) -> tuple[Point, ...]:
         """The points to try first."""
         return (self.own.point,) if self.own is not None else self.suggested
@@ -224,7 +230,7 @@ class StudyPlan(GroupPlan):
             "concord.trial": str(trial),
             "concord.seed": str(config.run.seed),
             "concord.method": self.method,
-            "concord.selection": self.options.selection,
+            "concord.selection": self.criterion.selection,
         }
         found = []
         for left_out in [*([] if kind == "left-out" else [None]), *folds]:
@@ -272,7 +278,7 @@ class StudyPlan(GroupPlan):
             **self.run_tags,
             "concord.study": self.name,
             "concord.method": self.method,
-            "concord.selection": self.options.selection,
+            "concord.selection": self.criterion.selection,
             "concord.oracle": self.test_usage or "no",
         }
         key = RunSpec.of(self.job, self.base.resolve(), self._version).key
@@ -321,15 +327,10 @@ def plan_study(
         own_loop.check_trial(base)
     base = base.with_options(**resolved_paths(base))
     method, study = chosen_study(job.job.studies, asked, base)
-    if "selection" not in given:
-        asked = dataclasses.replace(asked, selection=study.selection if own_loop is None else "own")
-        asked.check()
-    if (own_loop is not None) != (asked.selection == "own"):
-        wrong = (
-            "is for jobs with a loop of their own"
-            if own_loop is None
-            else "the job's own loop decides what it evaluates; leave it out"
-        )
+    if own_loop is None and asked.selection == "own":
+        raise InputError("--selection own: is for jobs with a loop of their own")
+    if own_loop is not None and asked.selection not in (None, "own"):
+        wrong = "the job's own loop decides what it evaluates; leave it out"
         raise InputError(f"--selection {asked.selection}: {wrong}")
     folders = (folder_of(base.run.output, name, "study") for name in new_names(f"{job.name}-{method}", base))
     name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
@@ -339,8 +340,14 @@ def plan_study(
     checked = preflight(job, config)
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
-    measure, criterion, modes = choose_criterion(job, config, asked, study.metric, checked)
-    train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
+    record = read_record(folder_of(base.run.output, name, "study"), "study")
+    began = None if record is None else record["criterion"]["selection"]
+    usual = default_selection(checked.environments, asked.metric or study.metric)
+    selection = "own" if own_loop is not None else asked.selection or began or study.selection or usual
+    asked = dataclasses.replace(asked, selection=selection)
+    asked.check()
+    measure, criterion, modes = choose_criterion(job, config, asked, selection, study.metric, checked)
+    train, leave_out = checked.environments.train, selection == "leave-one-out"
     environments = len(train) - leave_out
     fixed = base.data.leave_out if isinstance(base, TrainConfig) else None
     if leave_out and fixed is not None:
@@ -375,7 +382,7 @@ def plan_study(
         own=None if alone else own_point(space, base, environments),
         folds=drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
         shortlist_folds=drawn(train, asked.folds or _SHORTLIST_FOLDS, base.run.seed)
-        if len(train) > 1 and fixed is None
+        if len(train) > 1 and fixed is None and not leave_out
         else (),
         trials=asked.trials,
         checked=checked,
@@ -383,7 +390,7 @@ def plan_study(
     size = plan.search().size
     if size is not None and ("trials" not in given or asked.trials > size):
         plan = dataclasses.replace(plan, trials=size)
-    if (record := read_record(plan.folder, "study")) is not None:
+    if record is not None:
         try:
             recorded = StopRule.read(record["deciding"]["stop_when"])
         except InputError as error:

@@ -239,7 +239,7 @@ STUDY_METRICS = (
 
 
 class GroupProgress(Progress):
-    """Counts and shows trials or runs; around the pool's work. A trial has ``parts`` runs."""
+    """Counts and shows trials or runs; around the pool's work. Trials have ``parts`` runs; ``after`` runs follow."""
 
     def __init__(
         self,
@@ -248,9 +248,10 @@ class GroupProgress(Progress):
         info: Callable[[str], None],
         criterion: Criterion | None = None,
         parts: int = 1,
+        after: int = 0,
     ) -> None:
         super().__init__(info, f"starting {what}")
-        self._what, self._total, self._parts = what, total, parts
+        self._what, self._total, self._parts, self._after = what, total, parts, after
         self._criterion = criterion
         self._running: dict[str, float] = {}  # per cent by name
         self._done = self._ended_here = 0.0
@@ -294,7 +295,8 @@ class GroupProgress(Progress):
         """The progress in one line."""
         left = self._left()
         parts = [f"{self._done:.0f}/{self._total} {self._what}", *self._details()]
-        return ", ".join(parts if left is None else [*parts, f"{duration(left)} left"])
+        parts += [] if left is None else [f"{duration(left)} left"]
+        return ", ".join(parts + self._then())
 
     def _count(self, earlier_seconds: float = 0.0) -> None:
         # Running trials count by their progress, so that bar and estimate do not jump at each end.
@@ -302,11 +304,20 @@ class GroupProgress(Progress):
         self._show()
 
     def _bar(self) -> tuple[str, float, int, str, float | None, str]:
-        count, details = f"{self._done:.0f}/{self._total}", ", ".join(self._details())
+        count, details = f"{self._done:.0f}/{self._total}", ", ".join(self._details() + self._then())
         return self._what, self._pace.done, self._total, count, self._left(), details
 
     def _left(self) -> float | None:
         return self._pace.seconds_left(self._total) if self._ended_here else None
+
+    def seconds_of(self, runs: int) -> float | None:
+        """The time of this number of further runs at the pace so far; None if none ended here."""
+        return self._pace.seconds_left(self._pace.done + runs / self._parts) if self._ended_here else None
+
+    def _then(self) -> list[str]:
+        takes = self.seconds_of(self._after)
+        about = "" if takes is None else f" of about {duration(takes)}"
+        return [f"then {self._after} trainings{about}"] if self._after else []
 
     def _details(self) -> list[str]:
         parts = [f"{len(self._running)} running"]

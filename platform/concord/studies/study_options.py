@@ -58,10 +58,10 @@ class StudyOptions(OptionGroup):
     startup: int = 20
     """Number of random trials before TPE suggests."""
 
-    selection: Selection = "held-out"
+    selection: Selection | None = None
     """Examples that score a trial: held-out examples of the training environments, validation environments, training
     environments left out in turn, or the o.o.d. test (results are then marked as oracle); by default the selection of
-    the job's study."""
+    the job's study, else validation environments if the job has some, else held-out examples."""
     metric: str | None = None
     """Measure of the score, such as accuracy, worst_accuracy or spread; by default that of the job's study, else of
     its criterion, else accuracy, or loss without one."""

@@ -239,14 +239,15 @@ class Study:
         space: the options that are varied, and those that make the method, fixed.
         stop_when: conditions such as ``train_accuracy>0.97``; a trial ends early when all hold.
         suggestions: points of the space that are tried first.
-        selection: how trials are scored, unless ``--selection`` is given.
+        selection: how trials are scored, unless ``--selection`` is given; None: by validation environments, or
+            by held-out examples without any.
         metric: the measure of the score, unless ``--metric`` is given; None: accuracy, or the loss without one.
     """
 
     space: Space
     stop_when: tuple[str, ...] = ()
     suggestions: tuple[Mapping[str, Value], ...] = ()
-    selection: Literal["held-out", "validation", "leave-one-out", "oracle"] = "held-out"
+    selection: Literal["held-out", "validation", "leave-one-out", "oracle"] | None = None
     metric: str | None = None
 
 

@@ -205,12 +205,14 @@ class ScheduleOptions(OptionGroup):
         self.require("average", 0 <= value < 1, "begins after the end; give a fraction of the run in [0, 1)")
         return kind, value
 
-    @property
-    def lr_decay_start(self) -> float:
-        """The fraction of the run after which the learning rate falls; 1 if it never does."""
-        if self.schedule == "cosine":
-            return self.warmup
-        return min(self.milestones, default=1.0) if self.schedule == "milestones" and self.decay < 1 else 1.0
+    def lr_halved(self, steps: int) -> float:
+        """The fraction of a run of these steps after which the rate is below half of --lr; 1 if it never is."""
+        lowered = [0.5] if self.schedule == "cosine" else []
+        if self.schedule == "milestones" and self.decay < 1:
+            lowered += sorted(self.milestones)[math.ceil(math.log(0.5, self.decay) + 1e-9) - 1 :]
+        if self.decay_per_step < 1:
+            lowered.append(math.log(0.5, self.decay_per_step) / max(steps, 1))
+        return min([1.0, *lowered])
 
     def check(self) -> None:
         """Validate options."""
