@@ -106,8 +106,13 @@ class TableConfig(TrainConfig):
     # fmt: off
     data: TableData = group(TableData)
     table: TableOptions = group(TableOptions)
-    network_options: TableNetworkOptions = group(TableNetworkOptions, hidden_units=64)
+    network_options: TableNetworkOptions = group(TableNetworkOptions, network="wide-and-deep", hidden_units=64)
     # fmt: on
+
+    def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A run with given epochs has exactly these passes over the largest environment."""
+        exactly = {"epoch_steps": 0, "patience": 0} if "epochs" in changes else {}
+        return {**super().implied(changes), **exactly}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +222,17 @@ job = Job(
     environments,
     model,
     loss,
-    config=TableConfig().with_options(batch_size=64, epochs=100),
+    # At a constant rate training ends when the held-out rows no longer improve. An epoch has 50 steps, of a large table
+    # one pass over its largest environment: a hundred of them are more than most tables take.
+    config=TableConfig().with_options(
+        batch_size=64,
+        epochs=100,
+        epoch_steps=50,
+        evaluations=100,
+        schedule="constant",
+        patience=10,
+        held_out_environments=0.2,
+    ),
     evaluation=evaluation,
     data=Data(TableCheck, check, prints_result=True),
     fit=fit_table,

@@ -27,10 +27,7 @@ class TableEnvironments(Environments):
     def __init__(
         self, table: Table, encoder: TableEncoder | None = None, target_scale: TargetScale | None = None
     ) -> None:
-        purposes = table.by_purpose
-        super().__init__(
-            self._encoded, purposes["train"], purposes["validation"], purposes["test"], version=table.version
-        )
+        super().__init__(self._encoded, **table.by_purpose, version=table.version)
         self.table, self.encoder, self.target_scale, self.learn = table, encoder, target_scale, True
 
     def leaving_out(self, name: str) -> "TableEnvironments":
@@ -38,9 +35,14 @@ class TableEnvironments(Environments):
         purposes = super().leaving_out(name).by_purpose()
         return TableEnvironments(replace(self.table, by_purpose=purposes))
 
+    def holding_out(self, fraction: float, seed: int) -> "TableEnvironments":
+        """See :meth:`Environments.holding_out`."""
+        purposes = super().holding_out(fraction, seed).by_purpose()
+        return TableEnvironments(replace(self.table, by_purpose=purposes))
+
     def fitted(self, fraction: float, seed: int) -> "TableEnvironments":
         """With encoder and target's scale fitted on the training environments, without their held-out parts."""
-        kept = []
+        kept, fraction = [], self.fraction_of_examples(fraction)
         for name in self.train:
             rows = self.table.rows([name])
             places, _ = held_out_places(name, len(rows), fraction, seed)

@@ -90,7 +90,8 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     name = environments.train[0]
     with as_input_error(job, f"environment {name} cannot be loaded"):
         first = environments[name]
-    trained = split_held_out(first, config.data.held_out, config.run.seed).training
+    held_out = environments.fraction_of_examples(config.data.held_out)
+    trained = split_held_out(first, held_out, config.run.seed).training
     with as_input_error(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):

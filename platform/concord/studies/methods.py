@@ -153,7 +153,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     options, base = command.comparison, command.config
     check_methods(command, given)
     environments = preflight(job, base).environments
-    train = len(environments.train)
+    train = len(environments.to_leave_out)
     alone: Selection = "leave-one-out" if train >= _LEAST_TO_LEAVE_OUT else "held-out"
     best: Selection = "validation" if environments.validation else alone
     selection = best if options.selection == "auto" else options.selection
@@ -187,7 +187,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     if len(studies) < 2:
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
-    fewer = train - (selection == "leave-one-out")
+    fewer = len(environments.train) - (selection == "leave-one-out")
     words = without_place(command, given)
     recorded = recorded_command(job, METHODS, words, option_values(base))
     return MethodsPlan(job, base, studies, baselines.keys(), left_out, fewer, recorded, options.results)

@@ -340,8 +340,8 @@ def plan_study(
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
     measure, criterion, modes = choose_criterion(job, config, asked, study.metric, checked)
-    train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
-    environments = len(train) - leave_out
+    train, leave_out = checked.environments.to_leave_out, asked.selection == "leave-one-out"
+    environments = len(checked.environments.train) - leave_out
     fixed = base.data.leave_out if isinstance(base, TrainConfig) else None
     if leave_out and fixed is not None:
         raise InputError(

@@ -334,6 +334,7 @@ class _Run:
             batches_each,
             largest,
             config.data.readers,
+            config.schedule.epoch_steps,
         )
         # This process's part of each batch.
         self._part = len(places) / config.data.batch_size
@@ -559,7 +560,7 @@ class _Run:
             see=None if self.left_out is None else functools.partial(self._see, step),
         )
         if self.config.data.held_out > 0:
-            losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
+            losses = [metrics[f"loss/held_out/{name}"] for name in names_by_split(self.environments)["held_out"]]
             metrics["held_out_spread"] = float(np.std(losses))
         if not self.environments.validation:
             for measure in modes(self.measures, own):
