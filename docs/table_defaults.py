@@ -1,13 +1,12 @@
 """Measures a run of ``concord train table`` without options against ridge or logistic regression and boosting.
 
-Each of six public tables (Rdatasets) is cut into five folds of environments. A run trains on four of them, without options
-but data, environment, target and test, and is compared in the fifth with the better of both baselines: with those of the
-same run's options, and with those that have no held-out rows. ``python docs/table_defaults.py FOLDER RESULTS [TABLE …]``
-reads ``FOLDER/Hsb82.csv.gz`` and so on, and adds the lines that are missing to the file of results.
+Each of six public tables (Rdatasets) is cut into five folds of environments. A run trains on four of them, without
+options but data, environment, target and test, and is compared in the fifth with the better of both baselines: those
+with the same rows held out, and those with none. ``python docs/table_defaults.py FOLDER RESULTS [TABLE …]`` reads
+``FOLDER/Hsb82.csv.gz`` and so on, and adds the lines that are missing to the file of results.
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,12 +19,11 @@ import pandas as pd
 from sklearn.model_selection import GroupKFold
 
 import concord
-from concord.machine import machine
+from concord.execution.spec import run_origin
 from concord.studies.results import ResultLine
 
 FOLDS, SEEDS = 5, range(3)
 BASELINES = ("ridge", "boosting")
-COMMIT = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 class Data(NamedTuple):
@@ -54,31 +52,30 @@ def folds(rows: pd.DataFrame, data: Data) -> Iterator[tuple[str, ...]]:
         yield tuple(sorted(names.iloc[test].unique()))
 
 
-def error(file: Path, data: Data, test: Sequence[str], **options: Any) -> float:
+def error(file: Path, data: Data, test: Sequence[str], output: str, **options: Any) -> float:
     """The squared error in the test's environments, or 1 - AUC."""
-    with tempfile.TemporaryDirectory() as output:
-        run = concord.train(
-            "table",
-            data=file,
-            environment=data.environment,
-            target=data.target,
-            test=tuple(test),
-            columns=tuple(f"{name}=ignore" for name in data.ignored),
-            register=False,
-            output=output,
-            **data.options,
-            **options,
-        )
+    run = concord.train(
+        "table",
+        data=file,
+        environment=data.environment,
+        target=data.target,
+        test=tuple(test),
+        columns=tuple(f"{name}=ignore" for name in data.ignored),
+        register=False,
+        output=output,
+        **data.options,
+        **options,
+    )
     return run.metrics["ood_mse"] if "ood_mse" in run.metrics else 1 - run.metrics["ood_auc"]
 
 
-def measured(file: Path, data: Data, seed: int) -> Mapping[str, float]:
+def measured(file: Path, data: Data, output: str, seed: int) -> Mapping[str, float]:
     """The errors of a seed, averaged over the folds, and their ratios to the better baseline of each fold."""
     found = []
     for test in folds(pd.read_csv(file), data):
-        trained = error(file, data, test, seed=seed)
-        alike = {name: error(file, data, test, seed=seed, network=name) for name in BASELINES}
-        whole = [error(file, data, test, seed=seed, network=name, held_out=0.0) for name in BASELINES]
+        trained = error(file, data, test, output, seed=seed)
+        alike = {name: error(file, data, test, output, seed=seed, network=name) for name in BASELINES}
+        whole = [error(file, data, test, output, seed=seed, network=name, held_out=0.0) for name in BASELINES]
         ratios = {"ratio": trained / min(alike.values()), "ratio, baselines on all rows": trained / min(whole)}
         found.append({"without options": trained, **alike, **ratios})
     return {name: fmean(each[name] for each in found) for name in found[0]}
@@ -87,20 +84,15 @@ def measured(file: Path, data: Data, seed: int) -> Mapping[str, float]:
 def main(words: Sequence[str]) -> int:
     """Add the lines that are missing to a file of results."""
     folder, results, *chosen = words
-    commit = subprocess.run(
-        COMMIT, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
-    ).stdout.strip()
     for seed in SEEDS:
         for name in chosen or TABLES:
             if any(line.configuration == name and line.seed == seed for line in ResultLine.read_all(Path(results))):
                 continue
             started = time.perf_counter()
-            values = measured(Path(folder) / f"{name}.csv.gz", TABLES[name], seed)
-            origin = {
-                "command": "python docs/table_defaults.py FOLDER docs/results/table-defaults.jsonl",
-                "machine": machine(),
-                "commit": commit,
-            }
+            with tempfile.TemporaryDirectory() as output:
+                values = measured(Path(folder) / f"{name}.csv.gz", TABLES[name], output, seed)
+            command = "python docs/table_defaults.py FOLDER docs/results/table-defaults.jsonl"
+            origin = {"command": command, **run_origin(__file__)}
             line = ResultLine(name, seed, values, time.perf_counter() - started, origin)
             with Path(results).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line.as_json()) + "\n")

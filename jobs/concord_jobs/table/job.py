@@ -230,6 +230,7 @@ job = Job(
         epoch_steps=50,
         evaluations=100,
         schedule="constant",
+        keep="least-loss",
         patience=10,
         held_out_environments=0.2,
     ),

@@ -121,7 +121,7 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     if config.schedule.patience > 0:
         reported["out_of_patience"] = None
     _check_criterion(job, reported)
-    if config.schedule.keep == "best":
+    if config.schedule.keep != "last":
         best_by(job.job, config, reported, own)
     _check_required(job, config, reported)
     example = _example(job, config, model, first)

@@ -217,7 +217,7 @@ class StudyPlan(GroupPlan):
         if kind == "left-out":
             assert isinstance(config, TrainConfig)
             # One evaluation is enough unless evaluations choose the weights that are kept.
-            choosing = config.schedule.keep == "best" or config.schedule.stop_spread > 0
+            choosing = config.schedule.keep != "last" or config.schedule.stop_spread > 0
             config = config.with_options(consistency=0, **({} if choosing else {"evaluations": 1}))
         tags = {
             "concord.study": self.name,

@@ -71,8 +71,8 @@ def advice(
                 f"warning: --average {schedule.average}: averages about {reach:.0f} steps, and the run has "
                 f"{steps}: it still holds first weights; give a smaller decay, or more epochs"
             )
-    if schedule.keep == "best":
-        yield f"--keep best: the model of epoch {end['kept_epoch']:.0f} is kept"
+    if "kept_epoch" in end and schedule.keep != "last":  # a baseline has one model
+        yield f"--keep {schedule.keep}: the model of epoch {end['kept_epoch']:.0f} is kept"
     found = (
         large_losses(history),
         empty_masks(history, config, len(environments.train)),

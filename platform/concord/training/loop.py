@@ -187,7 +187,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
     if schedule.stop_spread > 0:
         first = math.ceil(schedule.stop_from * schedule.epochs)
         stopping = BestWeights("held_out_spread", "min", schedule.stop_spread, first)
-    elif schedule.keep == "best":
+    elif schedule.keep != "last":
         stopping = BestWeights(*run.best_by(), patience=schedule.patience)
     if resume_from and stopping is not None:
         stopping.read(resume_from)
@@ -429,7 +429,7 @@ class _Run:
         self.average.renew_batch_norm(batches, self.risk)
 
     def best_by(self) -> tuple[str, Mode]:
-        """The metric of ``--keep best`` and its mode."""
+        """The metric of ``--keep`` and its mode."""
         measures = modes(self.measures, self.evaluation)
         reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
         return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.criteria)

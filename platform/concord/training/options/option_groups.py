@@ -169,12 +169,12 @@ class ScheduleOptions(OptionGroup):
     average: str | None = None
     """Average of the weights, evaluated and registered in place of the last ones: ema:0.999 (exponential, over steps,
     with this decay) or swa:0.75 (mean over the epochs after this fraction of the run); by default none."""
-    keep: Literal["last", "best"] = "last"
-    """Weights at the end: the last ones, or those of the best evaluation by the job's criterion, on validation
-    environments or held-out examples."""
+    keep: Literal["last", "best", "least-loss"] = "last"
+    """Weights at the end: the last ones, or those of the best evaluation by the job's criterion or by the loss, on
+    validation environments or held-out examples."""
     patience: int = 0
-    """End the run after this number of evaluations without a better value of the job's criterion, and keep the best
-    evaluation's weights (--keep best); 0 disables."""
+    """End the run after this number of evaluations without a better value, and keep the best evaluation's weights
+    (--keep best, unless least-loss is given); 0 disables."""
     stop_spread: float = 0.0
     """End the run when the standard deviation of the environments' held-out losses is below this number; 0 disables. If
     the deviation never falls below, the run keeps the model with the smallest deviation."""
@@ -184,7 +184,7 @@ class ScheduleOptions(OptionGroup):
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """With patience the best weights are kept."""
-        return {"keep": "best"} if changes.get("patience") else {}
+        return {"keep": "best"} if changes.get("patience") and self.keep == "last" else {}
 
     def unused(self) -> frozenset[str]:
         """The options of disabled features."""
@@ -236,7 +236,7 @@ class ScheduleOptions(OptionGroup):
         expected = "--stop-spread decides which weights are kept; give last"
         self.require("keep", self.keep == "last" or self.stop_spread == 0, expected)
         expected = "ends with the best evaluation's weights; give --keep best"
-        self.require("patience", self.patience == 0 or self.keep == "best", expected)
+        self.require("patience", self.patience == 0 or self.keep != "last", expected)
         values = option_values(self)
         self.require_at_least(0, "patience", "epoch_steps")
         self.require_at_least(1, "epochs", "evaluations", "checkpoints")
