@@ -110,9 +110,15 @@ class TableConfig(TrainConfig):
     # fmt: on
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A run with given epochs has exactly these passes over the largest environment."""
-        exactly = {"epoch_steps": 0, "patience": 0} if "epochs" in changes else {}
-        return {**super().implied(changes), **exactly}
+        """A run with given epochs has exactly these passes over the largest environment, and keeps the best weights.
+        One without held-out rows and validation keeps the last.
+        """
+        implied = dict(super().implied(changes))
+        if "epochs" in changes:
+            implied |= {"epoch_steps": 0, "patience": 0}
+        if changes.get("held_out") == 0 and not changes.get("validation", self.table.validation):
+            implied |= {"patience": 0, "keep": "last"}
+        return implied
 
 
 @dataclass(frozen=True, kw_only=True)
