@@ -132,8 +132,19 @@ class TableConfig(TrainConfig):
     # fmt: off
     data: TableData = group(TableData)
     table: TableOptions = group(TableOptions)
-    network_options: TableNetworkOptions = group(TableNetworkOptions, hidden_units=64)
+    network_options: TableNetworkOptions = group(TableNetworkOptions, network="wide-and-deep", hidden_units=64)
     # fmt: on
+
+    def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A run with given epochs has exactly these passes over the largest environment, and keeps the best weights.
+        One without held-out rows and validation keeps the last.
+        """
+        implied = dict(super().implied(changes))
+        if "epochs" in changes:
+            implied |= {"epoch_steps": 0, "patience": 0}
+        if changes.get("held_out") == 0 and not changes.get("validation", self.table.validation):
+            implied |= {"patience": 0, "keep": "last"}
+        return implied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +295,18 @@ job = Job(
     environments,
     model,
     loss,
-    config=TableConfig().with_options(batch_size=64, epochs=100),
+    # At a constant rate training ends when the held-out rows no longer improve. An epoch has 50 steps, of a large table
+    # one pass over its largest environment: a hundred of them are more than most tables take.
+    config=TableConfig().with_options(
+        batch_size=64,
+        epochs=100,
+        epoch_steps=50,
+        evaluations=100,
+        schedule="constant",
+        keep="least-loss",
+        patience=10,
+        held_out_environments=0.2,
+    ),
     evaluation=evaluation,
     data=Data(TableCheck, check, prints_result=True),
     parameter_groups=parameter_groups,

@@ -1,5 +1,6 @@
 """Named environments with their purposes, and checks that their data fit together."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # with pandas
 
 SPLITS = {
     "train": "the training environments",
-    "held_out": "the held-out part of the training environments",
+    "held_out": "the held-out part of the training environments, or those held out whole",
     "validation": "the validation environments",
     "ood": "the test environments",
 }
@@ -193,6 +194,8 @@ class Environments:
         validation: whole environments to select models by, held out of training.
         test: whole environments to report on; they select nothing.
         monitored: further environments to report on, each under its own name. They may be parts of the training data.
+        held_out: whole environments to select evaluations by, in place of a part of each training environment; see
+            :meth:`holding_out`.
         version: text that differs when the data do, so that results on other data are not mixed up, or a function that
             gives it, called when it is needed first. None if the options alone decide the data.
 
@@ -220,11 +223,13 @@ class Environments:
         test: Iterable[str] = (),
         monitored: Iterable[str] = (),
         version: str | Callable[[], str | None] | None = None,
+        held_out: Iterable[str] = (),
     ) -> None:
         self._version = version
         self.learn = False
         self._load = load
         self.train = environment_names("train", train)
+        self.held_out = environment_names("held_out", held_out)
         self.validation = environment_names("validation", validation)
         self.test = environment_names("test", test)
         self.monitored = environment_names("monitored", monitored)
@@ -277,13 +282,37 @@ class Environments:
         fewer.classes = self.classes
         return fewer
 
+    def holding_out(self, fraction: float, seed: int) -> "Environments":
+        """The same data with this fraction of the training environments held out whole, at least two if one is left.
+
+        The seed and the names choose them, whatever the order of the names and the other environments.
+        """
+
+        def drawn(name: str) -> int:
+            return int(torch.randint(2**62, (), generator=generator_for(seed, name, "held out whole")))
+
+        count = min(max(round(fraction * len(self.train)), 2), len(self.train) - 1)
+        held_out = sorted(self.train, key=drawn)[:count]
+        fewer = copy.copy(self)
+        fewer.train = tuple(name for name in self.train if name not in held_out)
+        fewer.held_out = tuple(name for name in self.train if name in held_out)
+        return fewer
+
+    @property
+    def to_leave_out(self) -> tuple[str, ...]:
+        """The environments that can be left out: those to train on, and those held out whole."""
+        return self.train + self.held_out
+
     @property
     def raw(self) -> RawRows | None:
         """The encoding of a table's rows, if the data are a table."""
         return None
 
     def fitted(self, fraction: float, seed: int) -> "Environments":
-        """The environments with what training rows that are not held out decide, such as scales and categories."""
+        """The environments with what training rows that are not held out decide, such as scales and categories.
+
+        ``fraction`` is that of :meth:`split`.
+        """
         return self
 
     def units(self, name: str) -> Tensor | None:
@@ -301,12 +330,13 @@ class Environments:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names: training, validation, test, monitored."""
+        """All names: training, held out whole, validation, test, monitored."""
         return sum(self.by_purpose().values(), ())
 
     def by_purpose(self) -> dict[str, tuple[str, ...]]:
         """The names of each purpose, by argument of this class."""
-        return {"train": self.train, "validation": self.validation, "test": self.test, "monitored": self.monitored}
+        names = ("train", "held_out", "validation", "test", "monitored")
+        return {name: getattr(self, name) for name in names}
 
     def __getitem__(self, name: str) -> Environment:
         """The data of one environment.
@@ -329,8 +359,10 @@ class Environments:
         """These environments with a part of each held out, see :func:`split_held_out`; each example is in memory once.
 
         Training examples are contiguous on the device, so that :class:`BatchStream` does not copy them.
-        One environment is loaded at a time. If a source is not in memory, none is moved.
+        One environment is loaded at a time. If a source is not in memory, none is moved. If environments are held out
+        whole, no part of these is.
         """
+        fraction = self.fraction_of_examples(fraction)
         loaded = [self[names[0]]]
         if not isinstance(loaded[0].source, InMemory):
             return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
@@ -350,6 +382,10 @@ class Environments:
             held_out.append(None if held is None else Environment(name, whole.take(held)))
         training = [Environment(*each) for each in zip(names, laid.moved(device), strict=True)]
         return [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
+
+    def fraction_of_examples(self, fraction: float) -> float:
+        """The fraction of each training environment that is held out: 0 if environments are held out whole."""
+        return 0.0 if self.held_out else fraction
 
     def only_names(self) -> "Environments":
         """The same names and purposes, without the function that loads the data, which may hold data."""

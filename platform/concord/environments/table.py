@@ -41,9 +41,8 @@ class TableEnvironments(Environments):
         text: "TextInputs | None" = None,
         text_scale: tuple[NDArray[Any], NDArray[Any]] | None = None,
     ) -> None:
-        purposes = table.by_purpose
         version = table.version if text is None else f"{table.version}-{text.model.digest}"
-        super().__init__(self._encoded, purposes["train"], purposes["validation"], purposes["test"], version=version)
+        super().__init__(self._encoded, **table.by_purpose, version=version)
         self.table, self.encoder, self.target_scale, self.learn = table, encoder, target_scale, True
         self.text, self._text_scale = text, text_scale
 
@@ -70,9 +69,14 @@ class TableEnvironments(Environments):
         purposes = super().leaving_out(name).by_purpose()
         return TableEnvironments(replace(self.table, by_purpose=purposes), text=self.text)
 
+    def holding_out(self, fraction: float, seed: int) -> "TableEnvironments":
+        """See :meth:`Environments.holding_out`."""
+        purposes = super().holding_out(fraction, seed).by_purpose()
+        return TableEnvironments(replace(self.table, by_purpose=purposes), text=self.text)
+
     def fitted(self, fraction: float, seed: int) -> "TableEnvironments":
         """With encoder and target's scale fitted on the training environments, without their held-out parts."""
-        kept = []
+        kept, fraction = [], self.fraction_of_examples(fraction)
         for name in self.train:
             rows = self.table.rows([name])
             places, _ = held_out_places(name, len(rows), fraction, seed, self.units(name))

@@ -91,7 +91,8 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     name = environments.train[0]
     with as_input_error(job, f"environment {name} cannot be loaded"):
         first = environments[name]
-    trained = split_held_out(first, config.data.held_out, config.run.seed, environments.units(name)).training
+    held_out = environments.fraction_of_examples(config.data.held_out)
+    trained = split_held_out(first, held_out, config.run.seed, environments.units(name)).training
     with as_input_error(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
@@ -121,7 +122,7 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     if config.schedule.patience > 0:
         reported["out_of_patience"] = None
     _check_criterion(job, reported)
-    if config.schedule.keep == "best":
+    if config.schedule.keep != "last":
         best_by(job.job, config, reported, own)
     _check_required(job, config, reported)
     example = _example(job, config, model, first)

@@ -196,8 +196,9 @@ def _method_and_data(
 
 def _purposes(environments: Environments, held_out: float) -> str:
     """The numbers of environments for training (a part held out), validation and test."""
-    part = f" ({held_out:.3g} of each held out)" if held_out else ""
+    part = f" ({held_out:.3g} of each held out)" if held_out and not environments.held_out else ""
     data = [f"{_count(len(environments.train), 'environment')} for training{part}"]
+    data += [f"{len(environments.held_out)} held out whole"] if environments.held_out else []
     data += [f"{len(environments.validation)} for validation"] if environments.validation else []
     data += [f"{len(environments.test)} for test"] if environments.test else []
     return ", ".join(data)

@@ -1,4 +1,5 @@
-"""A network for encoded rows of a table: embeddings of categories beside the numbers, then a linear layer or an MLP."""
+"""Networks for encoded rows of a table: embeddings of categories beside the numbers, then a linear layer, an MLP, or
+both."""
 
 import math
 from collections.abc import Sequence
@@ -71,7 +72,7 @@ class TableNetwork(nn.Module):
         return answer
 
 
-def begin_at_shares(network: TableNetwork, table: "Table") -> nn.Module:
+def begin_at_shares(network: nn.Module, table: "Table") -> nn.Module:
     """The network of counts, whose last bias begins at the mean's logarithm, or of levels, at their shares."""
     from concord.models.cumulative_logits import CumulativeLogits
 
@@ -82,3 +83,37 @@ def begin_at_shares(network: TableNetwork, table: "Table") -> nn.Module:
     with torch.no_grad():
         last.bias.fill_(math.log(target.mean()))
     return network
+
+
+class WideAndDeep(nn.Module):
+    """The sum of a linear model and an MLP, both on all inputs (Cheng et al., Wide & Deep Learning for Recommender
+    Systems, 2016).
+
+    It begins as the constant 0, of a standardized target the mean: the linear part at 0, and the MLP's last layer as
+    well, so that the MLP learns what the linear part leaves over.
+
+    The arguments are those of :class:`TableNetwork`, with an MLP of at least one hidden layer.
+    """
+
+    def __init__(
+        self,
+        numeric: int,
+        levels: Sequence[int],
+        outputs: int,
+        hidden_layers: int = 1,
+        hidden_units: int = 64,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.codes = slice(numeric, None)
+        self.wide = TableNetwork(numeric, levels, outputs, hidden_layers=0)
+        self.deep = TableNetwork(numeric, levels, outputs, hidden_layers, hidden_units, dropout)
+        for part in (self.wide, self.deep):
+            *_, last = (module for module in part.modules() if isinstance(module, nn.Linear))
+            for parameter in last.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits, or a number."""
+        answer: Tensor = self.wide(rows) + self.deep(rows)
+        return answer

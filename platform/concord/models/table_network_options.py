@@ -17,9 +17,10 @@ class TableNetworkOptions(MLPOptions):
     """The network and its size, or a baseline in its place."""
 
     # fmt: off
-    network: Literal["mlp", "linear", "ridge", "boosting"] = "mlp"
-    """Network; linear is logistic or linear regression, trained by steps. Or a baseline of scikit-learn, fitted to all
-    training rows at once: ridge (logistic or ridge regression), or boosting (histogram gradient boosting)."""
+    network: Literal["wide-and-deep", "mlp", "linear", "ridge", "boosting"] = "mlp"
+    """Network; linear is logistic or linear regression, trained by steps, and wide-and-deep the sum of it and the MLP.
+    Or a baseline of scikit-learn, fitted to all training rows at once: ridge (logistic or ridge regression), or
+    boosting (histogram gradient boosting)."""
     ridge_penalty: Detail[float] = 1.0
     """Penalty of ridge: half of it times the squared weights is added to the sum of the rows' losses."""
     boosting_trees: Detail[int] = 100
@@ -45,16 +46,17 @@ class TableNetworkOptions(MLPOptions):
 
     def build(self, table: "Table") -> "nn.Module":
         """The network for a table's columns and target."""
-        from concord.models.table_network import TableNetwork
+        from concord.models.table_network import TableNetwork, WideAndDeep
 
         if self.network == "boosting":
             from concord.models.table_baselines import BoostedTrees
 
             return BoostedTrees(*table.widest.widths, table.outputs, self.boosting_trees, self.boosting_leaves)
-        layers = self.hidden_layers if self.network == "mlp" else 0
+        layers = 0 if self.network in ("linear", "ridge") else self.hidden_layers
+        kind = WideAndDeep if self.network == "wide-and-deep" else TableNetwork
         ordered = table.task == "ordinal" and not self.fitted
         outputs = 1 if ordered else table.outputs
-        network = TableNetwork(*table.widest.widths, outputs, layers, self.hidden_units, self.dropout)
+        network = kind(*table.widest.widths, outputs, layers, self.hidden_units, self.dropout)
         if ordered or table.task == "count":
             from concord.models.table_network import begin_at_shares
 

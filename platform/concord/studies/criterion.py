@@ -206,7 +206,7 @@ def default_selection(environments: Environments, measure: str | None, leave_out
         return "held-out"
     if environments.validation:
         return "validation"
-    return "leave-one-out" if leave_out and len(environments.train) >= _LEAST_TO_LEAVE_OUT else "held-out"
+    return "leave-one-out" if leave_out and len(environments.to_leave_out) >= _LEAST_TO_LEAVE_OUT else "held-out"
 
 
 def choose_criterion(
@@ -247,7 +247,7 @@ def _reported(checked: PreflightResult, criterion: Criterion, modes: Mapping[str
     if criterion.selection == "validation" and not checked.environments.validation:
         reported.discard(criterion.metric)  # without validation environments a run copies it from held-out examples
     if criterion.selection == "leave-one-out":
-        if len(checked.environments.train) < 2:
+        if len(checked.environments.to_leave_out) < 2:
             raise InputError("--selection leave-one-out: needs at least two training environments, and the job has one")
         reported |= {metric_on("left_out", each) for each in modes}
         reported |= {metric_on("left_out", f"worst_{each}") for each, mode in modes.items() if mode is not None}

@@ -121,7 +121,7 @@ def plan_leave_one_out(
 
 def _folds(job: JobFile, options: LeaveOneOutOptions, base: TrainConfig) -> Folds:
     checked = preflight(job, base.with_options(environments_per_step=0))  # no run trains on all of them
-    train = checked.environments.train
+    train = checked.environments.to_leave_out
     if len(train) < _LEAST:
         raise InputError(
             f"compare {LEAVE_ONE_OUT}: job {job.name} has {len(train)} training environments ({', '.join(train)}); "

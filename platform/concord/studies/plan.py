@@ -223,7 +223,7 @@ class StudyPlan(GroupPlan):
         if kind == "left-out":
             assert isinstance(config, TrainConfig)
             # One evaluation is enough unless evaluations choose the weights that are kept.
-            choosing = config.schedule.keep == "best" or config.schedule.stop_spread > 0
+            choosing = config.schedule.keep != "last" or config.schedule.stop_spread > 0
             config = config.with_options(consistency=0, **({} if choosing else {"evaluations": 1}))
         tags = {
             "concord.study": self.name,
@@ -347,8 +347,8 @@ def plan_study(
     asked = dataclasses.replace(asked, selection=selection)
     asked.check()
     measure, criterion, modes = choose_criterion(job, config, asked, selection, study.metric, checked)
-    train, leave_out = checked.environments.train, selection == "leave-one-out"
-    environments = len(train) - leave_out
+    train, leave_out = checked.environments.to_leave_out, selection == "leave-one-out"
+    environments = len(checked.environments.train) - leave_out
     fixed = base.data.leave_out if isinstance(base, TrainConfig) else None
     if leave_out and fixed is not None:
         raise InputError(

@@ -183,7 +183,9 @@ class SharedData:
     def fits(self, config: TrainConfig) -> bool:
         """Whether these are the data of this configuration, with or without the environment that it leaves out."""
         left_out = config.data.leave_out
-        if left_out != self.left_out and (self.left_out is not None or self.environments.learn):
+        # What is left out changes what a table's encoder learns, and which environments are held out whole.
+        depends = self.left_out is not None or self.environments.learn or self.environments.held_out
+        if left_out != self.left_out and depends:
             return False
         return self.options.items() <= option_values(config).items()
 

@@ -29,7 +29,7 @@ from concord.record import Evaluation
 from concord.training.declared_measures import Mode
 from concord.training.evaluation import worst
 from concord.training.job import Job
-from concord.training.metric_names import environment_metric, split_metric
+from concord.training.metric_names import environment_metric, names_by_split, split_metric
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig
 from concord.training.regression import no_better_than_constant
 
@@ -72,8 +72,8 @@ def advice(
                 f"warning: --average {schedule.average}: averages about {reach:.0f} steps, and the run has "
                 f"{steps}: it still holds first weights; give a smaller decay, or more epochs"
             )
-    if schedule.keep == "best":
-        yield f"--keep best: the model of epoch {end['kept_epoch']:.0f} is kept"
+    if "kept_epoch" in end and schedule.keep != "last":  # a baseline has one model
+        yield f"--keep {schedule.keep}: the model of epoch {end['kept_epoch']:.0f} is kept"
     found = (
         large_losses(history),
         empty_masks(history, config, len(environments.train)),
@@ -193,7 +193,8 @@ def shortcuts(
     held_out = split_metric("held_out", measure)
     if mode is None or held_out not in end:
         return None
-    inside, each = end[held_out], [end[environment_metric(measure, "held_out", name)] for name in environments.train]
+    names_inside = names_by_split(environments)["held_out"]
+    inside, each = end[held_out], [end[environment_metric(measure, "held_out", name)] for name in names_inside]
     for split, names, what in (
         ("validation", environments.validation, "validation environments"),
         ("ood", environments.test, "the test (oracle: only it shows this; do not select by it)"),

@@ -165,18 +165,22 @@ class Job(Generic[Config]):
         return self.objective(config).risk
 
     def environments_of(self, config: Config) -> Environments:
-        """The data of this configuration, without the environment that ``--leave-out`` names."""
+        """The data of this configuration: without the environment that ``--leave-out`` names, and with those apart that
+        are held out whole."""
         from concord.environments import Environments
 
         environments = self.environments(config)
         if not isinstance(environments, Environments):
             raise InputError(f"job {self.name}: environments gave {type(environments).__name__}, expected Environments")
-        left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
-        if left_out is None:
+        if not isinstance(config, TrainConfig):
             return environments
-        config.require("leave_out", left_out in environments.train, f"give one of {', '.join(environments.train)}")
-        config.require("leave_out", len(environments.train) > 1, "is the only training environment")
-        return environments.leaving_out(left_out)
+        # Of all environments, so that a run without one of them holds out as a run on all does.
+        whole, left_out = config.data.holds_out_whole(environments), config.data.leave_out
+        if left_out is not None:
+            config.require("leave_out", left_out in environments.train, f"give one of {', '.join(environments.train)}")
+            config.require("leave_out", len(environments.train) > 1, "is the only training environment")
+            environments = environments.leaving_out(left_out)
+        return environments.holding_out(config.data.held_out_environments, config.run.seed) if whole else environments
 
     def evaluation_of(self, config: Config) -> EnvironmentEvaluation | None:
         """The job's own evaluation, of this configuration."""

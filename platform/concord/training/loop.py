@@ -187,7 +187,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
     if schedule.stop_spread > 0:
         first = math.ceil(schedule.stop_from * schedule.epochs)
         stopping = BestWeights("held_out_spread", "min", schedule.stop_spread, first)
-    elif schedule.keep == "best":
+    elif schedule.keep != "last":
         stopping = BestWeights(*run.best_by(), patience=schedule.patience)
     if resume_from and stopping is not None:
         stopping.read(resume_from)
@@ -335,6 +335,7 @@ class _Run:
             batches_each,
             largest,
             config.data.readers,
+            config.schedule.epoch_steps,
         )
         # This process's part of each batch.
         self._part = len(places) / config.data.batch_size
@@ -429,7 +430,7 @@ class _Run:
         self.average.renew_batch_norm(batches, self.risk)
 
     def best_by(self) -> tuple[str, Mode]:
-        """The metric of ``--keep best`` and its mode."""
+        """The metric of ``--keep`` and its mode."""
         measures = modes(self.measures, self.evaluation)
         reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
         return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.criteria)
@@ -560,7 +561,7 @@ class _Run:
             see=None if self.left_out is None else functools.partial(self._see, step),
         )
         if self.config.data.held_out > 0:
-            losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
+            losses = [metrics[f"loss/held_out/{name}"] for name in names_by_split(self.environments)["held_out"]]
             metrics["held_out_spread"] = float(np.std(losses))
         if not self.environments.validation:
             for measure in modes(self.measures, own):
