@@ -25,7 +25,7 @@ LEAST_ENVIRONMENTS = 3  # of an interval over environments
 # From this number on the order statistics of the values are a 95 % interval of the next, whatever their distribution.
 _ORDERED = 39
 _RESAMPLES, _AT_ONCE = 2000, 4_000_000
-_JACKKNIFE_GROUPS = 50
+_JACKKNIFE_GROUPS = 25
 _SCALES: dict[str, Scale] = {
     **dict.fromkeys(("accuracy", "recall", "specificity"), "share"),
     **dict.fromkeys(("auc", "average_precision", "f1", "calibration_error"), "bounded"),

@@ -11,7 +11,7 @@ chosen by its value, is called better by chance in at most 5 % of comparisons.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from concord.analysis.intervals import (
@@ -26,6 +26,7 @@ from concord.analysis.intervals import (
 
 ByEnvironment = Mapping[str, Sequence[float]]
 """The values of each environment over seeds."""
+_OF_SEEDS = "seeds repeat training on the same rows; they show no chance of other rows or of a new environment"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,27 @@ class MethodValue:
     method: str
     value: float
     interval: Interval | None
+
+
+@dataclass(frozen=True)
+class EnvironmentValue:
+    """A method's value in an environment, the mean over seeds.
+
+    Attributes:
+        interval: 95 % over its rows or clusters; None without their predictions, or of fewer than two.
+        units: the number of rows or clusters; None without predictions.
+        clusters: whether they are clusters.
+        deviation: the standard deviation over seeds; None of one seed.
+    """
+
+    method: str
+    environment: str
+    value: float
+    interval: Interval | None
+    units: int | None
+    clusters: bool
+    seeds: int
+    deviation: float | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,7 @@ class Verdict:
         recommended: the best method among those that are better than the first; the first if none is.
         unit: of the differences: environments, or seeds where fewer than three environments judge.
         methods: best first.
+        environments: each method's value in each environment, with intervals over rows.
         differences: of each other method with the first.
         next_environment: for the recommended method; None without three environments.
         left_out: methods and environments without a value, with the reason.
@@ -93,6 +116,7 @@ class Verdict:
     unit: Literal["environments", "seeds"]
     recommended: str
     methods: Sequence[MethodValue]
+    environments: Sequence[EnvironmentValue]
     differences: Sequence[Difference]
     next_environment: NextEnvironment | None
     left_out: Mapping[str, str]
@@ -101,7 +125,8 @@ class Verdict:
     def as_json(self) -> dict[str, Any]:
         """The numbers and the lines, as JSON."""
         found = asdict(self)
-        for each in [*found["methods"], *found["differences"], found["next_environment"] or {}]:
+        parts = [*found["methods"], *found["environments"], *found["differences"], found["next_environment"] or {}]
+        for each in parts:
             if each.get("interval") is not None:
                 each["interval"] = [number if math.isfinite(number) else None for number in each["interval"]]
         return found
@@ -144,9 +169,13 @@ def verdict(
     following = None
     if enough and unit == "environments":
         following = _next_environment(recommended, means[recommended], measure, estimates or {}, rows)
-    found = Verdict(measure, unit, recommended, methods, differences, following, left_out, ())
-    lines = _Words(found, label, digits).lines(len(units))
-    return Verdict(measure, unit, recommended, methods, differences, following, left_out, lines)
+    each = [
+        _environment_value(method, name, values[method][name], measure, (estimates or {}).get(method, {}).get(name))
+        for method in (ranked if unit == "environments" else ())
+        for name in units
+    ]
+    found = Verdict(measure, unit, recommended, methods, each, differences, following, left_out, ())
+    return replace(found, lines=_Words(found, label, digits).lines(len(units)))
 
 
 def _complete(values: Mapping[str, ByEnvironment]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
@@ -166,7 +195,7 @@ def _complete(values: Mapping[str, ByEnvironment]) -> tuple[dict[str, dict[str, 
     means = {method: {unit: each[unit] for unit in each if unit not in left_out} for method, each in means.items()}
     for method, each in means.items():
         if lacking := [unit for unit, value in each.items() if not math.isfinite(value)]:
-            left_out[method] = f"no value in {', '.join(lacking)}"
+            left_out[method] = f"no value in {'any' if len(lacking) == len(each) else ', '.join(lacking)}"
     complete = {method: each for method, each in means.items() if method not in left_out and each}
     return complete, left_out
 
@@ -175,6 +204,21 @@ def _method_value(method: str, means: Mapping[str, float], enough: bool) -> Meth
     each = list(means.values())
     spread = t_interval(statistics.fmean(each), statistics.variance(each) / len(each), len(each)) if enough else None
     return MethodValue(method, statistics.fmean(each), spread)
+
+
+def _environment_value(
+    method: str, name: str, values: Sequence[float], measure: str, estimate: Estimate | None
+) -> EnvironmentValue:
+    return EnvironmentValue(
+        method,
+        name,
+        statistics.fmean(values),
+        None if estimate is None else estimate.interval(scale_of(measure)),
+        None if estimate is None else estimate.units,
+        estimate is not None and estimate.clusters,
+        len(values),
+        statistics.stdev(values) if len(values) > 1 else None,
+    )
 
 
 def _difference(
@@ -229,7 +273,10 @@ class _Words:
         """The lines, for this number of units."""
         found = self._found
         if not found.differences:
-            return (*self._next(units), *self._left_out())
+            only = (
+                f"recommended: {self._label(found.recommended)}; there is no other method with a value in each of the"
+            )
+            return (f"{only} {units} {found.unit}", *self._next(units), *self._left_out())
         best = found.methods[0].method
         shown = found.recommended if best == found.differences[0].against else best
         against = found.differences[0].against
@@ -248,10 +295,9 @@ class _Words:
         found = self._found
         other = each.against if best == each.method else each.method
         one, two = (f"{self._label(name)} {self._number(self._of[name].value)}" for name in (best, other))
+        value = one.removeprefix(f"{self._label(best)} ") if best == found.recommended else f"of {one}"
         judged = f"{each.units} {found.unit}"
-        begin = (
-            f"recommended: {self._label(found.recommended)}; {found.measure.replace('_', ' ')} of {one} against {two}"
-        )
+        begin = f"recommended: {self._label(found.recommended)}; {self._measure} {value} against {two}"
         if each.interval is None:
             least = f"{LEAST_ENVIRONMENTS} environments" if found.unit == "environments" else "2 seeds"
             return f"{begin} in {judged}; an interval needs at least {least}, so nothing is said of chance"
@@ -261,15 +307,14 @@ class _Words:
         shown = (
             f"difference {self._number(sign * each.value)} (95 % {self._range(Interval(*ends))}{corrected}; {judged})"
         )
-        if each.verdict == "chance":
-            return f"{begin}: {shown}, not more than chance"
-        return f"{begin}: {shown}, more than chance"
+        chance = "chance" if found.unit == "environments" else "the chance of seeds"
+        return f"{begin}: {shown}, {'not ' if each.verdict == 'chance' else ''}more than {chance}"
 
     def _chance(self, each: Difference) -> list[str]:
         """What the number of environments cannot show."""
         found = self._found
         if found.unit == "seeds":
-            return ["seeds are repetitions on the same environments: they say nothing of a new environment"]
+            return [_OF_SEEDS]
         if each.verdict == "chance" or each.interval is None:
             return []
         wins = each.wins if each.verdict == "better" else each.units - each.wins
