@@ -64,6 +64,8 @@ class TableOptions(OptionGroup):
     """Kinds of columns that override the inferred ones, such as zip=category patient=ignore."""
     environment_bins: int | None = None
     """Cut a numeric environment column at quantiles into this many environments."""
+    cluster_by: str | None = None
+    """Column that names what several rows belong to, such as patient: the unit of intervals; no input."""
     separator: str = ","
     """Separator of the columns of a CSV file."""
     encoding: Detail[str] = "utf-8"
@@ -176,6 +178,7 @@ def _read(data: Path, options: TableOptions) -> "Table":
         kinds=cast("dict[str, Kind]", dict(each.rsplit("=", 1) for each in options.columns)),
         task=None if options.task == "auto" else options.task,
         environment_bins=options.environment_bins,
+        cluster_by=options.cluster_by,
     )
 
 

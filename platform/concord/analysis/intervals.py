@@ -1,7 +1,7 @@
 """95 % intervals: of a measure in an environment from its rows, over environments, and of the next environment's value.
 
 An :class:`Estimate` has the influence of each independent unit, a row or a cluster of rows, on a value. The method of
-an interval follows from the measure's scale, by what covered 95 % in simulations (``tests/analysis/coverage.py``):
+an interval follows from the measure's scale, by what covered 95 % in ``tests/analysis/interval_coverage.py``:
 
 * a share of rows (accuracy): Wilson's score interval with the effective number of rows;
 * another number in [0, 1] (the area under the ROC curve): DeLong's or the jackknife's variance on the logit scale;
@@ -89,7 +89,7 @@ class Estimate:
             return None
         if scale == "positive" and self.value > 0:
             return _bootstrap_t(self)
-        half = float(stats.t.ppf((1 + LEVEL) / 2, self.freedom)) * self.variance**0.5
+        half = _quantile(self.freedom) * self.variance**0.5
         return Interval(self.value - half, self.value + half)
 
 
@@ -98,20 +98,16 @@ def _variance(influence: Values) -> float:
     return float(np.square(influence - influence.mean()).sum() * units / max(units - 1, 1))
 
 
-def mean_of_rows(values: Values, clusters: Values | None = None) -> Estimate:
-    """The mean of numbers ``(rows,)``; ``clusters`` are whole numbers from 0, ``(rows,)``.
+def mean_of_rows(values: Values, clusters: Values | None = None, weights: Values | None = None) -> Estimate:
+    """The mean of numbers ``(rows,)`` by their weights; ``clusters`` are whole numbers from 0, ``(rows,)``.
 
     The mean of several seeds' numbers, row by row, gives the interval of their mean: all seeds predict the same rows.
     """
-    influence = (values - values.mean()) / len(values)
+    mean = float(np.average(values, weights=weights))
+    influence = (values - mean) / len(values) if weights is None else (values - mean) * weights / weights.sum()
     if clusters is not None:
         influence = np.bincount(clusters, influence)
-    freedom = len(influence) - 1
-    if clusters is not None and values.min() >= 0 and values.max() <= 1:
-        # Only clusters with both right and wrong rows, or the rarer of the two, tell of the spread between clusters.
-        rare = values < 0.5 if values.mean() > 0.5 else values >= 0.5
-        freedom = max(1, min(freedom, len(np.unique(clusters[rare])) - 1))
-    return Estimate(float(values.mean()), influence, clusters is not None, freedom, len(influence))
+    return Estimate(mean, influence, clusters is not None, len(influence) - 1, len(influence))
 
 
 def area_under_curve(scores: Values, positive: Values, clusters: Values | None = None) -> Estimate | None:
@@ -167,10 +163,15 @@ def jackknife(function: Callable[[Values], float | None], rows: int, clusters: V
     return Estimate(value, influence, clusters is not None, groups - 1, groups)
 
 
+def _quantile(freedom: float, comparisons: int = 1) -> float:
+    """Of Student's t, for both ends."""
+    return float(special.stdtrit(freedom, 1 - (1 - LEVEL) / 2 / comparisons))
+
+
 def _score(estimate: Estimate) -> Interval:
     value, variance = min(max(estimate.value, 0.0), 1.0), estimate.variance
     effective = value * (1 - value) / variance if variance > 0 and 0 < value < 1 else estimate.least
-    z = float(stats.t.ppf((1 + LEVEL) / 2, estimate.freedom))
+    z = _quantile(estimate.freedom)
     middle = (value + z * z / (2 * effective)) / (1 + z * z / effective)
     half = z / (1 + z * z / effective) * (value * (1 - value) / effective + z * z / (4 * effective**2)) ** 0.5
     return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
@@ -179,7 +180,7 @@ def _score(estimate: Estimate) -> Interval:
 def _on_scale(
     value: float, variance: float, freedom: float, to: Callable[[float], float], back: Callable[[float], float]
 ) -> Interval:
-    at, half = float(to(value)), float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * variance**0.5 / (value * (1 - value))
+    at, half = float(to(value)), _quantile(freedom) * variance**0.5 / (value * (1 - value))
     return Interval(float(back(at - half)), float(back(at + half)))
 
 
@@ -210,17 +211,20 @@ def t_interval(mean: float, variance: float, units: int, comparisons: int = 1) -
     Units of different precision do not make it err more often: Ibragimov and Müller, "t-statistic based correlation and
     heterogeneity robust inference".
     """
-    half = float(stats.t.ppf(1 - (1 - LEVEL) / 2 / comparisons, units - 1)) * variance**0.5
+    half = _quantile(units - 1, comparisons) * variance**0.5
     return Interval(mean - half, mean + half)
 
 
-def next_interval(values: Sequence[float], scale: Scale, rows: Sequence[float] | None = None) -> tuple[Interval, str]:
-    """The 95 % prediction interval of the next environment's value, and the name of its method.
+def next_interval(
+    values: Sequence[float], scale: Scale, rows: Sequence[float] | None = None
+) -> tuple[Interval, str] | None:
+    """The 95 % prediction interval of the next environment's value, and the name of its method; None of equal values.
 
     Args:
         values: of at least three environments.
         scale: a number in [0, 1] is taken on the logit scale, a positive one on the log scale.
-        rows: of the environments; half a row right and half a row wrong are added to values in [0, 1].
+        rows: of the environments; half a row right and half a row wrong are added to values in [0, 1], and their
+            spread is no smaller than that of this number of rows.
     """
     found, count = np.array(values, dtype=np.float64), len(values)
     if count >= _ORDERED:
@@ -228,10 +232,16 @@ def next_interval(values: Sequence[float], scale: Scale, rows: Sequence[float] |
         ordered = np.sort(found)
         return Interval(float(ordered[rank - 1]), float(ordered[-rank])), "order statistics"
     back: Callable[[float], float] = float
+    floor = 0.0
     if scale in ("share", "bounded"):
         number = 1000.0 if rows is None else np.array(rows, dtype=np.float64)
-        found, back = special.logit((found * number + 0.5) / (number + 1)), special.expit
+        pulled = (found * number + 0.5) / (number + 1)
+        floor = float((1 / (number * pulled * (1 - pulled))).mean() ** 0.5)
+        found, back = special.logit(pulled), special.expit
     elif scale == "positive" and (found > 0).all():
         found, back = np.log(found), np.exp
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * found.std(ddof=1) * (1 + 1 / count) ** 0.5)
+    spread = max(float(found.std(ddof=1)), floor)
+    if spread == 0:
+        return None
+    half = _quantile(count - 1) * spread * (1 + 1 / count) ** 0.5
     return Interval(*(float(back(found.mean() + side * half)) for side in (-1, 1))), "t interval"

@@ -92,8 +92,8 @@ class NextEnvironment:
 
     method: str
     interval: Interval
-    environments: int
     basis: str
+    environments: int
     share_of_rows: float | None
 
 
@@ -250,15 +250,17 @@ def _next_environment(
     measure: str,
     estimates: Mapping[str, Mapping[str, Estimate]],
     rows: Mapping[str, float] | None,
-) -> NextEnvironment:
+) -> NextEnvironment | None:
     sizes = None if rows is None or not means.keys() <= rows.keys() else [rows[unit] for unit in means]
-    interval, basis = next_interval(list(means.values()), scale_of(measure), sizes)
+    found = next_interval(list(means.values()), scale_of(measure), sizes)
+    if found is None:
+        return None
     own, share = estimates.get(method, {}), None
     if own.keys() >= means.keys():
         between = statistics.variance(means.values())
         inside = statistics.fmean(own[unit].variance for unit in means)
         share = min(1.0, inside / between) if between > 0 else 1.0
-    return NextEnvironment(method, interval, len(means), basis, share)
+    return NextEnvironment(method, *found, len(means), share)
 
 
 class _Words:
@@ -273,9 +275,7 @@ class _Words:
         """The lines, for this number of units."""
         found = self._found
         if not found.differences:
-            only = (
-                f"recommended: {self._label(found.recommended)}; there is no other method with a value in each of the"
-            )
+            only = f"recommended: {self._label(found.recommended)}; no other method has a value in all"
             return (f"{only} {units} {found.unit}", *self._next(units), *self._left_out())
         best = found.methods[0].method
         shown = found.recommended if best == found.differences[0].against else best
@@ -327,7 +327,7 @@ class _Words:
     def _next(self, units: int) -> list[str]:
         found, following = self._found, self._found.next_environment
         if following is None:
-            if found.unit == "environments":
+            if found.unit == "environments" and units < LEAST_ENVIRONMENTS:
                 few = f"{units} environments are too few to say what to expect in a new one"
                 return [f"{few}; {LEAST_ENVIRONMENTS} are needed"]
             return []
@@ -345,4 +345,6 @@ class _Words:
         return [line, f"{part}: more environments would narrow it, more rows in them hardly"]
 
     def _left_out(self) -> list[str]:
-        return [f"{self._label(name)} is left out: {reason}" for name, reason in self._found.left_out.items()]
+        lines = [f"{self._label(name)} is left out: {reason}" for name, reason in self._found.left_out.items()]
+        alone = dict.fromkeys(each.environment for each in self._found.environments if each.units == 1)
+        return [*lines, *(f"{name} is one cluster: it has no interval of its own" for name in alone)]

@@ -57,10 +57,12 @@ class TableEnvironments(Environments):
         return RawRows(self.encoder, rows, classes, self.target_scale)
 
     def only_names(self) -> Environments:
-        """See :meth:`Environments.only_names`; also with rows of validation environments, from 0 in the table."""
+        """See :meth:`Environments.only_names`; also with rows and clusters of validation environments."""
         names = super().only_names()
         names.classes = None if self.table.classes is None else tuple(map(str, self.table.classes))
         names.rows = {name: self.table.rows([name]).index.to_numpy() for name in self.validation}
+        if (cluster := self.table.cluster) is not None:
+            names.clusters = {name: self.table.rows([name])[cluster].astype(str).to_numpy() for name in self.validation}
         return names
 
     def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,6 +101,7 @@ def from_table(
     thousands: str = "",
     missing: Sequence[str] = (),
     date_format: str = "",
+    cluster_by: str | None = None,
 ) -> TableEnvironments:
     """Environments from a table: a CSV or Parquet file, a folder with one file for each environment, or a pandas
     frame.
@@ -113,6 +116,7 @@ def from_table(
         environment_bins: cut a numeric environment column at quantiles into this many environments.
         separator, encoding, decimal, thousands, missing, date_format: of CSV files, see
             :class:`~concord.environments.csv_file.CsvFormat`.
+        cluster_by: a column that names what several rows belong to, such as a patient: the unit of intervals; no input.
 
     A warning names each column whose numbers or dates are not read as such.
     """
@@ -127,6 +131,7 @@ def from_table(
         kinds=kinds,
         task=task,
         environment_bins=environment_bins,
+        cluster_by=cluster_by,
     )
     return TableEnvironments(table)
 

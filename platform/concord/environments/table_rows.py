@@ -53,6 +53,7 @@ class Table:
         classes: the target's values in order; None for a regression.
         by_purpose: the names of the environments.
         without_target: the number of rows left out.
+        cluster: the name of the column that says what each row belongs to, as text; None if each stands for itself.
     """
 
     frame: pd.DataFrame
@@ -62,6 +63,7 @@ class Table:
     classes: tuple[Any, ...] | None
     by_purpose: Mapping[str, tuple[str, ...]]
     without_target: int
+    cluster: str | None = None
 
     @functools.cached_property
     def version(self) -> str:
@@ -113,6 +115,7 @@ def read_table_rows(
     kinds: Mapping[str, Kind] | None = None,
     task: Task | None = None,
     environment_bins: int | None = None,
+    cluster_by: str | None = None,
 ) -> Table:
     """The rows of a table and what they are; the arguments are those of
     :func:`~concord.environments.table.from_table`, and the form of CSV files."""
@@ -138,7 +141,8 @@ def read_table_rows(
     frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
-    for option, name in (("environment", environment), ("target", target), *(("columns", each) for each in kinds)):
+    named = [("environment", environment), ("target", target), *(("columns", each) for each in kinds)]
+    for option, name in [*named, *([] if cluster_by is None else [("cluster_by", cluster_by)])]:
         if name not in frame.columns:
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
@@ -162,9 +166,12 @@ def read_table_rows(
             f"{', '.join(train) or 'none'}",
         )
     training = rows[names.isin(train)]
+    if cluster_by is not None:
+        _check_clusters(rows[cluster_by], cluster_by, (environment, target))
     rows = rows.drop(columns=environment)
     inferred = inferred_kinds(training.drop(columns=[environment, target, *left_out]))
     chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
+    chosen.pop(str(cluster_by), None)
     for name, kind in inferred.items():
         may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
         if may_hide and (unread := unread_values(training[name])):
@@ -174,7 +181,19 @@ def read_table_rows(
     if not used:
         raise ArgumentError("target", target, "no column is left to predict it from")
     classes = _classes(rows, training, target, task)
-    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()))
+    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()), cluster_by)
+
+
+def _check_clusters(column: pd.Series, name: str, others: Collection[str]) -> None:
+    """Refuse a column that joins no rows, or all (ArgumentError)."""
+    if name in others:
+        raise ArgumentError("cluster_by", name, "is also the environment's column or the target; give another")
+    if column.isna().any():
+        raise ArgumentError("cluster_by", name, f"{int(column.isna().sum())} rows have no value; fill them in")
+    if column.is_unique:
+        raise ArgumentError("cluster_by", name, "each row has a value of its own, the same as without it; leave it out")
+    if column.nunique() < 2:
+        raise ArgumentError("cluster_by", name, "all rows have one value; give a column with several, or none")
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:

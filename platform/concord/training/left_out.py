@@ -17,6 +17,7 @@ from concord.training.checkpoint import verify_checkpoint
 from concord.training.evaluation import Values
 
 PREDICTIONS = "predictions.parquet"
+CLUSTER = "cluster"  # its column of what several rows belong to, if the data name it
 _STATE = "predictions.safetensors"  # in a checkpoint
 
 
@@ -51,7 +52,8 @@ class LeftOutPredictions:
             self._outputs = {int(step): each for step, each in sorted(found.items(), key=lambda item: int(item[0]))}
 
     def write(self, file: Path) -> None:
-        """Write a row for each example and evaluation: step, row in the data, target, prediction, probabilities.
+        """Write a row for each example and evaluation: step, row and cluster in the data, target, prediction,
+        probabilities.
 
         Several numbers an example have a column each, ``target_0`` and so on.
         """
@@ -65,6 +67,8 @@ class LeftOutPredictions:
             "step": np.repeat(np.array(list(self._outputs)), len(targets)),
             "row": np.tile(rows, len(outputs)),
         }
+        if name in self._environments.clusters:
+            columns[CLUSTER] = np.tile(self._environments.clusters[name], len(outputs))
         every = torch.cat([targets] * len(outputs))
         pq.write_table(pa.table(columns | self._predicted(torch.cat(outputs), every)), file)
 

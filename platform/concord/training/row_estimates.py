@@ -7,7 +7,7 @@ all their seeds, and the value is the mean of the seeds' values.
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 
 from concord.analysis.intervals import Estimate, Values, area_under_curve, jackknife, mean_of_rows, scale_of
 from concord.errors import InputError
+from concord.training.left_out import CLUSTER
 from concord.training.measures import classification, errors_of
 
 if TYPE_CHECKING:
@@ -24,15 +25,13 @@ MEASURES = (
     *("accuracy", "auc", "average_precision", "brier", "calibration_error", "f1", "loss", "mae", "mse", "r2", "recall"),
     "specificity",
 )
-CLUSTER = "cluster"  # the column of predictions with the cluster of each row
+WEIGHT = "weight"  # the column of rows' weights in a mean
 _PROBABILITY = "probability_"
 _LEAST_PROBABILITY = 1e-12
 _AGREEMENT = 1e-3  # runs compute in float32
 
 
-def row_estimates(
-    predictions: "pandas.DataFrame", measure: str, cutoff: float | None = None
-) -> dict[str, dict[str, Estimate]]:
+def row_estimates(predictions: "pandas.DataFrame", measure: str, cutoff: float = 0.5) -> dict[str, dict[str, Estimate]]:
     """The measure of each method in each environment, by their names; without those where it is not known of rows.
 
     Args:
@@ -48,7 +47,7 @@ def row_estimates(
     return found
 
 
-def _estimate(rows: "pandas.DataFrame", measure: str, cutoff: float | None) -> Estimate | None:
+def _estimate(rows: "pandas.DataFrame", measure: str, cutoff: float) -> Estimate | None:
     """Of one method in one environment, over all seeds."""
     ordered = rows.sort_values(["seed", "row"])
     seeds = ordered.seed.nunique()
@@ -63,36 +62,41 @@ def _estimate(rows: "pandas.DataFrame", measure: str, cutoff: float | None) -> E
     clusters = None
     if CLUSTER in ordered:
         clusters = np.unique(by_seed(CLUSTER)[0].astype(str), return_inverse=True)[1]
+    weights = by_seed(WEIGHT)[0] if WEIGHT in ordered else None
+    mean = functools.partial(mean_of_rows, clusters=clusters, weights=weights)
     classes = [name for name in ordered.columns if name.startswith(_PROBABILITY)]
     if not classes:
-        return _of_numbers(by_seed("prediction").astype(float), targets.astype(float), measure, clusters)
+        return _of_numbers(by_seed("prediction").astype(float), targets.astype(float), measure, mean, clusters)
     probabilities = np.stack([by_seed(name) for name in classes], 2)
     codes = np.array([classes.index(f"{_PROBABILITY}{target}") for target in targets])
-    positive = codes == 1
     if measure == "accuracy":
-        return mean_of_rows((by_seed("prediction") == targets).mean(0), clusters)
+        return mean((by_seed("prediction") == targets).mean(0))
     if measure == "loss":
         chosen = probabilities[:, np.arange(len(codes)), codes]
-        return mean_of_rows(-np.log(np.maximum(chosen, _LEAST_PROBABILITY)).mean(0), clusters)
+        return mean(-np.log(np.maximum(chosen, _LEAST_PROBABILITY)).mean(0))
     if measure == "brier":
         errors = np.square(probabilities - np.eye(len(classes))[codes])
-        return mean_of_rows((errors[..., 1] if len(classes) == 2 else errors.sum(2)).mean(0), clusters)
+        return mean((errors[..., 1] if len(classes) == 2 else errors.sum(2)).mean(0))
+    if weights is not None:
+        return None
     if measure == "auc" and len(classes) == 2:
-        return area_under_curve(probabilities[..., 1], positive, clusters)
-    if measure in ("auc", "average_precision", "f1", "recall", "specificity", "calibration_error"):
-        cutoff = cutoff if len(classes) == 2 else None
-        evaluation = classification(measure, cutoff=cutoff)
-        logits = torch.from_numpy(np.log(np.maximum(probabilities, _LEAST_PROBABILITY)))
-        of_rows = functools.partial(_mean_over_seeds, evaluation, measure, logits, torch.from_numpy(codes))
-        return jackknife(of_rows, len(codes), clusters)
-    return None
+        return area_under_curve(probabilities[..., 1], codes == 1, clusters)
+    if measure not in ("auc", "average_precision", "f1", "recall", "specificity", "calibration_error"):
+        return None
+    at_cutoff = len(classes) == 2 and measure in ("recall", "specificity")
+    evaluation = classification(measure, cutoff=cutoff if at_cutoff else None)
+    logits = torch.from_numpy(np.log(np.maximum(probabilities, _LEAST_PROBABILITY)))
+    of_rows = functools.partial(_mean_over_seeds, evaluation, measure, logits, torch.from_numpy(codes))
+    return jackknife(of_rows, len(codes), clusters)
 
 
-def _of_numbers(predicted: Values, targets: Values, measure: str, clusters: Values | None) -> Estimate | None:
+def _of_numbers(
+    predicted: Values, targets: Values, measure: str, mean: Callable[[Values], Estimate], clusters: Values | None
+) -> Estimate | None:
     if measure == "mse":
-        return mean_of_rows(np.square(predicted - targets).mean(0), clusters)
+        return mean(np.square(predicted - targets).mean(0))
     if measure == "mae":
-        return mean_of_rows(np.abs(predicted - targets).mean(0), clusters)
+        return mean(np.abs(predicted - targets).mean(0))
     if measure != "r2":
         return None
 
