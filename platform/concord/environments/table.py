@@ -62,7 +62,8 @@ class TableEnvironments(Environments):
         names.classes = None if self.table.classes is None else tuple(map(str, self.table.classes))
         names.rows = {name: self.table.rows([name]).index.to_numpy() for name in self.validation}
         if (cluster := self.table.cluster) is not None:
-            names.clusters = {name: self.table.rows([name])[cluster].astype(str).to_numpy() for name in self.validation}
+            places = (*self.validation, *self.test)
+            names.clusters = {name: self.table.rows([name])[cluster].astype(str).to_numpy() for name in places}
         return names
 
     def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:

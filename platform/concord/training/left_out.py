@@ -70,9 +70,10 @@ class LeftOutPredictions:
         if name in self._environments.clusters:
             columns[CLUSTER] = np.tile(self._environments.clusters[name], len(outputs))
         every = torch.cat([targets] * len(outputs))
-        pq.write_table(pa.table(columns | self._predicted(torch.cat(outputs), every)), file)
+        pq.write_table(pa.table(columns | self.columns(torch.cat(outputs), every)), file)
 
-    def _predicted(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    def columns(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Target, prediction and probabilities of outputs ``(examples, ...)``, in the data's own terms."""
         if outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point() and outputs.shape[1] > 1:
             names = self._environments.classes or tuple(map(str, range(outputs.shape[1])))
             probabilities = outputs.softmax(1).numpy()
