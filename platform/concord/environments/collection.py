@@ -205,6 +205,7 @@ class Environments:
         target_scale: of targets that are standardized numbers.
         rows: the places of an environment's examples in the data, by its name, int64 ``(examples,)``; an environment
             that is missing has its examples in order.
+        clusters: of these examples what each belongs to, such as a patient, text ``(examples,)``, if the data name it.
 
     Raises:
         InputError: there is no training environment, a name is no text or appears twice, or a monitored environment has
@@ -214,6 +215,7 @@ class Environments:
     classes: tuple[str, ...] | None = None
     target_scale: "TargetScale | None" = None
     rows: Mapping[str, Any] = MappingProxyType({})
+    clusters: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,

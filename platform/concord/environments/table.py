@@ -112,10 +112,13 @@ class TableEnvironments(Environments):
         return RawRows(encoder, rows, classes, self.target_scale, network)
 
     def only_names(self) -> Environments:
-        """See :meth:`Environments.only_names`; also with rows of validation environments, from 0 in the table."""
+        """See :meth:`Environments.only_names`; also with rows and clusters of validation environments."""
         names = super().only_names()
         names.classes = None if self.table.classes is None else tuple(map(str, self.table.classes))
         names.rows = {name: self.table.rows([name]).index.to_numpy() for name in self.validation}
+        if (cluster := self.table.cluster) is not None:
+            places = (*self.validation, *self.test)
+            names.clusters = {name: self.table.rows([name])[cluster].astype(str).to_numpy() for name in places}
         return names
 
     def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | Weighted:
@@ -185,7 +188,7 @@ def from_table(
         test_last: test on the last environments in time, this many.
         weight: a column by which rows count, in the loss and in every measure; no input.
         cluster_by: a column that names what several rows belong to, such as a patient: held-out rows are drawn by it,
-            so that no patient's rows stand on both sides; no input.
+            so that no patient's rows stand on both sides, and intervals are over them; no input.
         levels: the values of an ordinal target from the lowest to the highest; numbers need none.
         text: columns of text, of which a frozen encoder makes inputs.
         text_model: a folder, or a name on the hub of Hugging Face, with the encoder; see

@@ -436,7 +436,9 @@ def _clusters(column: pd.Series, names: pd.Series, name: str) -> pd.Series:
     for row in clusters.index[(clusters.isna() | clusters.eq("")).to_numpy(dtype=bool)][:1]:
         raise ArgumentError("cluster_by", name, f"row {row} has no value; fill it in or remove the row")
     if clusters.is_unique:
-        raise ArgumentError("cluster_by", name, "no two rows have the same value; leave it out")
+        raise ArgumentError("cluster_by", name, "each row has a value of its own, the same as without it; leave it out")
+    if clusters.nunique() < 2:
+        raise ArgumentError("cluster_by", name, "all rows have one value; give a column with several, or none")
     places = names.groupby(clusters).nunique()
     if several := places.index[places > 1].tolist():
         what = f"{len(several)} of its {len(places)} values stand in several environments, such as {several[0]}"

@@ -21,6 +21,7 @@ from concord.execution.lifecycle import Info, send_again
 from concord.execution.model_card import model_card, result_lines
 from concord.execution.preflight import PreflightResult, preflight, required
 from concord.execution.spec import JOB
+from concord.execution.tested_rows import intervals_of_test
 from concord.execution.trained_model import last_model, model_of_run
 from concord.record import OpenRun, Run
 from concord.source_file import reason
@@ -92,6 +93,9 @@ def finish(
         tracked = True
     except (RunFailedError, InputError) as error:  # the training is finished
         info(f"the model could not be kept in MLflow: {error}; --resume tries again")
+    if model is not None and environments.test and environments.raw is not None:
+        named = next((name for name in ("accuracy", "mse") if name in checked.measures), None)
+        lines += filter(None, [named and intervals_of_test(environments, model, named, run.metrics)])
     for line in lines:
         info(line)
     registration = registered.reason if registered else None

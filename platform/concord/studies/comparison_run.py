@@ -12,6 +12,7 @@ import pandas
 from matplotlib.figure import Figure
 
 from concord import logs
+from concord.analysis.uncertainty import Verdict
 from concord.errors import RunFailedError, StoppedError
 from concord.execution.spec import RunSpec
 from concord.options import option_values
@@ -38,6 +39,7 @@ from concord.studies.results import (
     results_file,
     write_results,
 )
+from concord.studies.verdicts import left_out_verdict
 from concord.table import Table
 from concord.training.left_out import PREDICTIONS
 
@@ -54,6 +56,7 @@ class ComparisonResult(GroupResult):
         failed: the failures of other runs, by run name.
         missing: the runs still to train, by table.
         predictions: for environments left out in turn, a row for each example, method and seed; None without any.
+        verdict: of environments left out in turn: which method, and what to expect of it; None of other tables.
     """
 
     plan: ComparisonPlan
@@ -63,6 +66,7 @@ class ComparisonResult(GroupResult):
     failed: Mapping[str, str]
     missing: Mapping[str, Sequence[RunSpec]]
     predictions: pandas.DataFrame | None = None
+    verdict: Verdict | None = None
 
     def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
         """The figures of the tables that have a run of every configuration."""
@@ -89,13 +93,16 @@ class ComparisonResult(GroupResult):
         return {"finished": float(self.finished), "failed": float(len(self.failed))}
 
     def note(self) -> str:
-        """The tables."""
-        return "\n\n".join(table.markdown() for table in self.tables)
+        """The tables, and the verdict."""
+        lines = () if self.verdict is None else self.verdict.lines
+        parts = [*(table.markdown() for table in self.tables), "\n".join(f"- {line}" for line in lines)]
+        return "\n\n".join(filter(None, parts))
 
     def output(self) -> list[str | Table]:
         """The tables, and their files."""
         parts: list[str | Table] = [
             *self.tables,
+            *(() if self.verdict is None else self.verdict.lines),
             f"runs      {self.finished} finished, {len(self.failed)} failed",
             f"tables    {(self.folder / TABLES).display_path}",
         ]
@@ -120,6 +127,7 @@ class ComparisonResult(GroupResult):
             "seconds": round(self.seconds, 3),
             "rows": [row for table in self.tables for row in table.as_json()],
             **({"environments": known_of_environments(lines)} if folds else {}),
+            **({} if self.verdict is None else {"verdict": self.verdict.as_json()}),
             "artifacts": self.folder.display_path,
             "figures": dict(self.drawn),
         }
@@ -228,6 +236,9 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                 left_out_table(name, lines, title=explained(comparison.folds), failed=failures, missing=lacking)
             )
         found[name] = rows
+    predictions = pandas.concat(predicted, ignore_index=True) if predicted else None
+    folds = {name: comparison.folds for name, comparison in plan.tables.items() if comparison.folds is not None}
+    verdicts = [left_out_verdict(table.runs, folds[table.name], predictions) for table in tables if table.name in folds]
     return ComparisonResult(
         folder=plan.folder,
         plan=plan,
@@ -236,5 +247,6 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         finished=len(distinct),
         failed=failed,
         missing=missing,
-        predictions=pandas.concat(predicted, ignore_index=True) if predicted else None,
+        predictions=predictions,
+        verdict=next(iter(verdicts), None),
     )

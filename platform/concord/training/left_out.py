@@ -17,6 +17,7 @@ from concord.training.checkpoint import verify_checkpoint
 from concord.training.evaluation import Values
 
 PREDICTIONS = "predictions.parquet"
+CLUSTER = "cluster"  # its column of what several rows belong to, if the data name it
 _STATE = "predictions.safetensors"  # in a checkpoint
 
 
@@ -53,7 +54,7 @@ class LeftOutPredictions:
             self._outputs = {int(step): each for step, each in sorted(found.items(), key=lambda item: int(item[0]))}
 
     def write(self, file: Path) -> None:
-        """Write a row for each example and evaluation: step, row in the data, weight if it has one, target,
+        """Write a row for each example and evaluation: step, row in the data, weight and cluster if it has one, target,
         prediction, probabilities.
 
         Several numbers an example have a column each, ``target_0`` and so on.
@@ -70,10 +71,13 @@ class LeftOutPredictions:
         }
         if self._weights is not None:
             columns["weight"] = np.tile(self._weights.numpy(), len(outputs))
+        if name in self._environments.clusters:
+            columns[CLUSTER] = np.tile(self._environments.clusters[name], len(outputs))
         every = torch.cat([targets] * len(outputs))
-        pq.write_table(pa.table(columns | self._predicted(torch.cat(outputs), every)), file)
+        pq.write_table(pa.table(columns | self.columns(torch.cat(outputs), every)), file)
 
-    def _predicted(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    def columns(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Target, prediction and probabilities of outputs ``(examples, ...)``, in the data's own terms."""
         if outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point() and outputs.shape[1] > 1:
             names = self._environments.classes or tuple(map(str, range(outputs.shape[1])))
             probabilities = outputs.softmax(1).numpy()
