@@ -33,9 +33,9 @@ class TableEnvironments(Environments):
         )
         self.table, self.encoder, self.target_scale, self.learn = table, encoder, target_scale, True
 
-    def leaving_out(self, name: str) -> "TableEnvironments":
+    def leaving_out(self, *names: str) -> "TableEnvironments":
         """See :meth:`Environments.leaving_out`."""
-        purposes = super().leaving_out(name).by_purpose()
+        purposes = super().leaving_out(*names).by_purpose()
         return TableEnvironments(replace(self.table, by_purpose=purposes))
 
     def fitted(self, fraction: float, seed: int) -> "TableEnvironments":

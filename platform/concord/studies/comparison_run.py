@@ -18,13 +18,12 @@ from concord.options import option_values
 from concord.record import Run, read_run
 from concord.studies.comparison_plan import ComparisonPlan, recorded_command
 from concord.studies.leave_one_out import (
-    MAJORITY,
     explained,
     fold_predictions,
     fold_values,
     known_of_environments,
     left_out_table,
-    majority_share,
+    majority_shares,
     with_choices,
 )
 from concord.studies.proposals import GroupProgress, GroupRuns, ProposalList
@@ -214,8 +213,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                     kept = fold_predictions(run, comparison.folds, row)
                     if kept is not None:
                         predicted.append(kept)
-                        share = majority_share(kept)
-                        cells |= {} if share is None else {f"{run.options['leave_out']}{MAJORITY}": share}
+                        cells |= majority_shares(kept)
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 # The run may have been made for another table or measure; the command is this table's.
                 origin = {**run.record.get("origin", {}), "command": command}

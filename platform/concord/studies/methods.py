@@ -30,6 +30,7 @@ from concord.redaction import is_secret
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
 from concord.studies.comparison_plan import comparison_name, recorded_command, without_place
+from concord.studies.environment_folds import most_left_out
 from concord.studies.job_tables import METHODS
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
@@ -92,7 +93,10 @@ class MethodsOptions(OptionGroup):
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
-    """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
+    """Number of folds of environments that are left out in turn under leave-one-out, each environment once; 0 leaves
+    each out alone, from ten environments on in five folds."""
+    drawn: int = 0
+    """Number of environments that are left out, drawn by the seed; the others always train; 0 takes all."""
     baselines: bool = True
     """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn."""
     results: Place[Path | None] = None
@@ -187,7 +191,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     if len(studies) < 2:
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
-    fewer = train - (selection == "leave-one-out")
+    fewer = train - max(most_left_out(study.folds) for study in studies.values())
     words = without_place(command, given)
     recorded = recorded_command(job, METHODS, words, option_values(base))
     return MethodsPlan(job, base, studies, baselines.keys(), left_out, fewer, recorded, options.results)

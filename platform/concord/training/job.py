@@ -165,18 +165,23 @@ class Job(Generic[Config]):
         return self.objective(config).risk
 
     def environments_of(self, config: Config) -> Environments:
-        """The data of this configuration, without the environment that ``--leave-out`` names."""
+        """The data of this configuration, without the environments that ``--leave-out`` names."""
         from concord.environments import Environments
 
         environments = self.environments(config)
         if not isinstance(environments, Environments):
             raise InputError(f"job {self.name}: environments gave {type(environments).__name__}, expected Environments")
-        left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
-        if left_out is None:
+        left_out = config.data.left_out if isinstance(config, TrainConfig) else ()
+        if not left_out:
             return environments
-        config.require("leave_out", left_out in environments.train, f"give one of {', '.join(environments.train)}")
-        config.require("leave_out", len(environments.train) > 1, "is the only training environment")
-        return environments.leaving_out(left_out)
+        known, several = environments.train, len(left_out) > 1
+        right = f"give {'some' if several else 'one'} of {', '.join(known)}"
+        config.require("leave_out", set(left_out) <= set(known), right)
+        none_left = (
+            "are all training environments; leave one to train on" if several else "is the only training environment"
+        )
+        config.require("leave_out", len(known) > len(left_out), none_left)
+        return environments.leaving_out(*left_out)
 
     def evaluation_of(self, config: Config) -> EnvironmentEvaluation | None:
         """The job's own evaluation, of this configuration."""

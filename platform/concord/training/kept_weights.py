@@ -150,7 +150,7 @@ def best_by(
 ) -> tuple[str, Mode]:
     """The metric of ``--keep best``, never of the test or of an environment left out, and its mode (InputError)."""
     metric, mode = job.compared_by(reported, own)
-    if config.data.leave_out is not None:  # the only validation environment
+    if config.data.left_out:  # the only validation environments
         metric = metric.replace("validation_", "held_out_", 1)
         chosen = f"{metric} chooses, not the environment left out"
         config.require("leave_out", metric in reported, f"with --keep best {chosen}, and no run reports it")
