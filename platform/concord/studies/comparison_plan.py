@@ -50,6 +50,7 @@ class ComparisonPlan(GroupPlan):
         given: the options of the command line, as JSON, without those of place and workers.
         where: the options of the command line of place and workers, without the folder's.
         keep: whether the last checkpoint of every run is kept.
+        hours: the longest expected time that begins without a question; None begins any.
     """
 
     kind = "comparison"
@@ -58,6 +59,7 @@ class ComparisonPlan(GroupPlan):
     given: Mapping[str, Any]
     where: Mapping[str, Any]
     keep: bool = False
+    hours: float | None = None
 
     @property
     def command(self) -> str:

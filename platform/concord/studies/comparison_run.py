@@ -1,6 +1,7 @@
 """Trains the missing runs of tables, and makes the tables (``concord compare``)."""
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections import Counter
@@ -13,10 +14,12 @@ from matplotlib.figure import Figure
 
 from concord import logs
 from concord.errors import RunFailedError, StoppedError
+from concord.execution.key import finished_run
 from concord.execution.spec import RunSpec
 from concord.options import option_values
 from concord.record import Run, read_run
 from concord.studies.comparison_plan import ComparisonPlan, recorded_command
+from concord.studies.expected_time import require_time
 from concord.studies.leave_one_out import (
     explained,
     fold_predictions,
@@ -39,6 +42,7 @@ from concord.studies.results import (
 )
 from concord.table import Table
 from concord.training.left_out import PREDICTIONS
+from concord.training.options import ResolvedTrainConfig
 
 TABLES = "tables"
 
@@ -131,7 +135,7 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
     started = time.perf_counter()
     logs.bind_context(study=plan.name, job=plan.job.name)
     try:
-        with open_group(plan, plan.record, info) as pool:
+        with open_group(plan, plan.record, info, functools.partial(_require_time, plan, info)) as pool:
             record = pool.group.run.record
             pool.group.run.describe(
                 asked={**record.get("asked", {}), **plan.asked},
@@ -142,6 +146,15 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
     except StoppedError:
         raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+
+def _require_time(plan: ComparisonPlan, info: Callable[[str], None], concurrent: int) -> None:
+    """Announce the time of a comparison that has a limit, and ask if it is above."""
+    runs = {spec.key.value: spec for spec in itertools.chain.from_iterable(plan.runs.values())}
+    left = [spec for spec in runs.values() if finished_run(plan.base.run.output, spec.key) is None]
+    if plan.hours is not None and left and isinstance(left[0].config, ResolvedTrainConfig):
+        trainings = f"{len(left)} trainings"
+        require_time(plan.job, left[0].config, len(left), trainings, concurrent, plan.hours, info)
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:

@@ -19,11 +19,12 @@ from concord.environments.parquet import read_table
 from concord.errors import InputError, format_for_cli
 from concord.execution.preflight import preflight
 from concord.execution.restored_options import restored_config
-from concord.options import option_values
+from concord.options import Place, option_values
 from concord.space import frozen
 from concord.studies.comparison_plan import FOLDS, ComparisonPlan, plan_tables
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
 from concord.studies.environment_folds import drawn, folds_of
+from concord.studies.expected_time import HOURS
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
 from concord.studies.methods import changes_of, check_methods, method_names
 from concord.studies.results import ResultLine, table_of_lines
@@ -75,6 +76,8 @@ class LeaveOneOutOptions(SeedsOptions):
     out alone, from ten environments on in five folds."""
     drawn: int = 0
     """Number of environments that are left out, drawn by the first seed; the others always train; 0 takes all."""
+    hours: Place[float] = HOURS
+    """Longest expected time, in hours, that begins without a question; without a terminal a longer one is refused."""
     baselines: bool = True
     """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn."""
     # fmt: on
@@ -85,6 +88,7 @@ class LeaveOneOutOptions(SeedsOptions):
         own = next(filter(RuleFile.is_reference, method_names(self.methods)), None)
         self.require("methods", own is None, f"{own}: a rule of your own is not compared here; {METHODS} takes it")
         check_folds(self)
+        self.require("hours", self.hours > 0, "must be above 0")
 
 
 def leave_one_out_options_for(job: JobFile) -> CompareCommand:
@@ -127,7 +131,8 @@ def plan_leave_one_out(
             raise InputError(f"{method}: {format_for_cli(error)}") from error
     figures = {LEAVE_ONE_OUT: functools.partial(draw_left_out, folds)}
     table = Comparison(methods, seeds=_SEEDS, figures=figures, folds=folds)
-    return plan_tables(job, {LEAVE_ONE_OUT: table}, command, given, check)
+    plan = plan_tables(job, {LEAVE_ONE_OUT: table}, command, given, check)
+    return dataclasses.replace(plan, hours=options.hours)
 
 
 def _folds(job: JobFile, options: LeaveOneOutOptions, base: TrainConfig) -> Folds:
