@@ -170,7 +170,7 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
     job = load_job(str(Path(__file__).parents[1] / "jobs" / "dictionaries.py")).job
     prepared = prepare(job, job.config.resolve(), ProcessContext())
-    (name, whole), *_ = without(prepared, "b").eval_only
+    (name, whole), *_ = without(prepared, ["b"]).eval_only
     expected = job.environments(job.config)["b"].data
     assert name == "b"
     assert len(whole) == 60

@@ -24,7 +24,7 @@ from concord.cli.parsing import asks_for_help, job_and_words, parse, parse_known
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission.package import MOST_FILES, inside, packed
 from concord.logs import info
-from concord.options import as_words, flag_of, options_of
+from concord.options import as_words, flag_of, option_values, options_of
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
 
@@ -116,6 +116,9 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
         return print_options(command.job, command.options, as_json)
     name = check_command(command)
+    if "hours" in options_of(type(command.options)) and "hours" not in command.given:
+        hours = option_values(command.options)["hours"]
+        info(f"on the cluster nobody is asked: above --hours {hours:g} of expected time the comparison is refused")
     from concord.execution.submission.profile import Profile
 
     profile = Profile.find(options.profile, options.address, options.token_file, options.tracking_uri)

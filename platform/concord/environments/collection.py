@@ -272,15 +272,16 @@ class Environments:
             self._version = self._version()
         return self._version
 
-    def leaving_out(self, name: str) -> "Environments":
-        """The same data with one training environment turned into the only validation environment.
+    def leaving_out(self, *names: str) -> "Environments":
+        """The same data with some training environments turned into the only validation environments.
 
         Raises:
-            InputError: it is not a training environment, or the only one.
+            InputError: they are not training environments, or all of them.
         """
-        require_names([name], self.train)
-        train = [each for each in self.train if each != name]
-        fewer = Environments(self._load, train, [name], self.test, self.monitored, self._version)
+        require_names(names, self.train)
+        train = [each for each in self.train if each not in names]
+        left_out = [each for each in self.train if each in names]
+        fewer = Environments(self._load, train, left_out, self.test, self.monitored, self._version)
         fewer.classes = self.classes
         return fewer
 

@@ -64,9 +64,9 @@ class TableEnvironments(Environments):
             return network
         return self.text.network(network, self.table.widest.widths[0] - self.table.between)
 
-    def leaving_out(self, name: str) -> "TableEnvironments":
+    def leaving_out(self, *names: str) -> "TableEnvironments":
         """See :meth:`Environments.leaving_out`."""
-        purposes = super().leaving_out(name).by_purpose()
+        purposes = super().leaving_out(*names).by_purpose()
         return TableEnvironments(replace(self.table, by_purpose=purposes), text=self.text)
 
     def holding_out(self, fraction: float, seed: int) -> "TableEnvironments":

@@ -32,7 +32,7 @@ from concord.training.advice import advice
 from concord.training.checkpoint import MODEL
 from concord.training.job import Job, JobFile
 from concord.training.metric_names import environments_of, short_metrics
-from concord.training.options import ResolvedConfig, ResolvedTrainConfig
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig, in_short
 
 # MLflow's folder for the weights of a model that is not exported, and the line about it.
 _WEIGHTS = "weights"
@@ -215,10 +215,11 @@ def _figures(
 def shortfall(job: Job[Any], config: ResolvedConfig, metrics: Mapping[str, float]) -> str | None:
     """Why a run cannot be the champion, in words: the requirement of the job that it misses; None if it can.
 
-    A run with an environment left out is measured on that environment, so it is not compared with runs on all.
+    A run with environments left out is measured on them, so it is not compared with runs on all.
     """
-    if isinstance(config, ResolvedTrainConfig) and config.data.leave_out is not None:
-        return f"{config.data.leave_out} was left out of its training; promote it by hand"
+    if isinstance(config, ResolvedTrainConfig) and config.data.left_out:
+        were = "were" if len(config.data.left_out) > 1 else "was"
+        return f"{in_short(config.data.leave_out)} {were} left out of its training; promote it by hand"
     for name, least in required(job, config).items():
         value = metrics.get(name, math.nan)
         if not value >= least:  # so that NaN falls short

@@ -1,6 +1,7 @@
 """Trains the missing runs of tables, and makes the tables (``concord compare``)."""
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections import Counter
@@ -14,18 +15,19 @@ from matplotlib.figure import Figure
 from concord import logs
 from concord.analysis.uncertainty import Verdict
 from concord.errors import RunFailedError, StoppedError
+from concord.execution.key import finished_run
 from concord.execution.spec import RunSpec
 from concord.options import option_values
 from concord.record import Run, read_run
 from concord.studies.comparison_plan import ComparisonPlan, recorded_command
+from concord.studies.expected_time import require_time
 from concord.studies.leave_one_out import (
-    MAJORITY,
     explained,
     fold_predictions,
     fold_values,
     known_of_environments,
     left_out_table,
-    majority_share,
+    majority_shares,
     with_choices,
 )
 from concord.studies.proposals import GroupProgress, GroupRuns, ProposalList
@@ -42,6 +44,7 @@ from concord.studies.results import (
 from concord.studies.verdicts import left_out_verdict
 from concord.table import Table
 from concord.training.left_out import PREDICTIONS
+from concord.training.options import ResolvedTrainConfig
 
 TABLES = "tables"
 
@@ -140,7 +143,7 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
     started = time.perf_counter()
     logs.bind_context(study=plan.name, job=plan.job.name)
     try:
-        with open_group(plan, plan.record, info) as pool:
+        with open_group(plan, plan.record, info, functools.partial(_require_time, plan, info)) as pool:
             record = pool.group.run.record
             pool.group.run.describe(
                 asked={**record.get("asked", {}), **plan.asked},
@@ -151,6 +154,15 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
     except StoppedError:
         raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+
+def _require_time(plan: ComparisonPlan, info: Callable[[str], None], concurrent: int) -> None:
+    """Announce the time of a comparison that has a limit, and ask if it is above."""
+    runs = {spec.key.value: spec for spec in itertools.chain.from_iterable(plan.runs.values())}
+    left = [spec for spec in runs.values() if finished_run(plan.base.run.output, spec.key) is None]
+    if plan.hours is not None and left and isinstance(left[0].config, ResolvedTrainConfig):
+        trainings = f"{len(left)} trainings"
+        require_time(plan.job, left[0].config, len(left), trainings, concurrent, plan.hours, info)
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:
@@ -222,8 +234,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                     kept = fold_predictions(run, comparison.folds, row)
                     if kept is not None:
                         predicted.append(kept)
-                        share = majority_share(kept)
-                        cells |= {} if share is None else {f"{run.options['leave_out']}{MAJORITY}": share}
+                        cells |= majority_shares(kept)
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 # The run may have been made for another table or measure; the command is this table's.
                 origin = {**run.record.get("origin", {}), "command": command}

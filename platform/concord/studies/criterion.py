@@ -17,7 +17,7 @@ from concord.tracking.run_search import Condition
 from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.declared_measures import Mode
 from concord.training.evaluation import worst
-from concord.training.metric_names import split_metric, split_of
+from concord.training.metric_names import environment_metric, split_metric, split_of
 
 
 class _Scored(Protocol):
@@ -32,6 +32,7 @@ class _Scored(Protocol):
 
 Scored = TypeVar("Scored", bound=_Scored)
 _LEFT_OUT = split_metric("validation", "")  # a left-out environment is the only validation environment
+_IN_LEFT_OUT = environment_metric("", "validation", "")
 _SPLITS: Mapping[Selection, str] = {
     "held-out": "held_out",
     "validation": "validation",
@@ -184,12 +185,13 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
 def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
     """The mean and, for measures with a mode, the worst over the environments left out in turn; nothing without folds.
 
-    A fold's validation metrics are those of its left-out environment, which is the only validation environment.
+    A fold's validation metrics are those of its left-out environments, which are the only validation environments.
     """
     metrics: dict[str, float] = {}
+    several = [_by_environment(fold) for fold in folds]
     for name in filter(lambda each: each.startswith(_LEFT_OUT), folds[0] if folds else ()):
         measure = name.removeprefix(_LEFT_OUT)
-        values = [fold[name] for fold in folds]
+        values = [value for fold, each in zip(folds, several, strict=True) for value in each.get(measure, [fold[name]])]
         metrics[split_metric("left_out", measure)] = sum(values) / len(values)
         if (mode := modes.get(measure)) is not None:
             metrics[split_metric("left_out", measure, worst=True)] = worst(values, mode)
@@ -207,6 +209,24 @@ def default_selection(environments: Environments, measure: str | None, leave_out
     if environments.validation:
         return "validation"
     return "leave-one-out" if leave_out and len(environments.to_leave_out) >= _LEAST_TO_LEAVE_OUT else "held-out"
+
+
+def _by_environment(fold: Mapping[str, float]) -> dict[str, list[float]]:
+    """By measure the values in each of several environments left out together, where it is defined; else nothing."""
+    found: dict[str, dict[str, float]] = {}
+    for metric, value in fold.items():
+        measure, between, environment = metric.partition(_IN_LEFT_OUT)
+        if between:
+            found.setdefault(measure, {})[environment] = value
+    losses = found.get("loss", {})
+    if len(losses) < 2:
+        return {}
+    converged = {name for name, loss in losses.items() if math.isfinite(loss)}  # NaN there is no value
+    return {
+        measure: [value for name, value in values.items() if not (math.isnan(value) and name in converged)]
+        or [math.nan]
+        for measure, values in found.items()
+    }
 
 
 def choose_criterion(

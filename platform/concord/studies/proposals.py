@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from concord.errors import InputError
 from concord.execution.key import Key
@@ -14,6 +14,7 @@ from concord.execution.spec import RunSpec
 from concord.record import EVENTS, RECORD, Evaluation, Run, folder_of, read_run
 from concord.space import Point, frozen
 from concord.studies.criterion import Criterion, TrialEvaluator, left_out_metrics
+from concord.training.options import LeftOut
 
 Kind = Literal["trial", "left-out", "seed", "cell"]
 """A trial of a search; the best trials with environments left out, or with another seed; a cell of a table."""
@@ -27,7 +28,7 @@ class Trial:
         number: from 0.
         point: of the space.
         resolved: the values of options whose defaults follow from others, such as ``auto``.
-        parts: its runs, by the environment that is left out; None is the run on all environments.
+        parts: its runs, by what is left out; None is the run on all environments.
     """
 
     kind: Kind
@@ -35,7 +36,7 @@ class Trial:
     point: Point
     seed: int | None
     resolved: Point
-    parts: Mapping[str | None, Run]
+    parts: Mapping[LeftOut, Run]
     evaluator: TrialEvaluator = field(repr=False)
 
     @property
@@ -45,7 +46,7 @@ class Trial:
 
     @property
     def folds(self) -> list[Run]:
-        """The runs that leave an environment out."""
+        """The runs that leave environments out."""
         return [run for left_out, run in self.parts.items() if left_out is not None]
 
     @property
@@ -162,12 +163,13 @@ class GroupRuns:
 
     def begun(self, kind: Kind) -> list[Trial]:
         """The trials of this kind, in the order in which they were asked for."""
-        places: dict[tuple[int, int | None], dict[str | None, Mapping[str, Any]]] = {}
+        places: dict[tuple[int, int | None], dict[LeftOut, Mapping[str, Any]]] = {}
         made_for: dict[str, Mapping[str, Any]] = {}  # by run; later requests may differ in options without an effect
         for place in self._group.asked:
             made_for.setdefault(place["run"], place)
             if place["kind"] == kind:
-                places.setdefault((place["trial"], place.get("seed")), {})[place.get("left_out")] = place
+                parts_of = places.setdefault((place["trial"], place.get("seed")), {})
+                parts_of[cast(LeftOut, frozen(place.get("left_out")))] = place
         found = []
         for (number, seed), asked in places.items():
             first = next(iter(asked.values()))

@@ -28,7 +28,7 @@ from concord.studies.proposals import GroupProgress, ProposalList, Trial
 from concord.studies.results import StudyResult, study_result, write_results
 from concord.studies.search import config_at
 from concord.studies.trial import PROGRESS, SCORE
-from concord.training.options import TrainConfig
+from concord.training.options import LeftOut, TrainConfig
 from concord.training.worker_data import check_environments
 
 # How long MLflow may take to have the best trial before its model is registered.
@@ -66,7 +66,7 @@ class _Search:
         self.again = [each for each in begun if not each.complete]
         self._begun = len(begun)
         self._finished: list[Trial] = []
-        self._ended: dict[int, dict[str | None, Run]] = {}  # of each trial that is not over, by what is left out
+        self._ended: dict[int, dict[LeftOut, Run]] = {}  # of each trial that is not over, by what is left out
         for each in runs.ended("trial"):
             self._observe(each)
             self._replay(each)

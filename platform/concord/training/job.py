@@ -165,8 +165,8 @@ class Job(Generic[Config]):
         return self.objective(config).risk
 
     def environments_of(self, config: Config) -> Environments:
-        """The data of this configuration: without the environment that ``--leave-out`` names, and with those apart that
-        are held out whole."""
+        """The data of this configuration: without the environments that ``--leave-out`` names, and with those that are
+        held out whole apart."""
         from concord.environments import Environments
 
         environments = self.environments(config)
@@ -174,12 +174,10 @@ class Job(Generic[Config]):
             raise InputError(f"job {self.name}: environments gave {type(environments).__name__}, expected Environments")
         if not isinstance(config, TrainConfig):
             return environments
-        # Of all environments, so that a run without one of them holds out as a run on all does.
-        whole, left_out = config.data.holds_out_whole(environments), config.data.leave_out
-        if left_out is not None:
-            config.require("leave_out", left_out in environments.train, f"give one of {', '.join(environments.train)}")
-            config.require("leave_out", len(environments.train) > 1, "is the only training environment")
-            environments = environments.leaving_out(left_out)
+        # Of all environments, so that a run without some of them holds out as a run on all does.
+        whole, left_out = config.data.holds_out_whole(environments), config.data.left_out
+        if left_out:
+            environments = _without(environments, left_out, config)
         return environments.holding_out(config.data.held_out_environments, config.run.seed) if whole else environments
 
     def evaluation_of(self, config: Config) -> EnvironmentEvaluation | None:
@@ -233,6 +231,18 @@ class Job(Generic[Config]):
             if metric in reported and mode is not None:
                 return metric, mode
         raise InputError(f"job {self.name}: reports none of {', '.join(usual)} with a mode; give criterion=…, mode=…")
+
+
+def _without(environments: Environments, left_out: Sequence[str], config: TrainConfig) -> Environments:
+    """The environments without these, which must be training environments (ArgumentError)."""
+    known, several = environments.train, len(left_out) > 1
+    right = f"give {'some' if several else 'one'} of {', '.join(known)}"
+    config.require("leave_out", set(left_out) <= set(known), right)
+    none_left = (
+        "are all training environments; leave one to train on" if several else "is the only training environment"
+    )
+    config.require("leave_out", len(known) > len(left_out), none_left)
+    return environments.leaving_out(*left_out)
 
 
 @dataclass(frozen=True)

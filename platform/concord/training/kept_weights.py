@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -149,10 +149,10 @@ def best_by(
     job: Job[Any], config: TrainConfig, reported: Mapping[str, Mode | None], own: Iterable[str]
 ) -> tuple[str, Mode]:
     """The metric of ``--keep``, never of the test or of an environment left out, and its mode (InputError)."""
-    keep, metric, mode = config.schedule.keep, "validation_loss", cast(Mode, "min")
+    keep, metric, mode = config.schedule.keep, "validation_loss", "min"
     if keep == "best":
         metric, mode = job.compared_by(reported, own)
-    if config.data.leave_out is not None:  # the only validation environment
+    if config.data.left_out:  # the only validation environments
         metric = metric.replace("validation_", "held_out_", 1)
         chosen = f"{metric} chooses, not the environment left out"
         config.require("leave_out", metric in reported, f"with --keep {keep} {chosen}, and no run reports it")

@@ -384,7 +384,7 @@ class _Run:
         self.parts = self._parts(prepared)
         self.measures = as_measures(_measures(job, self.model, training[0], process.device))
         self.left_out = None
-        if config.data.leave_out is not None and process.rank == 0 and isinstance(self.risk, Supervised):
+        if config.data.left_out and process.rank == 0 and isinstance(self.risk, Supervised):
             self.left_out = LeftOutPredictions(self.environments)
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
@@ -573,16 +573,21 @@ class _Run:
     def _see(
         self, step: int, part: EvaluatedPart, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> None:
-        """Take the outputs for the environment that is left out, the only one for validation."""
+        """Take the outputs for an environment that is left out; no others are for validation."""
         if part.split == "validation" and self.left_out is not None:
-            self.left_out.add(step, outputs, targets, weights)
+            self.left_out.add(step, part.name, outputs, targets, weights)
 
     def without_many(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics without the evaluation's of single environments if they are many: to keep them takes longer."""
+        """The metrics without the evaluation's of single environments if they are many: to keep them takes longer.
+
+        Those of environments that are left out are kept, since which evaluation counts is decided later.
+        """
         measures = () if self.evaluation is None else tuple(self.evaluation.modes)
         if len(measures) * len(self.parts) <= _MOST_OF_ENVIRONMENTS:
             return metrics
-        many = {environment_metric(name, part.split, part.name) for name in measures for part in self.parts}
+        left_out = "validation" if self.config.data.left_out else None
+        others = [part for part in self.parts if part.split != left_out]
+        many = {environment_metric(name, part.split, part.name) for name in measures for part in others}
         return {name: value for name, value in metrics.items() if name not in many}
 
     def consistency(self) -> dict[str, float]:

@@ -2,7 +2,15 @@
 
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
-from concord.training.options.option_groups import DataOptions, Device, OptimizerOptions, ScheduleOptions
+from concord.training.options.option_groups import (
+    DataOptions,
+    Device,
+    LeftOut,
+    OptimizerOptions,
+    ScheduleOptions,
+    as_names,
+    in_short,
+)
 from concord.training.options.run_options import LOCAL, MODEL_NAMES, ResolvedConfig, RunConfig, is_model_name
 from concord.training.options.train_config import ResolvedTrainConfig, TrainConfig, device_of, parallel_of
 
@@ -12,6 +20,7 @@ __all__ = [
     "AggregatorOptions",
     "DataOptions",
     "Device",
+    "LeftOut",
     "ObjectiveOptions",
     "OptimizerOptions",
     "ResolvedConfig",
@@ -19,7 +28,9 @@ __all__ = [
     "RunConfig",
     "ScheduleOptions",
     "TrainConfig",
+    "as_names",
     "device_of",
+    "in_short",
     "is_model_name",
     "parallel_of",
 ]

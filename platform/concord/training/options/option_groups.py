@@ -22,6 +22,21 @@ def _default_data() -> Path | None:
     return Path(value) if value else None
 
 
+LeftOut = str | tuple[str, ...] | None
+"""What a run leaves out: nothing, an environment, or a fold of several, in the order of their names."""
+
+
+def as_names(left_out: LeftOut) -> tuple[str, ...]:
+    """The names of the environments."""
+    return () if left_out is None else (left_out,) if isinstance(left_out, str) else left_out
+
+
+def in_short(left_out: LeftOut) -> str:
+    """The first name, and how many there are beside it."""
+    first, *others = as_names(left_out)
+    return f"{first} and {len(others)} more" if others else first
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(OptionGroup):
     """The data of a run."""
@@ -37,14 +52,24 @@ class DataOptions(OptionGroup):
     environments_per_step: Learning[int] = 0
     """Number of environments of a step, in a new random order on each pass; 0 takes all at every step. A worker draws
     its share from its own environments, so the combinations depend on --workers."""
-    leave_out: str | None = None
-    """Training environment to leave out; it becomes the only validation environment."""
+    leave_out: LeftOut = None
+    """Training environments to leave out; they become the only validation environments."""
     data: Place[Path | None] = field(default_factory=_default_data)
     """Folder with the job's data, or with a folder of the dataset's name (mnist, heart-disease), or s3://BUCKET/FOLDER,
     gs://… (or CONCORD_DATA)."""
     readers: Place[int] = 0
     """Number of reader processes of each worker for data that are not in memory; 0 reads in the training process."""
     # fmt: on
+
+    def __post_init__(self) -> None:
+        if isinstance(self.leave_out, tuple):  # one name is itself, as in all records; several are a set
+            names = tuple(sorted(set(self.leave_out)))
+            object.__setattr__(self, "leave_out", names if len(names) > 1 else next(iter(names), None))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The environments of ``leave_out``."""
+        return as_names(self.leave_out)
 
     def check(self) -> None:
         """Validate options."""
