@@ -97,6 +97,8 @@ class MethodsOptions(OptionGroup):
     """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn."""
     results: Place[Path | None] = None
     """Folder for the values of each method's seeds, one JSON line a seed."""
+    html: Place[Path | None] = None
+    """File for a page to hand on: recommendation, table, columns, data and commands in one HTML file."""
     sharing: SharingOptions = group(SharingOptions)
     # fmt: on
 

@@ -1,0 +1,407 @@
+"""The page of a comparison: the answer, its tables, the columns that hold, the data, how it was obtained, the commands.
+
+A part without material is left out: a table without folds has no environments, a job without rows no columns.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import concord
+from concord.analysis.method_names import method_name
+from concord.execution.lifecycle import Info
+from concord.execution.progress import duration
+from concord.options import option_values, options_of
+from concord.record import Run
+from concord.studies.data_sections import columns_parts, data_parts, rows_of
+from concord.studies.job_tables import LEAVE_ONE_OUT
+from concord.studies.leave_one_out import BEST, CHOSEN, CONSTANT, MAJORITY, ORACLE, ROWS, known_of_environments
+from concord.studies.methods import MethodsPlan
+from concord.studies.page import (
+    MOST_NAMED,
+    MOST_ROWS,
+    Cell,
+    Command,
+    Facts,
+    Folded,
+    Grid,
+    Lines,
+    Page,
+    Part,
+    Picture,
+    Section,
+    cells_of,
+)
+from concord.studies.recommendation import MethodsResult
+from concord.table import Column, Row, Table, format_value
+from concord.tracking.registry import CHAMPION, serve_command
+from concord.training.comparison import Folds
+
+if TYPE_CHECKING:
+    from concord.studies.comparison_plan import ComparisonPlan
+    from concord.studies.comparison_run import ComparisonResult
+
+REPORT = "report.html"  # in the folder of a comparison
+_FEW = 50  # rows, of which a value is rough
+_QUARTILES = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile": 0.75, "most": 1.0}
+
+
+def comparison_page(results: "Sequence[ComparisonResult]", info: Info) -> Page:
+    """The page of tables of a job, of which some runs are there; ``info`` takes the reason for a missing part."""
+    plan = results[0].plan
+    runs = _runs(results)
+    rows = rows_of(plan.job, plan.base, runs, info)
+    names = [table.name for result in results for table in result.tables]
+    how = [part for result in results for part in _how(result)]
+    title = ", ".join(names)
+    if rows.table is not None and names == [LEAVE_ONE_OUT]:
+        title = f"does it hold in a new {rows.table.environment.name}?"
+    return Page(
+        f"{plan.job.name}: {title}",
+        _about(runs),
+        [
+            Section("The answer", [part for result in results for part in _answer(result)]),
+            *(section for result in results for section in _tables(result)),
+            Section("Which columns hold", columns_parts(rows)),
+            Section("The data", data_parts(plan.base, rows, runs)),
+            Section("How it was obtained", [*how, _origin(plan.experiment, plan.name, runs)]),
+            Section("Limits", [Lines([line for result in results for line in _limits(result)])]),
+            Section("Commands", [part for result in results for part in _commands(result)]),
+        ],
+    )
+
+
+def methods_page(plan: MethodsPlan, result: MethodsResult, again: str, info: Info) -> Page:
+    """The page of a comparison of methods; ``again`` is the command that repeats it."""
+    trials = [trial for study in result.studies.values() for trial in (*study.ended, *study.repeated)]
+    runs = [run for trial in trials for run in trial.runs]
+    rows = rows_of(plan.job, plan.base, runs, info)
+    header, cells = result.table().cells()
+    caption = "Mean ± standard deviation over new seeds, the best first. The test chose nothing."
+    table = Grid(caption, header, [cells_of(row) for row in cells], numeric=False)
+    experiment = next(iter(plan.studies.values())).experiment
+    recommendation, *others = result.lines()
+    names = ", ".join(study.record["name"] for study in result.studies.values())
+    run = result.studies[result.recommended].record
+    return Page(
+        f"{plan.job.name}: which method?",
+        _about(runs),
+        [
+            Section("The answer", [Lines([recommendation], lead=True)]),
+            Section("The methods", [table, Lines(others)]),
+            Section("Which columns hold", columns_parts(rows)),
+            Section("The data", data_parts(plan.base, rows, runs)),
+            Section("How it was obtained", [_origin(experiment, names, runs)]),
+            Section(
+                "Commands",
+                [
+                    Command("Repeat the comparison; what is there is not trained again:", again),
+                    *_use(result.recommended, result.train, run["store"], plan.job.model_name(plan.base)),
+                ],
+            ),
+        ],
+    )
+
+
+def _about(runs: Sequence[Run]) -> str:
+    ended = _day(max(run.ended_at for run in runs))
+    return f"Concord {concord.__version__}; {len(runs)} trainings, the last of {ended}"
+
+
+def _runs(results: "Sequence[ComparisonResult]") -> list[Run]:
+    found = (run for result in results for rows in result.runs.values() for row in rows.values() for run in row)
+    return list({run.name: run for run in found}.values())
+
+
+def _day(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+# ---- the answer, the tables and their figures
+
+
+def _answer(result: "ComparisonResult") -> list[Part]:
+    """What the choice without the environment left out has, in words."""
+    lines = []
+    for table in result.tables:
+        folds = result.plan.tables[table.name].folds
+        values = {} if folds is None else _means(table).get(CHOSEN, {})
+        if folds is None or f"mean {folds.measure}" not in values:
+            continue
+        lines.append(
+            f"In an environment that it has not seen, the method that the others' held-out rows choose has "
+            f"{folds.measure} {values[f'mean {folds.measure}']:.3f} in the mean over {len(folds.environments)}, "
+            f"{values[f'worst {folds.measure}']:.3f} in the worst."
+        )
+    return [Lines(lines, lead=True)] if lines else []
+
+
+def _means(table: Table) -> dict[str, dict[str, float]]:
+    """The means over seeds, by row and heading."""
+    return {
+        row.name: {
+            column.heading: statistics.fmean(cell)
+            for column, cell in zip(table.columns, row.cells, strict=True)
+            if cell
+        }
+        for row in table.rows
+    }
+
+
+def _tables(result: "ComparisonResult") -> list[Section]:
+    """A section for each table that has runs, with its figures."""
+    sections = []
+    for table in result.tables:
+        comparison = result.plan.tables[table.name]
+        if not table.runs:
+            continue
+        if (folds := comparison.folds) is None:
+            header, rows = table.cells()
+            caption = table.title or "Mean ± standard deviation over seeds."
+            parts: list[Part] = [Grid(caption, header, [cells_of(row) for row in rows])]
+        else:
+            parts = _Environments(table, folds).parts()
+        drawn = [Path(path) for name, path in result.drawn.items() if name in comparison.figures]
+        parts += [Picture(path.read_bytes(), _caption(path.stem, folds)) for path in drawn]
+        sections.append(Section(table.name if folds is None else "In each environment, as a new one", parts))
+    return sections
+
+
+def _caption(figure: str, folds: Folds | None) -> str:
+    if folds is None:
+        return figure
+    return (
+        f"The {folds.measure} in each environment where it is left out: one mark a method, its mean over seeds with "
+        "the standard deviation. Hollow: chosen by that environment itself (oracle)."
+    )
+
+
+class _Environments:
+    """A table of environments left out in turn: environments × methods, beside what is known of each environment."""
+
+    def __init__(self, table: Table, folds: Folds) -> None:
+        self.table, self.folds, self.means = table, folds, _means(table)
+        self.known = known_of_environments(table.runs)
+        kinds = [kind.strip(" ()") for kind in (ROWS, MAJORITY, CONSTANT)]
+        self.about = [kind for kind in kinds if any(kind in each for each in self.known.values())]
+        self.shown = [row for row in table.rows if row.name != BEST]
+        self.own = [column for column in table.columns if column.heading in folds.environments]
+        over = [column for column in table.columns if column not in self.own]
+        self.over = [column for column in over if not column.heading.endswith(ORACLE)]
+
+    def parts(self) -> list[Part]:
+        """Each environment in a row; of many, quartiles and those that stand out, the rest folded."""
+        seeds = max(len(row.runs) for row in self.shown)
+        means = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+        better = "larger" if self.folds.mode == "max" else "smaller"
+        caption = f"{self.folds.measure}, {better} is better; {means}; bold: the best method."
+        header = ["environment", *self.about, *(row.label for row in self.shown)]
+        rows = [self._line(column) for column in self.own]
+        if any(cell.mark == "below" for row in rows for cell in row):
+            caption += " ▼: worse than a constant, which needs no model."
+        footer = [self._line(column) for column in self.over]
+        every = Grid(caption, header, rows, footer)
+        if len(rows) <= MOST_ROWS:
+            return [every, *self._in_hindsight()]
+        quartiles = Grid(f"Quartiles over {len(rows)} environments. {caption}", header, self._quartiles(), footer)
+        unusual = self._unusual()
+        caption = "Environments that stand out from the others."
+        return [
+            quartiles,
+            *([Grid(caption, header, [row for row in rows if row[0].text in unusual])] if unusual else []),
+            Folded(f"All {len(rows)} environments", [every]),
+            *self._in_hindsight(),
+        ]
+
+    def _constant(self, environment: str) -> float | None:
+        """What a constant has there, if it is known of this measure."""
+        kind = {"accuracy": MAJORITY, "mse": CONSTANT}.get(self.folds.measure, "").strip(" ()")
+        return self.known.get(environment, {}).get(kind)
+
+    def _line(self, column: Column) -> list[Cell]:
+        sign = 1 if self.folds.mode == "max" else -1
+        known, constant = self.known.get(column.heading, {}), self._constant(column.heading)
+        values = {row.name: self.means[row.name].get(column.heading) for row in self.shown}
+        best = max(
+            (sign * value for name, value in values.items() if name != CHOSEN and value is not None), default=None
+        )
+        cells = [column.title, *(f"{known[kind]:,.4g}" if kind in known else "" for kind in self.about)]
+        line = cells_of(cells)
+        for row in self.shown:
+            value, text = values[row.name], column.text(self._numbers(row, column), len(row.runs))
+            if value is not None and constant is not None and sign * value < sign * constant:
+                line.append(Cell(text, "below"))
+            else:
+                line.append(Cell(text, "best" if value is not None and sign * value == best else ""))
+        return line
+
+    def _numbers(self, row: Row, column: Column) -> Any:
+        return row.cells[self.table.columns.index(column)]
+
+    def _quartiles(self) -> list[list[Cell]]:
+        names = [column.heading for column in self.own]
+        known = [[each[kind] for each in self.known.values() if kind in each] for kind in self.about]
+        values = [[self.means[row.name][name] for name in names if name in self.means[row.name]] for row in self.shown]
+        return [
+            cells_of(
+                [
+                    label,
+                    *(f"{np.quantile(each, part):,.4g}" for each in known),
+                    *(f"{np.quantile(each, part):.3f}" if each else "–" for each in values),
+                ]
+            )
+            for label, part in _QUARTILES.items()
+        ]
+
+    def _unusual(self) -> set[str]:
+        """The environments far from the quartiles of the choice, or of the first method: the farthest."""
+        means = self.means.get(CHOSEN) or self.means[self.shown[0].name]
+        values = {column.title: means[column.heading] for column in self.own if column.heading in means}
+        first, third = np.quantile([*values.values()], [0.25, 0.75])
+        far = {name: max(first - value, value - third) for name, value in values.items()}
+        farthest = sorted(far, key=far.__getitem__, reverse=True)[:MOST_NAMED]
+        return {name for name in farthest if far[name] > 1.5 * (third - first)}
+
+    def _in_hindsight(self) -> list[Part]:
+        """The mean and the worst as each environment itself would have chosen (oracle)."""
+        rows, lines = [row for row in self.table.rows if row.name != CHOSEN], []
+        for column in self.table.columns:
+            if column.heading.endswith(ORACLE) and column not in self.own:
+                plain = next(each for each in self.table.columns if each.heading == column.heading.removesuffix(ORACLE))
+                cells = [self._numbers(row, plain if row.name == BEST else column) for row in rows]
+                texts = [column.text(cell, len(row.runs)) for row, cell in zip(rows, cells, strict=True)]
+                lines.append(cells_of([plain.title, *texts]))
+        caption = (
+            "Not a result: evaluation and method as the environment left out would have chosen them itself. The "
+            "distance to the table above is the price of not knowing it."
+        )
+        return (
+            [Folded("In hindsight (oracle)", [Grid(caption, ["", *(row.label for row in rows)], lines)])]
+            if lines
+            else []
+        )
+
+
+# ---- how it was obtained, limits and commands
+
+
+def _how(result: "ComparisonResult") -> list[Part]:
+    """What was trained, what chose, and the settings of each configuration."""
+    parts: list[Part] = []
+    for table in result.tables:
+        comparison = result.plan.tables[table.name]
+        seeds = sorted({run.seed for run in table.runs})
+        counted = f"{len(comparison.configurations)} configurations with seeds {', '.join(map(str, seeds))}"
+        parts.append(Lines([f"{table.name}: {counted}.", *_folds_in_words(result.plan, comparison.folds)]))
+        if len(comparison.configurations) <= MOST_ROWS:
+            rows = [
+                cells_of([row.label, ", ".join(f"{name} {format_value(value)}" for name, value in options.items())])
+                for row in table.rows
+                if (options := comparison.configurations.get(row.name)) is not None
+            ]
+            parts.append(Grid("What differs between them.", [table.name, "options"], rows, numeric=False))
+    return parts
+
+
+def _folds_in_words(plan: "ComparisonPlan", folds: Folds | None) -> list[str]:
+    if folds is None:
+        return []
+    held_out = option_values(plan.base)["held_out"]
+    return [
+        f"Each of {len(folds.environments)} environments was left out once. A model learned from the others and was "
+        "measured there.",
+        f"{held_out:.0%} of the rows of the other environments were held out of training. They chose the evaluation of "
+        f"each run and, in the column {CHOSEN}, the method. The environment left out chose nothing.",
+    ]
+
+
+def _origin(experiment: str, name: str, runs: Sequence[Run]) -> Facts:
+    """When, where and with what the runs were trained; ``name`` is that of their group's run in MLflow."""
+
+    def joined(values: Iterable[Any]) -> str:
+        return ", ".join(dict.fromkeys(str(value) for value in values if value))
+
+    tags = [run.record["tracking"]["tags"] for run in runs]
+    origins = [run.record.get("origin", {}) for run in runs]
+    facts = {
+        "trainings": f"{len(runs)}, {duration(sum(run.seconds for run in runs))} in all, until "
+        + _day(max(run.ended_at for run in runs)),
+        "machine": joined(origin.get("machine") for origin in origins),
+        "software": f"Concord {joined(each.get('concord.version') for each in tags)}, Python "
+        f"{joined(each.get('python') for each in tags)}, PyTorch {joined(each.get('torch') for each in tags)}",
+        "commit": joined(origin.get("commit") for origin in origins),
+        "data": joined(origin.get("data") for origin in origins),
+        "MLflow": f"{runs[0].record['store']}, experiment {experiment}, run {name}",
+    }
+    return Facts({name: value for name, value in facts.items() if value})
+
+
+def _limits(result: "ComparisonResult") -> list[str]:
+    lines = []
+    for table in result.tables:
+        if (folds := result.plan.tables[table.name].folds) is None:
+            continue
+        lines.append(
+            f"These are {len(folds.environments)} environments. The next one may differ from all of them more than "
+            "they do from each other."
+        )
+        known = known_of_environments(table.runs)
+        few = [name for name, each in known.items() if each.get("rows", _FEW) < _FEW]
+        if few:
+            more = f" and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
+            lines.append(f"Fewer than {_FEW} rows, so a value there is rough: {', '.join(few[:MOST_NAMED])}{more}.")
+        lines.append(
+            "The methods have the settings shown above and were not tuned. Their values are of these environments, "
+            "which also tell which method is the best, so the best one's are a little too good."
+        )
+    lines += [f"Failed: {run}: {failure.splitlines()[0]}" for run, failure in result.failed.items()]
+    for name, missing in result.missing.items():
+        lines.append(f"{name}: {len(missing)} of {len(result.plan.runs[name])} runs are missing.")
+    return lines
+
+
+def _commands(result: "ComparisonResult") -> list[Part]:
+    """The commands that repeat the comparison, train its best method, and use the model."""
+    plan, job = result.plan, result.plan.job
+    name = {"name": plan.name} if plan.name != job.name else {}
+    options = {"html": REPORT, **name, "output": plan.base.run.output}
+    parts: list[Part] = [
+        Command("Repeat the comparison; what is there is not trained again:", plan.command),
+        Command("Make this page again, without training:", job.command("report", *plan.tables, options=options)),
+    ]
+    for table in result.tables:
+        comparison = plan.tables[table.name]
+        if comparison.folds is not None and table.runs and (best := _best(table, comparison.folds)) is not None:
+            train = _train_command(plan, comparison.configurations[best])
+            parts += _use(best, train, _runs([result])[0].record["store"], job.model_name(plan.base))
+    return parts
+
+
+def _best(table: Table, folds: Folds) -> str | None:
+    """The method with the best mean over the environments; None if none has a value in each."""
+    sign, heading = 1 if folds.mode == "max" else -1, f"mean {folds.measure}"
+    means = {name: sign * each[heading] for name, each in _means(table).items() if heading in each}
+    return max((name for name in means if name not in (CHOSEN, BEST)), key=means.__getitem__, default=None)
+
+
+def _train_command(plan: "ComparisonPlan", configuration: Mapping[str, Any]) -> str:
+    """The command that trains a configuration on all environments."""
+    usual, known = option_values(plan.job.job.config), options_of(type(plan.base))
+    options = {name: value for name, value in plan.given.items() if name in known}
+    options |= {name: value for name, value in configuration.items() if value != usual.get(name)}
+    return plan.job.command("train", options={**plan.job.for_command(options), "output": plan.base.run.output})
+
+
+def _use(method: str, train: str, store: str, model: str) -> list[Part]:
+    """How to train a method on all environments, and to load and serve its model."""
+    uri = f"models:/{model}@{CHAMPION}"
+    load = f"import mlflow\n\nmlflow.set_tracking_uri({store!r})\nmodel = mlflow.pyfunc.load_model({uri!r})"
+    return [
+        Command(f"Train {method_name(method)} on all environments, and register its model:", train),
+        Command("Load it in Python. The champion is the best version so far; concord models lists all:", load),
+        Command("Serve it over HTTP:", serve_command(store, uri)),
+    ]
