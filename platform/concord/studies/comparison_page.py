@@ -57,11 +57,11 @@ def comparison_page(results: "Sequence[ComparisonResult]", info: Info) -> Page:
     rows = rows_of(plan.job, plan.base, runs, info)
     names = [table.name for result in results for table in result.tables]
     how = [part for result in results for part in _how(result)]
-    title = ", ".join(names)
-    if rows.table is not None and names == [LEAVE_ONE_OUT]:
-        title = f"does it hold in a new {rows.table.environment.name}?"
+    title = f"{plan.job.name}: {', '.join(names)}"
+    if (table := rows.table) is not None and names == [LEAVE_ONE_OUT]:
+        title = f"Predicting {table.target}: will it hold in a new {table.environment.name}?"
     return Page(
-        f"{plan.job.name}: {title}",
+        title,
         _about(runs),
         [
             Section("The answer", [part for result in results for part in _answer(result)]),
@@ -229,7 +229,7 @@ class _Environments:
         best = max(
             (sign * value for name, value in values.items() if name != CHOSEN and value is not None), default=None
         )
-        cells = [column.title, *(f"{known[kind]:,.4g}" if kind in known else "" for kind in self.about)]
+        cells = [column.title, *(_number(known[kind]) if kind in known else "" for kind in self.about)]
         line = cells_of(cells)
         for row in self.shown:
             value, text = values[row.name], column.text(self._numbers(row, column), len(row.runs))
@@ -250,7 +250,7 @@ class _Environments:
             cells_of(
                 [
                     label,
-                    *(f"{np.quantile(each, part):,.4g}" for each in known),
+                    *(_number(float(np.quantile(each, part))) for each in known),
                     *(f"{np.quantile(each, part):.3f}" if each else "–" for each in values),
                 ]
             )
@@ -286,24 +286,30 @@ class _Environments:
         )
 
 
+def _number(value: float) -> str:
+    """Rows, a share or an error."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.3f}"
+
+
 # ---- how it was obtained, limits and commands
 
 
 def _how(result: "ComparisonResult") -> list[Part]:
     """What was trained, what chose, and the settings of each configuration."""
     parts: list[Part] = []
+    usual = option_values(result.plan.job.job.config)
     for table in result.tables:
         comparison = result.plan.tables[table.name]
         seeds = sorted({run.seed for run in table.runs})
         counted = f"{len(comparison.configurations)} configurations with seeds {', '.join(map(str, seeds))}"
         parts.append(Lines([f"{table.name}: {counted}.", *_folds_in_words(result.plan, comparison.folds)]))
-        if len(comparison.configurations) <= MOST_ROWS:
-            rows = [
-                cells_of([row.label, ", ".join(f"{name} {format_value(value)}" for name, value in options.items())])
-                for row in table.rows
-                if (options := comparison.configurations.get(row.name)) is not None
-            ]
-            parts.append(Grid("What differs between them.", [table.name, "options"], rows, numeric=False))
+        rows = []
+        for name, options in comparison.configurations.items():
+            changed = {option: value for option, value in options.items() if value != usual.get(option)}
+            shown = ", ".join(f"{option} {format_value(value)}" for option, value in changed.items())
+            rows.append(cells_of([method_name(name), shown or "as the job"]))
+        grid = Grid("Options that differ from the job's.", [table.name, "options"], rows, numeric=False)
+        parts.append(grid if len(rows) <= MOST_ROWS else Folded(f"All {len(rows)} configurations", [grid]))
     return parts
 
 
@@ -335,7 +341,7 @@ def _origin(experiment: str, name: str, runs: Sequence[Run]) -> Facts:
         f"{joined(each.get('python') for each in tags)}, PyTorch {joined(each.get('torch') for each in tags)}",
         "commit": joined(origin.get("commit") for origin in origins),
         "data": joined(origin.get("data") for origin in origins),
-        "MLflow": f"{runs[0].record['store']}, experiment {experiment}, run {name}",
+        "MLflow": f"experiment {experiment}, run {name}",
     }
     return Facts({name: value for name, value in facts.items() if value})
 

@@ -13,7 +13,6 @@ from concord.execution.lifecycle import Info
 from concord.execution.preflight import as_input_error
 from concord.options import option_values
 from concord.record import Run
-from concord.storage import display_path
 from concord.studies.page import MOST_NAMED, MOST_ROWS, Facts, Folded, Grid, Lines, Part, Picture, cells_of
 from concord.training.job import JobFile
 from concord.training.options import RunConfig
@@ -79,7 +78,7 @@ def columns_parts(rows: Rows) -> list[Part]:
     shown = dataclasses.replace(every, rows=lines[:MOST_ROWS])
     broken = [line.removeprefix("breaks: ") for line in broken_lines(columns, purposes)]
     title = f"Each column's relation with {data.target}, by environment"
-    picture = png(columns_figure(columns, purposes, title))
+    picture = png(columns_figure(columns, purposes, data.target))
     more = [Folded(f"All {len(lines)} columns", [every])] if len(lines) > MOST_ROWS else []
     first = Lines(["A column holds if it says the same of the target everywhere. Those that break first:", *broken])
     return [first, Picture(picture, f"{title}: those that break first."), shown, *more]
@@ -88,7 +87,7 @@ def columns_parts(rows: Rows) -> list[Part]:
 def data_parts(base: RunConfig, rows: Rows, runs: Sequence[Run]) -> list[Part]:
     """What the rows are, and what to know of them; without a table the environments as a run recorded them."""
     values = option_values(base)
-    source = {"source": display_path(values["data"])} if values.get("data") is not None else {}
+    source = {} if values.get("data") is None else {"source": values["data"].name}  # the folder is of one machine
     if (data := rows.table) is None:
         parts: list[Part] = [Lines([rows.missing])] if rows.missing else []
         return [*parts, *([Facts(source)] if source else []), *_recorded_data(runs)]
