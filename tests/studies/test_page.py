@@ -269,10 +269,9 @@ def test_a_wrong_path_is_refused_before_anything_is_trained(
     (tmp_path / "folder").mkdir()
     (tmp_path / "file.txt").touch()
     (tmp_path / "patients.csv").write_text("hospital,died,age\na,0,1\nb,1,2\nc,0,3\n")
-    words = (
-        [] if command[0] == "report" else ["--data", "patients.csv", "--environment", "hospital", "--target", "died"]
-    )
-    assert main([*command, *words, "--output", "out", "--html", given]) == 2
+    if words.startswith("compare"):
+        words += " --data patients.csv --environment hospital --target died"
+    assert main([*words.split(), "--output", "out", "--html", given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"concord: --html {given}: ")
     assert line.endswith(problem)
