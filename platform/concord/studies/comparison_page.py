@@ -163,10 +163,11 @@ def _tables(result: "ComparisonResult") -> list[Section]:
             header, rows = table.cells()
             caption = table.title or "Mean ± standard deviation over seeds."
             parts: list[Part] = [Grid(caption, header, [cells_of(row) for row in rows])]
+            folded: list[Part] = []
         else:
-            parts = _Environments(table, folds).parts()
+            parts, folded = _Environments(table, folds).parts()
         drawn = [Path(path) for name, path in result.drawn.items() if name in comparison.figures]
-        parts += [Picture(path.read_bytes(), _caption(path.stem, folds)) for path in drawn]
+        parts += [*(Picture(path.read_bytes(), _caption(path.stem, folds)) for path in drawn), *folded]
         sections.append(Section(table.name if folds is None else "In each environment, as a new one", parts))
     return sections
 
@@ -174,10 +175,7 @@ def _tables(result: "ComparisonResult") -> list[Section]:
 def _caption(figure: str, folds: Folds | None) -> str:
     if folds is None:
         return figure
-    return (
-        f"The {folds.measure} in each environment where it is left out: one mark a method, its mean over seeds with "
-        "the standard deviation. Hollow: chosen by that environment itself (oracle)."
-    )
+    return f"The {folds.measure} of each method in each environment where it is left out, the mean over seeds."
 
 
 class _Environments:
@@ -193,8 +191,8 @@ class _Environments:
         over = [column for column in table.columns if column not in self.own]
         self.over = [column for column in over if not column.heading.endswith(ORACLE)]
 
-    def parts(self) -> list[Part]:
-        """Each environment in a row; of many, quartiles and those that stand out, the rest folded."""
+    def parts(self) -> tuple[list[Part], list[Part]]:
+        """Each environment in a row; of many, quartiles and those that stand out. And what is folded."""
         seeds = max(len(row.runs) for row in self.shown)
         means = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
         better = "larger" if self.folds.mode == "max" else "smaller"
@@ -206,16 +204,12 @@ class _Environments:
         footer = [self._line(column) for column in self.over]
         every = Grid(caption, header, rows, footer)
         if len(rows) <= MOST_ROWS:
-            return [every, *self._in_hindsight()]
+            return [every], self._in_hindsight()
         quartiles = Grid(f"Quartiles over {len(rows)} environments. {caption}", header, self._quartiles(), footer)
         unusual = self._unusual()
         caption = "Environments that stand out from the others."
-        return [
-            quartiles,
-            *([Grid(caption, header, [row for row in rows if row[0].text in unusual])] if unusual else []),
-            Folded(f"All {len(rows)} environments", [every]),
-            *self._in_hindsight(),
-        ]
+        far = [Grid(caption, header, [row for row in rows if row[0].text in unusual])] if unusual else []
+        return [quartiles, *far], [Folded(f"All {len(rows)} environments", [every]), *self._in_hindsight()]
 
     def _constant(self, environment: str) -> float | None:
         """What a constant has there, if it is known of this measure."""
@@ -229,7 +223,7 @@ class _Environments:
         best = max(
             (sign * value for name, value in values.items() if name != CHOSEN and value is not None), default=None
         )
-        cells = [column.title, *(_number(known[kind]) if kind in known else "" for kind in self.about)]
+        cells = [column.title, *(_known(kind, known[kind]) if kind in known else "" for kind in self.about)]
         line = cells_of(cells)
         for row in self.shown:
             value, text = values[row.name], column.text(self._numbers(row, column), len(row.runs))
@@ -244,13 +238,13 @@ class _Environments:
 
     def _quartiles(self) -> list[list[Cell]]:
         names = [column.heading for column in self.own]
-        known = [[each[kind] for each in self.known.values() if kind in each] for kind in self.about]
+        known = {kind: [each[kind] for each in self.known.values() if kind in each] for kind in self.about}
         values = [[self.means[row.name][name] for name in names if name in self.means[row.name]] for row in self.shown]
         return [
             cells_of(
                 [
                     label,
-                    *(_number(float(np.quantile(each, part))) for each in known),
+                    *(_known(kind, float(np.quantile(each, part))) for kind, each in known.items()),
                     *(f"{np.quantile(each, part):.3f}" if each else "–" for each in values),
                 ]
             )
@@ -286,9 +280,9 @@ class _Environments:
         )
 
 
-def _number(value: float) -> str:
+def _known(kind: str, value: float) -> str:
     """Rows, a share or an error."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.3f}"
+    return f"{value:,.0f}" if kind == "rows" else f"{value:.3f}" if value < 10 else f"{value:,.4g}"
 
 
 # ---- how it was obtained, limits and commands

@@ -80,7 +80,7 @@ def columns_parts(rows: Rows) -> list[Part]:
     title = f"Each column's relation with {data.target}, by environment"
     picture = png(columns_figure(columns, purposes, data.target))
     more = [Folded(f"All {len(lines)} columns", [every])] if len(lines) > MOST_ROWS else []
-    first = Lines(["A column holds if it says the same of the target everywhere. Those that break first:", *broken])
+    first = Lines([f"A column holds if it says the same of {data.target} everywhere.", *broken])
     return [first, Picture(picture, f"{title}: those that break first."), shown, *more]
 
 
