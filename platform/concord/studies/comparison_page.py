@@ -3,13 +3,10 @@
 A part without material is left out: a table without folds has no environments, a job without rows no columns.
 """
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 import concord
 from concord.analysis.method_names import method_name
@@ -18,13 +15,13 @@ from concord.execution.progress import duration
 from concord.options import option_values, options_of
 from concord.record import Run
 from concord.studies.data_sections import columns_parts, data_parts, rows_of
+from concord.studies.environment_grids import EnvironmentGrids
 from concord.studies.job_tables import LEAVE_ONE_OUT
-from concord.studies.leave_one_out import BEST, CHOSEN, CONSTANT, MAJORITY, ORACLE, ROWS, known_of_environments
+from concord.studies.leave_one_out import CHOSEN, known_of_environments
 from concord.studies.methods import MethodsPlan
 from concord.studies.page import (
     MOST_NAMED,
     MOST_ROWS,
-    Cell,
     Command,
     Facts,
     Folded,
@@ -37,7 +34,7 @@ from concord.studies.page import (
     cells_of,
 )
 from concord.studies.recommendation import MethodsResult
-from concord.table import Column, Row, Table, format_value
+from concord.table import format_value
 from concord.tracking.registry import CHAMPION, serve_command
 from concord.training.comparison import Folds
 
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"  # in the folder of a comparison
 _FEW = 50  # rows, of which a value is rough
-_QUARTILES = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile": 0.75, "most": 1.0}
 
 
 def comparison_page(results: "Sequence[ComparisonResult]", info: Info) -> Page:
@@ -64,12 +60,12 @@ def comparison_page(results: "Sequence[ComparisonResult]", info: Info) -> Page:
         title,
         _about(runs),
         [
-            Section("The answer", [part for result in results for part in _answer(result)]),
+            Section("The answer", [part for result in results for part in _answer(_verdict(result))]),
             *(section for result in results for section in _tables(result)),
             Section("Which columns hold", columns_parts(rows)),
             Section("The data", data_parts(plan.base, rows, runs)),
             Section("How it was obtained", [*how, _origin(plan.experiment, plan.name, runs)]),
-            Section("Limits", [Lines([line for result in results for line in _limits(result)])]),
+            Section("Limits", [part for result in results for part in _limits(result)]),
             Section("Commands", [part for result in results for part in _commands(result)]),
         ],
     )
@@ -84,15 +80,15 @@ def methods_page(plan: MethodsPlan, result: MethodsResult, again: str, info: Inf
     caption = "Mean ± standard deviation over new seeds, the best first. The test chose nothing."
     table = Grid(caption, header, [cells_of(row) for row in cells], numeric=False)
     experiment = next(iter(plan.studies.values())).experiment
-    recommendation, *others = result.lines()
+    answer = _answer(_verdict(result)) or [Lines(result.lines()[:1], lead=True)]
     names = ", ".join(study.record["name"] for study in result.studies.values())
     run = result.studies[result.recommended].record
     return Page(
         f"{plan.job.name}: which method?",
         _about(runs),
         [
-            Section("The answer", [Lines([recommendation], lead=True)]),
-            Section("The methods", [table, Lines(others)]),
+            Section("The answer", answer),
+            Section("The methods", [table, Lines(result.lines()[1:])]),
             Section("Which columns hold", columns_parts(rows)),
             Section("The data", data_parts(plan.base, rows, runs)),
             Section("How it was obtained", [_origin(experiment, names, runs)]),
@@ -124,32 +120,14 @@ def _day(seconds: float) -> str:
 # ---- the answer, the tables and their figures
 
 
-def _answer(result: "ComparisonResult") -> list[Part]:
-    """What the choice without the environment left out has, in words."""
-    lines = []
-    for table in result.tables:
-        folds = result.plan.tables[table.name].folds
-        values = {} if folds is None else _means(table).get(CHOSEN, {})
-        if folds is None or f"mean {folds.measure}" not in values:
-            continue
-        lines.append(
-            f"In an environment that it has not seen, the method that the others' held-out rows choose has "
-            f"{folds.measure} {values[f'mean {folds.measure}']:.3f} in the mean over {len(folds.environments)}, "
-            f"{values[f'worst {folds.measure}']:.3f} in the worst."
-        )
-    return [Lines(lines, lead=True)] if lines else []
+def _verdict(result: Any) -> Any:
+    return getattr(result, "verdict", None)
 
 
-def _means(table: Table) -> dict[str, dict[str, float]]:
-    """The means over seeds, by row and heading."""
-    return {
-        row.name: {
-            column.heading: statistics.fmean(cell)
-            for column, cell in zip(table.columns, row.cells, strict=True)
-            if cell
-        }
-        for row in table.rows
-    }
+def _answer(verdict: Any) -> list[Part]:
+    """The verdict in words."""
+    lines = () if verdict is None else verdict.lines
+    return [Lines([line[:1].upper() + line[1:] for line in lines], lead=True)] if lines else []
 
 
 def _tables(result: "ComparisonResult") -> list[Section]:
@@ -165,7 +143,7 @@ def _tables(result: "ComparisonResult") -> list[Section]:
             parts: list[Part] = [Grid(caption, header, [cells_of(row) for row in rows])]
             folded: list[Part] = []
         else:
-            parts, folded = _Environments(table, folds).parts()
+            parts, folded = EnvironmentGrids(table, folds, _verdict(result)).parts()
         drawn = [Path(path) for name, path in result.drawn.items() if name in comparison.figures]
         parts += [*(Picture(path.read_bytes(), _caption(path.stem, folds)) for path in drawn), *folded]
         sections.append(Section(table.name if folds is None else "In each environment, as a new one", parts))
@@ -176,113 +154,6 @@ def _caption(figure: str, folds: Folds | None) -> str:
     if folds is None:
         return figure
     return f"The {folds.measure} of each method in each environment where it is left out, the mean over seeds."
-
-
-class _Environments:
-    """A table of environments left out in turn: environments × methods, beside what is known of each environment."""
-
-    def __init__(self, table: Table, folds: Folds) -> None:
-        self.table, self.folds, self.means = table, folds, _means(table)
-        self.known = known_of_environments(table.runs)
-        kinds = [kind.strip(" ()") for kind in (ROWS, MAJORITY, CONSTANT)]
-        self.about = [kind for kind in kinds if any(kind in each for each in self.known.values())]
-        self.shown = [row for row in table.rows if row.name != BEST]
-        self.own = [column for column in table.columns if column.heading in folds.environments]
-        over = [column for column in table.columns if column not in self.own]
-        self.over = [column for column in over if not column.heading.endswith(ORACLE)]
-
-    def parts(self) -> tuple[list[Part], list[Part]]:
-        """Each environment in a row; of many, quartiles and those that stand out. And what is folded."""
-        seeds = max(len(row.runs) for row in self.shown)
-        means = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-        better = "larger" if self.folds.mode == "max" else "smaller"
-        caption = f"{self.folds.measure}, {better} is better; {means}; bold: the best method."
-        header = ["environment", *self.about, *(row.label for row in self.shown)]
-        rows = [self._line(column) for column in self.own]
-        if any(cell.mark == "below" for row in rows for cell in row):
-            caption += " ▼: worse than a constant, which needs no model."
-        footer = [self._line(column) for column in self.over]
-        every = Grid(caption, header, rows, footer)
-        if len(rows) <= MOST_ROWS:
-            return [every], self._in_hindsight()
-        quartiles = Grid(f"Quartiles over {len(rows)} environments. {caption}", header, self._quartiles(), footer)
-        unusual = self._unusual()
-        caption = "Environments that stand out from the others."
-        far = [Grid(caption, header, [row for row in rows if row[0].text in unusual])] if unusual else []
-        return [quartiles, *far], [Folded(f"All {len(rows)} environments", [every]), *self._in_hindsight()]
-
-    def _constant(self, environment: str) -> float | None:
-        """What a constant has there, if it is known of this measure."""
-        kind = {"accuracy": MAJORITY, "mse": CONSTANT}.get(self.folds.measure, "").strip(" ()")
-        return self.known.get(environment, {}).get(kind)
-
-    def _line(self, column: Column) -> list[Cell]:
-        sign = 1 if self.folds.mode == "max" else -1
-        known, constant = self.known.get(column.heading, {}), self._constant(column.heading)
-        values = {row.name: self.means[row.name].get(column.heading) for row in self.shown}
-        best = max(
-            (sign * value for name, value in values.items() if name != CHOSEN and value is not None), default=None
-        )
-        cells = [column.title, *(_known(kind, known[kind]) if kind in known else "" for kind in self.about)]
-        line = cells_of(cells)
-        for row in self.shown:
-            value, text = values[row.name], column.text(self._numbers(row, column), len(row.runs))
-            if value is not None and constant is not None and sign * value < sign * constant:
-                line.append(Cell(text, "below"))
-            else:
-                line.append(Cell(text, "best" if value is not None and sign * value == best else ""))
-        return line
-
-    def _numbers(self, row: Row, column: Column) -> Any:
-        return row.cells[self.table.columns.index(column)]
-
-    def _quartiles(self) -> list[list[Cell]]:
-        names = [column.heading for column in self.own]
-        known = {kind: [each[kind] for each in self.known.values() if kind in each] for kind in self.about}
-        values = [[self.means[row.name][name] for name in names if name in self.means[row.name]] for row in self.shown]
-        return [
-            cells_of(
-                [
-                    label,
-                    *(_known(kind, float(np.quantile(each, part))) for kind, each in known.items()),
-                    *(f"{np.quantile(each, part):.3f}" if each else "–" for each in values),
-                ]
-            )
-            for label, part in _QUARTILES.items()
-        ]
-
-    def _unusual(self) -> set[str]:
-        """The environments far from the quartiles of the choice, or of the first method: the farthest."""
-        means = self.means.get(CHOSEN) or self.means[self.shown[0].name]
-        values = {column.title: means[column.heading] for column in self.own if column.heading in means}
-        first, third = np.quantile([*values.values()], [0.25, 0.75])
-        far = {name: max(first - value, value - third) for name, value in values.items()}
-        farthest = sorted(far, key=far.__getitem__, reverse=True)[:MOST_NAMED]
-        return {name for name in farthest if far[name] > 1.5 * (third - first)}
-
-    def _in_hindsight(self) -> list[Part]:
-        """The mean and the worst as each environment itself would have chosen (oracle)."""
-        rows, lines = [row for row in self.table.rows if row.name != CHOSEN], []
-        for column in self.table.columns:
-            if column.heading.endswith(ORACLE) and column not in self.own:
-                plain = next(each for each in self.table.columns if each.heading == column.heading.removesuffix(ORACLE))
-                cells = [self._numbers(row, plain if row.name == BEST else column) for row in rows]
-                texts = [column.text(cell, len(row.runs)) for row, cell in zip(rows, cells, strict=True)]
-                lines.append(cells_of([plain.title, *texts]))
-        caption = (
-            "Not a result: evaluation and method as the environment left out would have chosen them itself. The "
-            "distance to the table above is the price of not knowing it."
-        )
-        return (
-            [Folded("In hindsight (oracle)", [Grid(caption, ["", *(row.label for row in rows)], lines)])]
-            if lines
-            else []
-        )
-
-
-def _known(kind: str, value: float) -> str:
-    """Rows, a share or an error."""
-    return f"{value:,.0f}" if kind == "rows" else f"{value:.3f}" if value < 10 else f"{value:,.4g}"
 
 
 # ---- how it was obtained, limits and commands
@@ -340,7 +211,8 @@ def _origin(experiment: str, name: str, runs: Sequence[Run]) -> Facts:
     return Facts({name: value for name, value in facts.items() if value})
 
 
-def _limits(result: "ComparisonResult") -> list[str]:
+def _limits(result: "ComparisonResult") -> list[Part]:
+    """What the numbers cannot say, and what is missing."""
     lines = []
     for table in result.tables:
         if (folds := result.plan.tables[table.name].folds) is None:
@@ -361,7 +233,7 @@ def _limits(result: "ComparisonResult") -> list[str]:
     lines += [f"Failed: {run}: {failure.splitlines()[0]}" for run, failure in result.failed.items()]
     for name, missing in result.missing.items():
         lines.append(f"{name}: {len(missing)} of {len(result.plan.runs[name])} runs are missing.")
-    return lines
+    return [Lines(lines)] if lines else []
 
 
 def _commands(result: "ComparisonResult") -> list[Part]:
@@ -375,17 +247,11 @@ def _commands(result: "ComparisonResult") -> list[Part]:
     ]
     for table in result.tables:
         comparison = plan.tables[table.name]
-        if comparison.folds is not None and table.runs and (best := _best(table, comparison.folds)) is not None:
-            train = _train_command(plan, comparison.configurations[best])
-            parts += _use(best, train, _runs([result])[0].record["store"], job.model_name(plan.base))
+        if comparison.folds is not None and (verdict := _verdict(result)) is not None:
+            train = _train_command(plan, comparison.configurations[verdict.recommended])
+            store = _runs([result])[0].record["store"]
+            parts += _use(verdict.recommended, train, store, job.model_name(plan.base))
     return parts
-
-
-def _best(table: Table, folds: Folds) -> str | None:
-    """The method with the best mean over the environments; None if none has a value in each."""
-    sign, heading = 1 if folds.mode == "max" else -1, f"mean {folds.measure}"
-    means = {name: sign * each[heading] for name, each in _means(table).items() if heading in each}
-    return max((name for name in means if name not in (CHOSEN, BEST)), key=means.__getitem__, default=None)
 
 
 def _train_command(plan: "ComparisonPlan", configuration: Mapping[str, Any]) -> str:

@@ -107,7 +107,6 @@ def data_parts(base: RunConfig, rows: Rows, runs: Sequence[Run]) -> list[Part]:
         f"{counts.max():,} rows",
         "target": f"{data.target}: {about}",
         "inputs": f"{len(data.kinds)} columns, {cells.isna().to_numpy().mean():.1%} of the cells missing",
-        "digest": data.version,
     }
     left_out = [each.removesuffix("=ignore") for each in values.get("columns", ()) if each.endswith("=ignore")]
     return [Facts(facts), Lines([*notes(data, left_out, quote=False)])]

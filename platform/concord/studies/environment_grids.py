@@ -1,0 +1,160 @@
+"""The tables of environments that were left out in turn, for a page: environments × methods."""
+
+import statistics
+from typing import Any
+
+import numpy as np
+
+from concord.analysis.method_names import method_name
+from concord.studies.leave_one_out import BEST, CHOSEN, CONSTANT, MAJORITY, ORACLE, ROWS, known_of_environments
+from concord.studies.page import MOST_NAMED, MOST_ROWS, Cell, Folded, Grid, Part, cells_of
+from concord.table import Column, Row, Table
+from concord.training.comparison import Folds
+
+_QUARTILES = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile": 0.75, "most": 1.0}
+
+
+class EnvironmentGrids:
+    """A table of environments left out in turn: environments × methods, beside what is known of each environment.
+
+    With a verdict the recommended method's 95 % intervals stand beside its values.
+    """
+
+    def __init__(self, table: Table, folds: Folds, verdict: Any) -> None:
+        self.table, self.folds, self.means = table, folds, _means(table)
+        self.known = known_of_environments(table.runs)
+        kinds = [kind.strip(" ()") for kind in (ROWS, MAJORITY, CONSTANT)]
+        self.about = [kind for kind in kinds if any(kind in each for each in self.known.values())]
+        self.shown = [row for row in table.rows if row.name != BEST]
+        self.own = [column for column in table.columns if column.heading in folds.environments]
+        over = [column for column in table.columns if column not in self.own]
+        self.over = [column for column in over if not column.heading.endswith(ORACLE)]
+        self.recommended = None if verdict is None else verdict.recommended
+        self.intervals: dict[tuple[str, str], str] = {}  # by method and heading
+        if verdict is not None:
+            means = [(each.method, f"mean {folds.measure}", each.interval) for each in verdict.methods]
+            own = [(each.method, each.environment, each.interval) for each in verdict.environments]
+            for method, heading, interval in [*means, *own]:
+                if interval is not None:
+                    self.intervals[method, heading] = f"{interval.low:.3f} to {interval.high:.3f}"
+
+    def parts(self) -> tuple[list[Part], list[Part]]:
+        """Each environment in a row; of many, quartiles and those that stand out. And what is folded."""
+        seeds = max(len(row.runs) for row in self.shown)
+        means = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+        better = "larger" if self.folds.mode == "max" else "smaller"
+        caption = f"{self.folds.measure}, {better} is better; {means}; bold: the best method."
+        header = ["environment", *self.about, *(row.label for row in self.shown)]
+        if self.intervals:
+            header.append(f"95 % of {method_name(self.recommended)}")
+        rows = [self._line(column) for column in self.own]
+        if any(cell.mark == "below" for row in rows for cell in row):
+            caption += " ▼: worse than a constant, which needs no model."
+        footer = [self._line(column) for column in self.over]
+        every = Grid(caption, header, rows, footer)
+        folded = [*self._every_interval(), *self._in_hindsight()]
+        if len(rows) <= MOST_ROWS:
+            return [every], folded
+        quartiles = Grid(f"Quartiles over {len(rows)} environments. {caption}", header, self._quartiles(), footer)
+        unusual = self._unusual()
+        caption = "Environments that stand out from the others."
+        far = [Grid(caption, header, [row for row in rows if row[0].text in unusual])] if unusual else []
+        return [quartiles, *far], [Folded(f"All {len(rows)} environments", [every]), *folded]
+
+    def _constant(self, environment: str) -> float | None:
+        """What a constant has there, if it is known of this measure."""
+        kind = {"accuracy": MAJORITY, "mse": CONSTANT}.get(self.folds.measure, "").strip(" ()")
+        return self.known.get(environment, {}).get(kind)
+
+    def _line(self, column: Column) -> list[Cell]:
+        sign = 1 if self.folds.mode == "max" else -1
+        known, constant = self.known.get(column.heading, {}), self._constant(column.heading)
+        values = {row.name: self.means[row.name].get(column.heading) for row in self.shown}
+        methods = [sign * value for name, value in values.items() if name != CHOSEN and value is not None]
+        best = max(methods, default=None)
+        cells = [column.title, *(_known(kind, known[kind]) if kind in known else "" for kind in self.about)]
+        line = cells_of(cells)
+        for row in self.shown:
+            value, text = values[row.name], column.text(self._numbers(row, column), len(row.runs))
+            if value is not None and constant is not None and sign * value < sign * constant:
+                line.append(Cell(text, "below"))
+            else:
+                line.append(Cell(text, "best" if value is not None and sign * value == best else ""))
+        if self.intervals:
+            line.append(Cell(self.intervals.get((self.recommended, column.heading), "")))
+        return line
+
+    def _numbers(self, row: Row, column: Column) -> Any:
+        return row.cells[self.table.columns.index(column)]
+
+    def _quartiles(self) -> list[list[Cell]]:
+        names = [column.heading for column in self.own]
+        known = {kind: [each[kind] for each in self.known.values() if kind in each] for kind in self.about}
+        values = [[self.means[row.name][name] for name in names if name in self.means[row.name]] for row in self.shown]
+        return [
+            cells_of(
+                [
+                    label,
+                    *(_known(kind, float(np.quantile(each, part))) for kind, each in known.items()),
+                    *(f"{np.quantile(each, part):.3f}" if each else "–" for each in values),
+                    *([""] if self.intervals else []),
+                ]
+            )
+            for label, part in _QUARTILES.items()
+        ]
+
+    def _unusual(self) -> set[str]:
+        """The environments far from the quartiles of the choice, or of the first method: the farthest."""
+        means = self.means.get(CHOSEN) or self.means[self.shown[0].name]
+        values = {column.title: means[column.heading] for column in self.own if column.heading in means}
+        first, third = np.quantile([*values.values()], [0.25, 0.75])
+        far = {name: max(first - value, value - third) for name, value in values.items()}
+        farthest = sorted(far, key=far.__getitem__, reverse=True)[:MOST_NAMED]
+        return {name for name in farthest if far[name] > 1.5 * (third - first)}
+
+    def _every_interval(self) -> list[Part]:
+        """The intervals of all methods."""
+        methods = [row for row in self.shown if row.name != CHOSEN]
+        rows = [
+            cells_of([column.title, *(self.intervals.get((row.name, column.heading), "–") for row in methods)])
+            for column in [*self.own, *self.over]
+            if any((row.name, column.heading) in self.intervals for row in methods)
+        ]
+        caption = (
+            "95 % intervals: in an environment over its rows, of the mean over environments as if more had been drawn."
+        )
+        grid = Grid(caption, ["environment", *(row.label for row in methods)], rows)
+        return [Folded("Intervals of all methods", [grid])] if rows else []
+
+    def _in_hindsight(self) -> list[Part]:
+        """The mean and the worst as each environment itself would have chosen (oracle)."""
+        rows, lines = [row for row in self.table.rows if row.name != CHOSEN], []
+        for column in self.table.columns:
+            if column.heading.endswith(ORACLE) and column not in self.own:
+                plain = next(each for each in self.table.columns if each.heading == column.heading.removesuffix(ORACLE))
+                cells = [self._numbers(row, plain if row.name == BEST else column) for row in rows]
+                texts = [column.text(cell, len(row.runs)) for row, cell in zip(rows, cells, strict=True)]
+                lines.append(cells_of([plain.title, *texts]))
+        caption = (
+            "Not a result: evaluation and method as the environment left out would have chosen them itself. The "
+            "distance to the table above is the price of not knowing it."
+        )
+        grid = Grid(caption, ["", *(row.label for row in rows)], lines)
+        return [Folded("In hindsight (oracle)", [grid])] if lines else []
+
+
+def _known(kind: str, value: float) -> str:
+    """Rows, a share or an error."""
+    return f"{value:,.0f}" if kind == "rows" else f"{value:.3f}" if value < 10 else f"{value:,.4g}"
+
+
+def _means(table: Table) -> dict[str, dict[str, float]]:
+    """The means over seeds, by row and heading."""
+    return {
+        row.name: {
+            column.heading: statistics.fmean(cell)
+            for column, cell in zip(table.columns, row.cells, strict=True)
+            if cell
+        }
+        for row in table.rows
+    }
