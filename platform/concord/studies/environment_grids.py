@@ -29,7 +29,7 @@ class EnvironmentGrids:
         self.own = [column for column in table.columns if column.heading in folds.environments]
         over = [column for column in table.columns if column not in self.own]
         self.over = [column for column in over if not column.heading.endswith(ORACLE)]
-        self.recommended = None if verdict is None else verdict.recommended
+        self.recommended = "" if verdict is None else verdict.recommended
         self.intervals: dict[tuple[str, str], str] = {}  # by method and heading
         if verdict is not None:
             means = [(each.method, f"mean {folds.measure}", each.interval) for each in verdict.methods]
