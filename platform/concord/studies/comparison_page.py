@@ -60,7 +60,7 @@ def comparison_page(results: "Sequence[ComparisonResult]", info: Info) -> Page:
         title,
         _about(runs),
         [
-            Section("The answer", [part for result in results for part in _answer(_verdict(result))]),
+            Section("The answer", [part for result in results for part in _answer(result)]),
             *(section for result in results for section in _tables(result)),
             Section("Which columns hold", columns_parts(rows)),
             Section("The data", data_parts(plan.base, rows, runs)),
@@ -80,7 +80,7 @@ def methods_page(plan: MethodsPlan, result: MethodsResult, again: str, info: Inf
     caption = "Mean ± standard deviation over new seeds, the best first. The test chose nothing."
     table = Grid(caption, header, [cells_of(row) for row in cells], numeric=False)
     experiment = next(iter(plan.studies.values())).experiment
-    answer = _answer(_verdict(result)) or [Lines(result.lines()[:1], lead=True)]
+    answer = [Lines(_verdict_lines(_verdict(result)) or result.lines()[:1], lead=True)]
     names = ", ".join(study.record["name"] for study in result.studies.values())
     run = result.studies[result.recommended].record
     return Page(
@@ -124,10 +124,17 @@ def _verdict(result: Any) -> Any:
     return getattr(result, "verdict", None)
 
 
-def _answer(verdict: Any) -> list[Part]:
-    """The verdict in words."""
-    lines = () if verdict is None else verdict.lines
-    return [Lines([line[:1].upper() + line[1:] for line in lines], lead=True)] if lines else []
+def _answer(result: "ComparisonResult") -> list[Part]:
+    """The verdict in words, and where the recommended method fails."""
+    lines = _verdict_lines(_verdict(result))
+    for table in result.tables:
+        if (folds := result.plan.tables[table.name].folds) is not None:
+            lines += EnvironmentGrids(table, folds, _verdict(result)).worse_than_constant()
+    return [Lines(lines, lead=True)] if lines else []
+
+
+def _verdict_lines(verdict: Any) -> list[str]:
+    return [] if verdict is None else [line[:1].upper() + line[1:] for line in verdict.lines]
 
 
 def _tables(result: "ComparisonResult") -> list[Section]:

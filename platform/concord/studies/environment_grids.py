@@ -7,7 +7,7 @@ import numpy as np
 
 from concord.analysis.method_names import method_name
 from concord.studies.leave_one_out import BEST, CHOSEN, CONSTANT, MAJORITY, ORACLE, ROWS, known_of_environments
-from concord.studies.page import MOST_NAMED, MOST_ROWS, Cell, Folded, Grid, Part, cells_of
+from concord.studies.page import MOST_NAMED, MOST_ROWS, Cell, Folded, Grid, Mark, Part, cells_of
 from concord.table import Column, Row, Table
 from concord.training.comparison import Folds
 
@@ -61,25 +61,41 @@ class EnvironmentGrids:
         far = [Grid(caption, header, [row for row in rows if row[0].text in unusual])] if unusual else []
         return [quartiles, *far], [Folded(f"All {len(rows)} environments", [every]), *folded]
 
+    def worse_than_constant(self) -> list[str]:
+        """Where the recommended method is worse than a constant, in words."""
+        rows = [row for row in self.shown if row.name == self.recommended]
+        marks = {column.title: self._mark(row, column) for row in rows for column in self.own}
+        below = [name for name, mark in marks.items() if mark == "below"]
+        if not below:
+            return []
+        more = f" and {len(below) - MOST_NAMED} more" if len(below) > MOST_NAMED else ""
+        where = f"{', '.join(below[:MOST_NAMED])}{more}"
+        method = method_name(self.recommended)
+        return [f"In {len(below)} of {len(marks)} environments {method} is worse than a constant: {where}"]
+
+    def _mark(self, row: Row, column: Column) -> Mark:
+        """Whether a value is worse than a constant, or the best of the methods."""
+        sign, constant = 1 if self.folds.mode == "max" else -1, self._constant(column.heading)
+        value = self.means[row.name].get(column.heading)
+        if value is None:
+            return ""
+        if constant is not None and sign * value < sign * constant:
+            return "below"
+        methods = [each for name, each in self.means.items() if name not in (CHOSEN, BEST)]
+        best = max(sign * each[column.heading] for each in methods if column.heading in each)
+        return "best" if sign * value >= best else ""
+
     def _constant(self, environment: str) -> float | None:
         """What a constant has there, if it is known of this measure."""
         kind = {"accuracy": MAJORITY, "mse": CONSTANT}.get(self.folds.measure, "").strip(" ()")
         return self.known.get(environment, {}).get(kind)
 
     def _line(self, column: Column) -> list[Cell]:
-        sign = 1 if self.folds.mode == "max" else -1
-        known, constant = self.known.get(column.heading, {}), self._constant(column.heading)
-        values = {row.name: self.means[row.name].get(column.heading) for row in self.shown}
-        methods = [sign * value for name, value in values.items() if name != CHOSEN and value is not None]
-        best = max(methods, default=None)
-        cells = [column.title, *(_known(kind, known[kind]) if kind in known else "" for kind in self.about)]
-        line = cells_of(cells)
+        known = self.known.get(column.heading, {})
+        about = [_known(kind, known[kind]) if kind in known else "" for kind in self.about]
+        line = cells_of([column.title, *about])
         for row in self.shown:
-            value, text = values[row.name], column.text(self._numbers(row, column), len(row.runs))
-            if value is not None and constant is not None and sign * value < sign * constant:
-                line.append(Cell(text, "below"))
-            else:
-                line.append(Cell(text, "best" if value is not None and sign * value == best else ""))
+            line.append(Cell(column.text(self._numbers(row, column), len(row.runs)), self._mark(row, column)))
         if self.intervals:
             line.append(Cell(self.intervals.get((self.recommended, column.heading), "")))
         return line

@@ -20,11 +20,15 @@ MOST_ROWS = 20  # of a grid; the others are folded
 MOST_NAMED = 8  # things in a sentence
 
 
+Mark = Literal["", "best", "below"]
+"""Of a value: the best of its row, or worse than a constant."""
+
+
 class Cell(NamedTuple):
-    """A cell of a grid; ``mark`` is ``best`` of its row, or ``below`` what a constant has."""
+    """A cell of a grid."""
 
     text: str
-    mark: Literal["", "best", "below"] = ""
+    mark: Mark = ""
 
 
 def cells_of(texts: Iterable[str]) -> list[Cell]:
