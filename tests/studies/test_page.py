@@ -254,9 +254,7 @@ def test_passwords_are_hidden() -> None:
         ("s3://bucket/page.html", "must be a file on this machine's disk"),
     ],
 )
-@pytest.mark.parametrize(
-    "command", [["compare", "table", LEAVE_ONE_OUT], ["compare", "table", "methods"], ["report", "table"]]
-)
+@pytest.mark.parametrize("words", [f"compare table {LEAVE_ONE_OUT}", "compare table methods", "report table"])
 def test_a_wrong_path_is_refused_before_anything_is_trained(
     words: str,
     given: str,
