@@ -12,6 +12,20 @@ from concord.table import Column, Row, Table
 from concord.training.comparison import Folds
 
 _QUARTILES = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile": 0.75, "most": 1.0}
+# Measures in the words of somebody who does not train models.
+_MEANINGS = {
+    "accuracy": "the share of rows that are predicted right",
+    "auc": "the probability that a row of the second class ranks above one of the first",
+    "average_precision": "the mean precision over all cutoffs",
+    "brier": "the mean squared error of the probability",
+    "calibration_error": "the distance of probabilities from the shares that come true",
+    "f1": "the mean of precision and recall",
+    "mae": "the mean absolute error",
+    "mse": "the mean squared error",
+    "r2": "the part of the variance that is predicted",
+    "recall": "the share of the second class that is found",
+    "specificity": "the share of the first class that is left alone",
+}
 
 
 class EnvironmentGrids:
@@ -43,7 +57,8 @@ class EnvironmentGrids:
         seeds = max(len(row.runs) for row in self.shown)
         means = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
         better = "larger" if self.folds.mode == "max" else "smaller"
-        caption = f"{self.folds.measure}, {better} is better; {means}; bold: the best method."
+        meaning = f", {_MEANINGS[self.folds.measure]}" if self.folds.measure in _MEANINGS else ""
+        caption = f"{self.folds.measure}{meaning}; {better} is better; {means}; bold: the best method."
         header = ["environment", *self.about, *(row.label for row in self.shown)]
         if self.intervals:
             header.append(f"95 % of {method_name(self.recommended)}")
