@@ -15,7 +15,7 @@ _QUARTILES = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quarti
 # Measures in the words of somebody who does not train models.
 _MEANINGS = {
     "accuracy": "the share of rows that are predicted right",
-    "auc": "the probability that a row of the second class ranks above one of the first",
+    "auc": "the probability that a row of a class ranks above one of the others",
     "average_precision": "the mean precision over all cutoffs",
     "brier": "the mean squared error of the probability",
     "calibration_error": "the distance of probabilities from the shares that come true",
@@ -23,8 +23,8 @@ _MEANINGS = {
     "mae": "the mean absolute error",
     "mse": "the mean squared error",
     "r2": "the part of the variance that is predicted",
-    "recall": "the share of the second class that is found",
-    "specificity": "the share of the first class that is left alone",
+    "recall": "the share of a class that is found",
+    "specificity": "the share of the others that is left alone",
 }
 
 
