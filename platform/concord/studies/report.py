@@ -20,7 +20,7 @@ from concord.studies.comparison_page import comparison_page
 from concord.studies.comparison_plan import comparison_name, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
-from concord.studies.job_tables import LEAVE_ONE_OUT, comparisons_of
+from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.leave_one_out import leave_one_out_as_recorded
 from concord.studies.page import check_page_file
 from concord.studies.proposals import Trial
@@ -143,12 +143,11 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
 def _write_page(job: JobFile, results: Sequence[ComparisonResult], options: Any, info: Info) -> None:
     """The page of the comparisons that are there (InputError if none is)."""
     if not results:
-        again = job.command(
-            "compare", *([] if job.job.comparisons else [LEAVE_ONE_OUT]), options={"html": options.html}
-        )
-        raise InputError(
-            f"--html {options.html}: no comparison of job {job.name} is in {options.output}; {again} makes one"
-        )
+        option, table = {"html": options.html}, [] if job.job.comparisons else [LEAVE_ONE_OUT]
+        again = f"{job.command('compare', *table, options=option)} makes one"
+        if job.job.loop is None:
+            again += f", {job.command('compare', METHODS, options=option)} one of methods"
+        raise InputError(f"--html {options.html}: no comparison of job {job.name} is in {options.output}; {again}")
     comparison_page(results, info).write(options.html)
     info(f"page {options.html}")
 
