@@ -61,11 +61,3 @@ def test_each_of_26_methods_left_out_has_a_mark_of_its_own() -> None:
     figure = left_out_figure({str(method): {"a": ([0.1, 0.2], [0.3, 0.4])} for method in range(26)}, "accuracy")
     marks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].get_lines() if line.get_marker() != "|"}
     assert len({mark for mark in marks if mark[1] != "None"}) == 26
-
-
-def test_many_environments_left_out_are_a_figure_of_one_screen() -> None:
-    spread = {f"e{place}": ([place / 160], [place / 160]) for place in range(160)}
-    figure = left_out_figure({"mean": spread, "and-mask": spread}, "accuracy")
-    assert figure.get_figheight() < 5
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["average", "AND-mask"]
-    assert [len(marks.get_offsets()) for marks in figure.axes[0].collections[::2]] == [160, 160]

@@ -12,7 +12,6 @@ from concord.analysis.method_names import method_name
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 _RESAMPLINGS = 10_000
-_MOST_NAMED = 40  # environments
 _CYCLE = 10  # of Matplotlib's cycle; then the same colours have the next marker
 _MARKERS = "os^Dv"
 
@@ -99,13 +98,8 @@ def bootstrapped_interval(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[
 
 
 def left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
-    """Mean and standard deviation over seeds in each environment; a hollow mark is the oracle's mean.
-
-    Of many environments a mark each for its mean, without a name, in the row of the method, and their median.
-    """
+    """Mean and standard deviation over seeds in each environment; a hollow mark is the oracle's mean."""
     environments = list(next(iter(values.values())))
-    if len(environments) > _MOST_NAMED:
-        return _many_left_out_figure(values, measure)
     figure, axes = one_panel(6, 1.2 + 0.22 * len(environments) * (1 + len(values)))
     for index, (method, spread) in enumerate(values.items()):
         for place, name in enumerate(environments):
@@ -120,20 +114,4 @@ def left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
     axes.set(yticks=range(len(environments)), yticklabels=environments, xlabel=f"{measure} where it is left out")
     axes.invert_yaxis()
     figure.legend(frameon=False, loc="outside upper center", ncols=3, title="hollow: chosen by it (oracle)")
-    return figure
-
-
-def _many_left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
-    figure, axes = one_panel(6, 1.0 + 0.6 * len(values))
-    jitter = np.random.default_rng(0)
-    for place, spread in enumerate(values.values()):
-        means = [float(np.mean(chosen)) for chosen, _ in spread.values() if chosen]
-        heights = place + jitter.uniform(-0.25, 0.25, len(means))
-        axes.scatter(means, heights, color=f"C{place}", s=12, alpha=0.6, linewidths=0)
-        axes.vlines(float(np.median(means)), place - 0.35, place + 0.35, color="black")
-    axes.set_yticks(range(len(values)), [method_name(method) for method in values])
-    count = len(next(iter(values.values())))
-    axes.set(xlabel=f"{measure} in {count} environments where each is left out; line: median")
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
