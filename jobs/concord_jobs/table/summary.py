@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from concord.analysis.columns.notes import notes
 from concord.analysis.columns.relations import relations
 from concord.analysis.columns.report import as_json, broken_lines, relation_cells
 from concord.environments.table_rows import Table, fit_encoder
 from concord.table import Table as ShownTable
-from concord_jobs.table.notes import notes
 
 _FOLDS, _DEPTH = 3, 5
 _MOST_ROWS = 20_000  # for the decision tree

@@ -119,7 +119,7 @@ def left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
             axes.plot(float(np.mean(oracle)), at, marker, markerfacecolor="none", color=colour)
     axes.set(yticks=range(len(environments)), yticklabels=environments, xlabel=f"{measure} where it is left out")
     axes.invert_yaxis()
-    figure.legend(frameon=False, loc="outside upper center", ncols=4, title="hollow: chosen by it (oracle)")
+    figure.legend(frameon=False, loc="outside upper center", ncols=3, title="hollow: chosen by it (oracle)")
     return figure
 
 

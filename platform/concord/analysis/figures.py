@@ -1,5 +1,6 @@
 """The style and the format of all figures."""
 
+import io
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,13 +28,21 @@ def finish(axes: Axes, **legend: Any) -> None:
     axes.legend(fontsize=8, frameon=False, **legend)
 
 
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG of 150 dots an inch."""
+    file = io.BytesIO()
+    if figure.get_layout_engine() is None:
+        figure.savefig(file, dpi=150, bbox_inches="tight")
+    else:  # savefig would write the same bytes, after drawing everything once more for the layout
+        figure.set_dpi(150)
+        FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure as a PNG of 150 dots an inch, making the folder; returns the path."""
+    """Write the figure as a PNG, making the folder; returns the path."""
+    content = png(figure)
     with disk_errors_in_one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if figure.get_layout_engine() is None:
-            figure.savefig(path, dpi=150, bbox_inches="tight")
-        else:  # savefig would write the same bytes, after drawing everything once more for the layout
-            figure.set_dpi(150)
-            FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
+        path.write_bytes(content)
     return path

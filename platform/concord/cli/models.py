@@ -157,7 +157,7 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     with contextlib.suppress(RunFailedError):  # a server that shows no models
         for name in champions(store)[:1]:
             info(f"to serve the champion of {name}:")
-            for line in serve_command(store, f"models:/{name}@{CHAMPION}").splitlines():
+            for line in serve_command(store.uri, f"models:/{name}@{CHAMPION}").splitlines():
                 info(line)
     if not own:
         return {"mlflow": address, "ray": dashboard}

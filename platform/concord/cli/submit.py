@@ -331,10 +331,13 @@ def _cluster_values(command: "JobCommand", profile: Any) -> dict[str, Any]:
     of_profile = {"output": profile.output, "data": profile.data}
     known = options_of(type(command.options))
     values = {name: value for name, value in of_profile.items() if value is not None and name in known} | values
-    for option in ("output", "results"):
-        folder = values.get(option)
-        if folder is not None and not Path(folder).is_absolute() and not is_remote(Path(folder)):
-            raise InputError(f"--{option} {folder}: is relative; give the absolute path as the cluster's nodes see it")
+    for option in ("output", "results", "html"):
+        path = values.get(option)
+        if path is not None and not Path(path).is_absolute() and not is_remote(Path(path)):
+            also = "; without it a comparison's page is report.html in MLflow" if option == "html" else ""
+            raise InputError(
+                f"--{option} {path}: is relative; give the absolute path as the cluster's nodes see it{also}"
+            )
     return values
 
 

@@ -73,7 +73,7 @@ def model_card(
         f"**Rule.** {_rule(config, checked)}",
         f"**Selection.** {_selection(lineage, checked)}",
         f"**Limits.** {_limits(checked.environments, warnings)}",
-        f"**Use.**\n\n```python\n{_loading(store, uri)}\n```\n\n```sh\n{serve_command(store, uri)}\n```",
+        f"**Use.**\n\n```python\n{_loading(store, uri)}\n```\n\n```sh\n{serve_command(store.uri, uri)}\n```",
     ]
     return "\n\n".join(filter(None, parts))
 

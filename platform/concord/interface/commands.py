@@ -23,6 +23,7 @@ from concord.space import Entry, format_entry
 from concord.studies.comparison_plan import plan_comparison
 from concord.studies.criterion import metric_on
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
+from concord.studies.page import check_page_file
 from concord.tracking import Store
 from concord.tracking.alive import shown_status
 from concord.tracking.run_search import Condition, field_name, find_runs
@@ -120,12 +121,21 @@ def compare(
 
 
 def compared(command: JobCommand) -> Comparison:
-    """The tables of a command."""
+    """The tables of a command, and their page where it asks for one."""
+    html = command.options.comparison.html
+    check_page_file(html)
+    result = _compared(command)
+    if html is not None:
+        info(f"page {result.html(html)}")
+    return result
+
+
+def _compared(command: JobCommand) -> Comparison:
     if METHODS in command.tables:
         from concord.studies.methods import plan_methods, run_methods
 
-        plan = plan_methods(command.job, command.options, command.given)
-        return Methods(run_methods(plan, command.words(), info), command.job)
+        plan, words = plan_methods(command.job, command.options, command.given), command.words()
+        return Methods(run_methods(plan, words, info), plan, command.job.command("compare", METHODS, *words))
     if LEAVE_ONE_OUT in command.tables:
         from concord.studies.leave_one_out import plan_leave_one_out
 

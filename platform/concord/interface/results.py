@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,9 +13,13 @@ from concord.errors import InputError
 from concord.execution.finish import figures_of, register_later
 from concord.execution.trained_model import model_of_run
 from concord.logs import info
+from concord.options import path_of
 from concord.record import FOLDERS, folder_of, read_record, require_run
 from concord.record import Run as RecordedRun
+from concord.studies.comparison_page import REPORT, methods_page
 from concord.studies.comparison_run import TABLES, ComparisonResult
+from concord.studies.methods import MethodsPlan
+from concord.studies.page import check_page_file, write_file
 from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import ResultLine, StudyResult, read_study, table_of_lines
@@ -270,6 +274,23 @@ class Comparison:
         """The tables' figures by name, if their configurations all have runs."""
         return self.result.figures(info) if isinstance(self.result, ComparisonResult) else {}
 
+    def html(self, path: str | Path) -> Path:
+        """Write the page to hand on, one HTML file: answer, tables, figures, columns, data and commands.
+
+        Raises:
+            InputError: the path cannot be written, or the comparison has no page, since none of its runs has finished.
+        """
+        file = path_of(str(path))
+        check_page_file(file)
+        self._write_page(file)
+        return file
+
+    def _write_page(self, file: Path) -> None:
+        page = None if self._folder is None else self._folder / REPORT
+        if page is None or not page.exists():
+            raise InputError(f"html {file}: the comparison has no page yet; compare again, to train what is missing")
+        write_file(file, page.read_text(encoding="utf-8"))
+
     def __repr__(self) -> str:
         return f"<concord comparison: {', '.join(self.tables)}, {len(self.failed)} runs failed>"
 
@@ -287,10 +308,14 @@ class Methods(Comparison):
         train: the command that trains a model with the recommended method and its settings.
     """
 
-    def __init__(self, result: MethodsResult, job: JobFile | None = None) -> None:
+    def __init__(self, result: MethodsResult, plan: MethodsPlan, again: str) -> None:
         super().__init__([dataclasses.replace(result.table(), name="methods")], result.failed, result)
-        self.studies = {method: Study(study, job) for method, study in result.studies.items()}
+        self.studies = {method: Study(study, plan.job) for method, study in result.studies.items()}
+        self._page = partial(methods_page, plan, result, again, info)
         self.recommended, self.reasons, self.train = result.recommended, result.lines(), result.train
+
+    def _write_page(self, file: Path) -> None:
+        self._page().write(file)
 
     def _repr_html_(self) -> str:
         return super()._repr_html_() + "".join(f"<p>{line}</p>" for line in self.reasons)

@@ -241,6 +241,8 @@ def _cell(plan: ComparisonPlan, table: str, row: str, config: ResolvedConfig, ve
     data = None if versions is None else versions.of(config, f"{table}, {row}")
     left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
     spec = RunSpec.of(plan.job, config, data)
+    if versions is None:  # kept runs are searched, whatever their data were
+        spec = dataclasses.replace(spec, key=dataclasses.replace(spec.key, data=None))
     usual, recorded = recorded_config(plan.job.job.config), recorded_config(spec.config)
     label = f"{table}, {row}, seed {config.run.seed}" + ("" if left_out is None else f", without {in_short(left_out)}")
     # The key tells rows apart whose names are alike, and the same row with other options.

@@ -19,6 +19,7 @@ from concord.execution.key import finished_run
 from concord.execution.spec import RunSpec
 from concord.options import option_values
 from concord.record import Run, read_run
+from concord.studies.comparison_page import REPORT, comparison_page
 from concord.studies.comparison_plan import ComparisonPlan, recorded_command
 from concord.studies.expected_time import require_time
 from concord.studies.leave_one_out import (
@@ -151,6 +152,9 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
             )
             _train(plan, pool, info)
             result = write_results(read_comparison(plan, pool.runs()), info, pool.group)
+            if result.finished:
+                comparison_page([result], info).write(plan.folder.path / REPORT)
+                pool.group.run.keep_artifact(REPORT)
     except StoppedError:
         raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)

@@ -102,6 +102,8 @@ class MethodsOptions(OptionGroup):
     """Longest expected time, in hours, that begins without a question; without a terminal a longer one is refused."""
     results: Place[Path | None] = None
     """Folder for the values of each method's seeds, one JSON line a seed."""
+    html: Place[Path | None] = None
+    """File for a page to hand on: recommendation, table, columns, data and commands in one HTML file."""
     sharing: SharingOptions = group(SharingOptions)
     # fmt: on
 

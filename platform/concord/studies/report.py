@@ -16,11 +16,13 @@ from concord.errors import InputError
 from concord.execution.lifecycle import Info
 from concord.record import RECORD, folder_of, read_record
 from concord.storage import Folder, check_local_folder
+from concord.studies.comparison_page import comparison_page
 from concord.studies.comparison_plan import comparison_name, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
-from concord.studies.job_tables import LEAVE_ONE_OUT, comparisons_of
+from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.leave_one_out import leave_one_out_as_recorded
+from concord.studies.page import check_page_file
 from concord.studies.proposals import Trial
 from concord.studies.results import StudyResult, read_study, write_lines, write_results
 from concord.studies.study_options import combined
@@ -50,6 +52,8 @@ class ReportOptions:
     """Rows of the job's tables: names, or patterns such as 'ERM, *' (with quotes); by default all."""
     results: Path | None = None
     """Folder for the data of each table: one file a table, one JSON line a run."""
+    html: Path | None = None
+    """File for a page to hand on: the tables' answer, columns, data and commands in one HTML file."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, studies and figures."""
     # fmt: on
@@ -69,9 +73,12 @@ def report_groups(
     Returns the JSON result, and the output for readers.
     """
     check_local_folder("--results", options.results)
+    check_page_file(options.html)
     own = None if options.only_studies or tables or options.only else job.job.report
     compared = {} if options.only_studies else _comparisons(job, tables, options, info)
     reported: dict[str, Any] = {} if own is None else dict(own.make(options, info))
+    if options.html is not None:
+        _write_page(job, [each for each in compared.values() if each.finished], options, info)
     studies = [] if tables or options.only else _studies(job.name, options)
     if own is None and not compared and not studies:
         again = f"{job.command('tune')} makes one"
@@ -131,6 +138,18 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
         for run, failure in result.failed.items():
             info(f"{run} failed: {failure.splitlines()[0]}")
     return found
+
+
+def _write_page(job: JobFile, results: Sequence[ComparisonResult], options: Any, info: Info) -> None:
+    """The page of the comparisons that are there (InputError if none is)."""
+    if not results:
+        option, table = {"html": options.html}, [] if job.job.comparisons else [LEAVE_ONE_OUT]
+        again = f"{job.command('compare', *table, options=option)} makes one"
+        if job.job.loop is None:
+            again += f", {job.command('compare', METHODS, options=option)} one of methods"
+        raise InputError(f"--html {options.html}: no comparison of job {job.name} is in {options.output}; {again}")
+    comparison_page(results, info).write(options.html)
+    info(f"page {options.html}")
 
 
 def _studies(job: str, options: Any) -> list[StudyResult]:

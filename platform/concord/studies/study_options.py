@@ -131,6 +131,8 @@ class SeedsOptions(OptionGroup):
     """First seed; by default the table's."""
     results: Place[Path | None] = None
     """Folder for the data of each table: one file a table, one JSON line a run."""
+    html: Place[Path | None] = None
+    """File for a page to hand on: answer, tables, columns, data and commands in one HTML file."""
     sharing: SharingOptions = group(SharingOptions)
     # fmt: on
 

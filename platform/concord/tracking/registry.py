@@ -203,9 +203,9 @@ def champions(store: Store) -> list[str]:
         return [entry.name for entry in entries if CHAMPION in entry.aliases]
 
 
-def serve_command(store: Store, model: str) -> str:
-    """The lines that serve a model, ``models:/NAME@ALIAS``, over HTTP; without the store's password."""
-    where = f"MLFLOW_TRACKING_URI={shlex.quote(redact(store.uri))}"
+def serve_command(store: str, model: str) -> str:
+    """The lines that serve a model, ``models:/NAME@ALIAS``, of this store over HTTP; without the store's password."""
+    where = f"MLFLOW_TRACKING_URI={shlex.quote(redact(store))}"
     return f"{where} \\\n  mlflow models serve --model-uri {shlex.quote(model)} --env-manager local --port 5001"
 
 

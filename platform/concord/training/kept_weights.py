@@ -149,6 +149,7 @@ def best_by(
     job: Job[Any], config: TrainConfig, reported: Mapping[str, Mode | None], own: Iterable[str]
 ) -> tuple[str, Mode]:
     """The metric of ``--keep``, never of the test or of an environment left out, and its mode (InputError)."""
+    mode: Mode
     keep, metric, mode = config.schedule.keep, "validation_loss", "min"
     if keep == "best":
         metric, mode = job.compared_by(reported, own)

@@ -19,12 +19,13 @@ _MOST_NAMED = 5  # levels or environments of a column
 _SEPARATORS = re.compile(r"(?<=[^\W\d])[\s_.-]+(?=[^\W\d])")  # between letters
 
 
-def notes(table: Table, left_out: Collection[str]) -> Iterator[str]:
+def notes(table: Table, left_out: Collection[str], quote: bool = True) -> Iterator[str]:
     """A line for each thing to know.
 
     Args:
         table: the table.
         left_out: the columns that the user ignores.
+        quote: whether a line may quote a cell of text, which may be about a person.
     """
     for name in table.frame.columns:
         if name == table.weight:
@@ -35,7 +36,7 @@ def notes(table: Table, left_out: Collection[str]) -> Iterator[str]:
         elif name in table.text:
             yield f"column {name}: text, of which an encoder makes inputs"
         elif name not in table.kinds and name != table.target:
-            yield f"column {name} is ignored: {_why_ignored(table, name, left_out)}"
+            yield f"column {name} is ignored: {_why_ignored(table, name, left_out, quote)}"
     for name, kind in table.kinds.items():
         column = table.frame[name]
         if kind == "numeric":
@@ -49,7 +50,7 @@ def notes(table: Table, left_out: Collection[str]) -> Iterator[str]:
         yield from _misspelt(f"target {table.target}", table.frame[table.target])
 
 
-def _why_ignored(table: Table, name: str, left_out: Collection[str]) -> str:
+def _why_ignored(table: Table, name: str, left_out: Collection[str], quote: bool) -> str:
     known = table.rows(table.by_purpose["train"])[name].dropna()
     if name in left_out:
         return "as --columns says"
@@ -57,7 +58,8 @@ def _why_ignored(table: Table, name: str, left_out: Collection[str]) -> str:
         return "it has no value in the training environments"
     if pd.api.types.is_numeric_dtype(known):
         return "it has no name, so it counts the rows"
-    found = f"text with {known.nunique()} different values in {len(known)} training rows, such as {known.iloc[0]!r:.40}"
+    found = f"text with {known.nunique()} different values in {len(known)} training rows"
+    found += f", such as {known.iloc[0]!r:.40}" if quote else ""
     words = known.astype("string").str.contains(r"\s").mean() > 0.5
     return f"{found}; --text {name} makes inputs of it" if words else found
 

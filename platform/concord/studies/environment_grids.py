@@ -1,0 +1,191 @@
+"""The tables of environments that were left out in turn, for a page: environments × methods."""
+
+import statistics
+from typing import Any
+
+import numpy as np
+
+from concord.analysis.method_names import method_name
+from concord.studies.leave_one_out import BEST, CHOSEN, CONSTANT, MAJORITY, ORACLE, ROWS, known_of_environments
+from concord.studies.page import MOST_NAMED, MOST_ROWS, Cell, Folded, Grid, Mark, Part, cells_of
+from concord.table import Column, Row, Table
+from concord.training.comparison import Folds
+
+_QUARTILES = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile": 0.75, "most": 1.0}
+# Measures in the words of somebody who does not train models.
+_MEANINGS = {
+    "accuracy": "the share of rows that are predicted right",
+    "auc": "the probability that a row of a class ranks above one of the others",
+    "average_precision": "the mean precision over all cutoffs",
+    "brier": "the mean squared error of the probability",
+    "calibration_error": "the distance of probabilities from the shares that come true",
+    "f1": "the mean of precision and recall",
+    "mae": "the mean absolute error",
+    "mse": "the mean squared error",
+    "r2": "the part of the variance that is predicted",
+    "recall": "the share of a class that is found",
+    "specificity": "the share of the others that is left alone",
+}
+
+
+class EnvironmentGrids:
+    """A table of environments left out in turn: environments × methods, beside what is known of each environment.
+
+    With a verdict the recommended method's 95 % intervals stand beside its values.
+    """
+
+    def __init__(self, table: Table, folds: Folds, verdict: Any) -> None:
+        self.table, self.folds, self.means = table, folds, _means(table)
+        self.known = known_of_environments(table.runs)
+        kinds = [kind.strip(" ()") for kind in (ROWS, MAJORITY, CONSTANT)]
+        self.about = [kind for kind in kinds if any(kind in each for each in self.known.values())]
+        self.shown = [row for row in table.rows if row.name != BEST]
+        self.own = [column for column in table.columns if column.heading in folds.environments]
+        over = [column for column in table.columns if column not in self.own]
+        self.over = [column for column in over if not column.heading.endswith(ORACLE)]
+        self.recommended = "" if verdict is None else verdict.recommended
+        self.intervals: dict[tuple[str, str], str] = {}  # by method and heading
+        if verdict is not None:
+            means = [(each.method, f"mean {folds.measure}", each.interval) for each in verdict.methods]
+            own = [(each.method, each.environment, each.interval) for each in verdict.environments]
+            for method, heading, interval in [*means, *own]:
+                if interval is not None:
+                    self.intervals[method, heading] = f"{interval.low:.3f} to {interval.high:.3f}"
+
+    def parts(self) -> tuple[list[Part], list[Part]]:
+        """Each environment in a row; of many, quartiles and those that stand out. And what is folded."""
+        seeds = max(len(row.runs) for row in self.shown)
+        means = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+        better = "larger" if self.folds.mode == "max" else "smaller"
+        meaning = f", {_MEANINGS[self.folds.measure]}" if self.folds.measure in _MEANINGS else ""
+        caption = f"{self.folds.measure}{meaning}; {better} is better; {means}; bold: the best method."
+        header = ["environment", *self.about, *(row.label for row in self.shown)]
+        if self.intervals:
+            header.append(f"95 % of {method_name(self.recommended)}")
+        rows = [self._line(column) for column in self.own]
+        if any(cell.mark == "below" for row in rows for cell in row):
+            caption += " ▼: worse than a constant, which needs no model."
+        footer = [self._line(column) for column in self.over]
+        every = Grid(caption, header, rows, footer)
+        folded = [*self._every_interval(), *self._in_hindsight()]
+        if len(rows) <= MOST_ROWS:
+            return [every], folded
+        quartiles = Grid(f"Quartiles over {len(rows)} environments. {caption}", header, self._quartiles(), footer)
+        unusual = self._unusual()
+        caption = "Environments that stand out from the others."
+        far = [Grid(caption, header, [row for row in rows if row[0].text in unusual])] if unusual else []
+        return [quartiles, *far], [Folded(f"All {len(rows)} environments", [every]), *folded]
+
+    def worse_than_constant(self) -> list[str]:
+        """Where the recommended method is worse than a constant, in words."""
+        rows = [row for row in self.shown if row.name == self.recommended]
+        marks = {column.title: self._mark(row, column) for row in rows for column in self.own}
+        below = [name for name, mark in marks.items() if mark == "below"]
+        if not below:
+            return []
+        more = f" and {len(below) - MOST_NAMED} more" if len(below) > MOST_NAMED else ""
+        where = f"{', '.join(below[:MOST_NAMED])}{more}"
+        method = method_name(self.recommended)
+        return [f"In {len(below)} of {len(marks)} environments {method} is worse than a constant: {where}"]
+
+    def _mark(self, row: Row, column: Column) -> Mark:
+        """Whether a value is worse than a constant, or the best of the methods."""
+        sign, constant = 1 if self.folds.mode == "max" else -1, self._constant(column.heading)
+        value = self.means[row.name].get(column.heading)
+        if value is None:
+            return ""
+        if constant is not None and sign * value < sign * constant:
+            return "below"
+        methods = [each for name, each in self.means.items() if name not in (CHOSEN, BEST)]
+        best = max(sign * each[column.heading] for each in methods if column.heading in each)
+        return "best" if sign * value >= best else ""
+
+    def _constant(self, environment: str) -> float | None:
+        """What a constant has there, if it is known of this measure."""
+        kind = {"accuracy": MAJORITY, "mse": CONSTANT}.get(self.folds.measure, "").strip(" ()")
+        return self.known.get(environment, {}).get(kind)
+
+    def _line(self, column: Column) -> list[Cell]:
+        known = self.known.get(column.heading, {})
+        about = [_known(kind, known[kind]) if kind in known else "" for kind in self.about]
+        line = cells_of([column.title, *about])
+        for row in self.shown:
+            line.append(Cell(column.text(self._numbers(row, column), len(row.runs)), self._mark(row, column)))
+        if self.intervals:
+            line.append(Cell(self.intervals.get((self.recommended, column.heading), "")))
+        return line
+
+    def _numbers(self, row: Row, column: Column) -> Any:
+        return row.cells[self.table.columns.index(column)]
+
+    def _quartiles(self) -> list[list[Cell]]:
+        names = [column.heading for column in self.own]
+        known = {kind: [each[kind] for each in self.known.values() if kind in each] for kind in self.about}
+        values = [[self.means[row.name][name] for name in names if name in self.means[row.name]] for row in self.shown]
+        return [
+            cells_of(
+                [
+                    label,
+                    *(_known(kind, float(np.quantile(each, part))) for kind, each in known.items()),
+                    *(f"{np.quantile(each, part):.3f}" if each else "–" for each in values),
+                    *([""] if self.intervals else []),
+                ]
+            )
+            for label, part in _QUARTILES.items()
+        ]
+
+    def _unusual(self) -> set[str]:
+        """The environments far from the quartiles of the choice, or of the first method: the farthest."""
+        means = self.means.get(CHOSEN) or self.means[self.shown[0].name]
+        values = {column.title: means[column.heading] for column in self.own if column.heading in means}
+        first, third = np.quantile([*values.values()], [0.25, 0.75])
+        far = {name: max(first - value, value - third) for name, value in values.items()}
+        farthest = sorted(far, key=far.__getitem__, reverse=True)[:MOST_NAMED]
+        return {name for name in farthest if far[name] > 1.5 * (third - first)}
+
+    def _every_interval(self) -> list[Part]:
+        """The intervals of all methods."""
+        methods = [row for row in self.shown if row.name != CHOSEN]
+        rows = [
+            cells_of([column.title, *(self.intervals.get((row.name, column.heading), "–") for row in methods)])
+            for column in [*self.own, *self.over]
+            if any((row.name, column.heading) in self.intervals for row in methods)
+        ]
+        caption = (
+            "95 % intervals: in an environment over its rows, of the mean over environments as if more had been drawn."
+        )
+        grid = Grid(caption, ["environment", *(row.label for row in methods)], rows)
+        return [Folded("Intervals of all methods", [grid])] if rows else []
+
+    def _in_hindsight(self) -> list[Part]:
+        """The mean and the worst as each environment itself would have chosen (oracle)."""
+        rows, lines = [row for row in self.table.rows if row.name != CHOSEN], []
+        for column in self.table.columns:
+            if column.heading.endswith(ORACLE) and column not in self.own:
+                plain = next(each for each in self.table.columns if each.heading == column.heading.removesuffix(ORACLE))
+                cells = [self._numbers(row, plain if row.name == BEST else column) for row in rows]
+                texts = [column.text(cell, len(row.runs)) for row, cell in zip(rows, cells, strict=True)]
+                lines.append(cells_of([plain.title, *texts]))
+        caption = (
+            "Not a result: evaluation and method as the environment left out would have chosen them itself. The "
+            "distance to the table above is the price of not knowing it."
+        )
+        grid = Grid(caption, ["", *(row.label for row in rows)], lines)
+        return [Folded("In hindsight (oracle)", [grid])] if lines else []
+
+
+def _known(kind: str, value: float) -> str:
+    """Rows, a share or an error."""
+    return f"{value:,.0f}" if kind == "rows" else f"{value:.3f}" if value < 10 else f"{value:,.4g}"
+
+
+def _means(table: Table) -> dict[str, dict[str, float]]:
+    """The means over seeds, by row and heading."""
+    return {
+        row.name: {
+            column.heading: statistics.fmean(cell)
+            for column, cell in zip(table.columns, row.cells, strict=True)
+            if cell
+        }
+        for row in table.rows
+    }
