@@ -259,6 +259,7 @@ def test_the_shortlist_leaves_none_out_where_too_few_environments_remain(ray_clu
         lines
     )
     assert "trainings in the search: 1; after it of the best: 3 with environments left out" in lines
+    assert "varied: lr, threshold, penalty; trained with and-mask" in lines
 
 
 @pytest.mark.parametrize(

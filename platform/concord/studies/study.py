@@ -145,6 +145,7 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     )
     varied = f"**Study of {plan.job.name}**: {plan.method}, {plan.trials} trials ({plan.options.search}) of "
     pool.group.run.append("note", part="beginning", text=f"{varied}{', '.join(plan.space.entries)}; {judged}")
+    info(f"varied: {', '.join(plan.space.entries)}{_rule(plan)}")
     if not pool.group.resumed and plan.own is not None:
         info(f"the first trial has the job's own settings: {plan.own}")
     progress = _search(plan, pool, info)
@@ -169,6 +170,14 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     if plan.base.run.register:
         pool.group.run.describe(**_register(plan, best, pool, info))
     return write_results(study_result(pool.group.run, runs), info, pool.group)
+
+
+def _rule(plan: StudyPlan) -> str:
+    """The method of a study's points, in words, if they have one."""
+    point = plan.first[0] if plan.first else plan.search().suggest(0)
+    config = config_at(plan.base, plan.space, point or {}).resolve()
+    fixed = "aggregator" not in plan.varied and "objective" not in plan.varied
+    return f"; trained with {config.method}" if isinstance(config, TrainConfig) and fixed else ""
 
 
 def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[RunSpec]:

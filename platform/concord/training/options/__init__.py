@@ -12,9 +12,16 @@ from concord.training.options.option_groups import (
     in_short,
 )
 from concord.training.options.run_options import LOCAL, MODEL_NAMES, ResolvedConfig, RunConfig, is_model_name
-from concord.training.options.train_config import ResolvedTrainConfig, TrainConfig, device_of, parallel_of
+from concord.training.options.train_config import (
+    ASK_FOR_A_MASK,
+    ResolvedTrainConfig,
+    TrainConfig,
+    device_of,
+    parallel_of,
+)
 
 __all__ = [
+    "ASK_FOR_A_MASK",
     "LOCAL",
     "MODEL_NAMES",
     "AggregatorOptions",

@@ -15,7 +15,8 @@ from concord.training.options.run_options import ResolvedConfig, RunConfig
 if TYPE_CHECKING:
     from concord.aggregation import Rule
 
-_ASK_FOR_A_MASK = ("threshold", "significance", "per_example")  # which the average does not use
+ASK_FOR_A_MASK = frozenset({"threshold", "significance", "per_example"})
+"""The options of masks: ``--aggregator auto`` is one if any of them is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +57,16 @@ class TrainConfig(RunConfig):
         return super().derived_options() | chosen
 
     def _auto_rule(self) -> str:
-        used = self.aggregation
         if self.objective.objective != "erm":
             return "mean"
-        asks = used.per_example or used.threshold is not None or used.significance is not None
-        return "and-mask" if asks else self.auto_aggregator
+        values = option_values(self.aggregation)
+        given = any(values[name] is not None and values[name] is not False for name in ASK_FOR_A_MASK)
+        return "and-mask" if given else self.auto_aggregator
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """In a job with a mask of its own, a given objective, erm as well, is averaged if nothing asks for a mask."""
         masked = self.auto_aggregator != "mean" and self.aggregation.aggregator == "auto"
-        undecided = masked and not changes.keys() & {"aggregator", *_ASK_FOR_A_MASK}
+        undecided = masked and not changes.keys() & {"aggregator", *ASK_FOR_A_MASK}
         return {"aggregator": "mean"} if "objective" in changes and undecided else {}
 
     def strictness(self, environments: int) -> dict[str, float]:
