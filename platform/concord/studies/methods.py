@@ -335,7 +335,8 @@ def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
     except Exception as error:  # the job's own code; its trials report it
         return f"{trainings}; how long they take is unknown ({first_line(error)})"
     takes = duration(left * each / concurrent)
-    about = f"about {takes}, since the first method takes {duration(each)} here"
+    most = "at most" if cast(TrainConfig, first.base).schedule.patience > 0 else "about"
+    about = f"{most} {takes}, since the first method takes {duration(each)} here"
     return f"{trainings}: {about}; the start of each study's processes comes on top"
 
 

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -149,7 +149,7 @@ def best_by(
     job: Job[Any], config: TrainConfig, reported: Mapping[str, Mode | None], own: Iterable[str]
 ) -> tuple[str, Mode]:
     """The metric of ``--keep``, never of the test or of an environment left out, and its mode (InputError)."""
-    keep, metric, mode = config.schedule.keep, "validation_loss", cast(Mode, "min")
+    keep, metric, mode = config.schedule.keep, "validation_loss", "min"
     if keep == "best":
         metric, mode = job.compared_by(reported, own)
     if config.data.leave_out is not None:  # the only validation environment
