@@ -72,7 +72,7 @@ def test_held_out_schools_and_the_test_teach_the_encoder_nothing(tmp_path: Path,
 
 
 def test_a_run_without_options_learns_a_product_and_ends_by_itself(tmp_path: Path, rows: pd.DataFrame) -> None:
-    found = config(tmp_path, rows, batch_size=16, lr=0.01)  # a rate for a fast test
+    found = config(tmp_path, rows, batch_size=8, lr=0.02, patience=3)  # for a fast test
     history = list(training(JOB.job, found.resolve(), ProcessContext(), Silent()))
     end = history[-1].metrics
     assert end["out_of_patience"] == 1
