@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from concord.execution.preflight import preflight
 from concord.training import JobFile, ProcessContext, Silent, load_job
+from concord.training.advice import advice
 from concord.training.loop import training
 
 JOB: JobFile = load_job("table")
@@ -70,7 +72,7 @@ def test_held_out_schools_and_the_test_teach_the_encoder_nothing(tmp_path: Path,
 
 
 def test_a_run_without_options_learns_a_product_and_ends_by_itself(tmp_path: Path, rows: pd.DataFrame) -> None:
-    found = config(tmp_path, rows, batch_size=16, lr=0.01)  # a rate for a fast test
+    found = config(tmp_path, rows, batch_size=8, lr=0.02, patience=3)  # for a fast test
     history = list(training(JOB.job, found.resolve(), ProcessContext(), Silent()))
     end = history[-1].metrics
     assert end["out_of_patience"] == 1
@@ -95,3 +97,22 @@ def test_a_given_rate_or_schedule_changes_nothing_else(tmp_path: Path, rows: pd.
     usual, asked = config(tmp_path, rows), config(tmp_path, rows, lr=0.5, schedule="cosine")
     assert (asked.optimizer.lr, asked.schedule.schedule) == (0.5, "cosine")
     assert asked.with_options(lr=usual.optimizer.lr, schedule=usual.schedule.schedule) == usual
+
+
+@pytest.mark.parametrize("given", [{"held_out": 0.0}, {"stop_spread": 0.1}, {"keep": "last"}])
+def test_where_nothing_chooses_weights_the_last_are_kept(
+    tmp_path: Path, rows: pd.DataFrame, given: dict[str, Any]
+) -> None:
+    found = config(tmp_path, rows, **given)
+    found.check()
+    assert (found.schedule.keep, found.schedule.patience) == ("last", 0)
+    preflight(JOB, found)
+    assert config(tmp_path, rows, validation=("3",), held_out=0.0).schedule.keep == "least-loss"
+
+
+def test_a_baseline_ignores_how_weights_are_kept(tmp_path: Path, rows: pd.DataFrame) -> None:
+    found = preflight(JOB, config(tmp_path, rows, network="ridge"))
+    history = list(training(JOB.job, found.config, ProcessContext(), Silent()))
+    assert not [
+        line for line in advice(JOB.job, found.config, history, found.environments, found.measures) if "--keep" in line
+    ]

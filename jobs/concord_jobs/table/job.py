@@ -136,13 +136,14 @@ class TableConfig(TrainConfig):
     # fmt: on
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A run with given epochs has exactly these passes over the largest environment, and keeps the best weights.
-        One without held-out rows and validation keeps the last.
+        """What a given option ends of the defaults: with epochs a run has exactly these passes over the largest
+        environment; without rows that choose weights, or with another end of the run, it keeps the last ones.
         """
         implied = dict(super().implied(changes))
         if "epochs" in changes:
             implied |= {"epoch_steps": 0, "patience": 0}
-        if changes.get("held_out") == 0 and not changes.get("validation", self.table.validation):
+        nothing_chooses = changes.get("held_out") == 0 and not changes.get("validation", self.table.validation)
+        if nothing_chooses or changes.get("stop_spread") or changes.get("keep") == "last":
             implied |= {"patience": 0, "keep": "last"}
         return implied
 

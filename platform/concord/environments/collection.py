@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # with pandas
 
 SPLITS = {
     "train": "the training environments",
-    "held_out": "the held-out part of the training environments, or those held out whole",
+    "held_out": "the held-out part of the training environments",
     "validation": "the validation environments",
     "ood": "the test environments",
 }

@@ -31,11 +31,12 @@ def require_time(
         info(f"{trainings}; how long they take is unknown ({first_line(error)})")
         return
     takes = left * each / concurrent
-    about = f"about {duration(takes)}, since the first method takes {duration(each)} here"
+    length = f"{'at most' if first.schedule.patience > 0 else 'about'} {duration(takes)}"
+    about = f"{length}, since the first method takes {duration(each)} here"
     info(f"{trainings}: {about}; the start of their processes comes on top")
     if takes <= 3600 * hours:
         return
-    limit = f"--hours {hours:g}: {trainings} are expected to take about {duration(takes)}"
+    limit = f"--hours {hours:g}: {trainings} are expected to take {length}"
     if not sys.stdin.isatty():
         enough = max(round(1.5 * takes / 3600), 2)
         raise InputError(f"{limit}; give --hours {enough}, or fewer methods, seeds or folds")
