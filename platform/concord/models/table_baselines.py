@@ -16,6 +16,7 @@ from concord.models.table_network import TableNetwork
 
 _DEPTH = 8  # of a tree at most: a prediction takes a step for each level
 _ABSENT = -20.0  # the logit of a class that no training row has
+_ROWS_FOR_THREADS = 50_000
 _ITERATIONS = 1000  # of logistic regression at most
 
 
@@ -108,6 +109,7 @@ class BoostedTrees(nn.Module):
     def fit(self, inputs: Tensor, targets: Tensor, rate: float, seed: int) -> None:
         """Set the trees to those of scikit-learn on these rows."""
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
 
         numbers = targets.is_floating_point()
         columns, values = one_hot(inputs, self.numeric, self.levels).numpy(), targets.numpy().reshape(len(targets))
@@ -126,7 +128,10 @@ class BoostedTrees(nn.Module):
             return
         sizes = {"max_iter": self.trees, "max_leaf_nodes": self.leaves, "max_depth": self.depth}
         found = kind(learning_rate=rate, **sizes, random_state=seed, early_stopping=False)
-        self._take(found.fit(columns, values), present if not numbers and self.outputs > 2 else np.zeros(1, dtype=int))
+        # On a busy machine threads that wait for one another take a hundred times longer than few rows need.
+        with threadpool_limits(1 if len(columns) < _ROWS_FOR_THREADS else torch.get_num_threads()):
+            found.fit(columns, values)
+        self._take(found, present if not numbers and self.outputs > 2 else np.zeros(1, dtype=int))
 
     def _take(self, fitted: Any, scores: np.ndarray[Any, Any]) -> None:
         """Take scikit-learn's trees; ``scores`` are the places of its scores among all."""
