@@ -18,8 +18,9 @@ from concord.space import frozen
 from concord.studies.criterion import left_out_metrics
 from concord.studies.environment_folds import drawn, ends_of, folds_of, most_left_out
 from concord.studies.leave_one_out import HELD_OUT, fold_values, left_out_table, with_choices
+from concord.studies.methods import changes_of
 from concord.studies.results import ResultLine
-from concord.training import Job, ProcessContext, Run, Silent, TrainConfig, train
+from concord.training import Job, ProcessContext, Run, Silent, TrainConfig, load_job, train
 from concord.training.comparison import Folds
 from concord.training.options import as_names
 
@@ -190,3 +191,29 @@ def test_an_environment_without_a_value_for_any_method_is_not_in_the_mean() -> N
     by_row = {each.configuration: each.values for each in lines}
     assert by_row["mean"]["mean auc"] == pytest.approx(0.6)
     assert "mean auc" not in by_row["irm"]  # which has none where the other has one
+
+
+def test_what_a_baseline_reaches_within_environments_is_a_row_of_its_own_and_chosen_by_nobody() -> None:
+    folds = Folds(("a", "b"), "auc", "max")
+
+    def line(method: str, value: float, **within: float) -> ResultLine:
+        every = {f"{name}{kind}": value for name in "ab" for kind in ("", HELD_OUT, " (oracle)")}
+        return ResultLine(method, 0, every | {f"{name} (itself)": each for name, each in within.items()}, 1.0, {})
+
+    found = {
+        each.configuration: each.values
+        for each in with_choices([line("mean", 0.7), line("ridge", 0.6, b=0.9)], folds, 2)
+    }
+    assert found["ridge, in the environment itself (oracle)"] == {"b": 0.9}
+    assert found["chosen by held-out"]["mean auc"] == found["chosen by itself (oracle)"]["mean auc"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("method", "weight"), [("vrex", 1.0), ("irm", 0.1), ("fishr", 0.1), ("iga", 0.1), ("coral", None)]
+)
+def test_a_penalty_begins_at_a_weight_that_does_not_ruin_a_table_unless_one_is_given(
+    method: str, weight: float | None
+) -> None:
+    file = load_job(str(Path(__file__).parents[1] / "jobs" / "tiny_study.py"))
+    assert changes_of(file, JOB.config, method).get("penalty_weight") == weight
+    assert "penalty_weight" not in changes_of(file, JOB.config.with_options(penalty_weight=1e4), method)

@@ -85,6 +85,8 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
         fitted = "the model is fitted to all examples at once"
         config.require("workers", config.parallel.workers == 1, f"{fitted}, by one worker; give 1")
         config.require("objective", config.objective.objective == "erm", f"{fitted}, by a loss of its own; give erm")
+        averaged = config.aggregation.aggregator == "mean"
+        config.require("aggregator", averaged, f"{fitted}, and no gradients are aggregated; leave it out")
     config.require("threshold", not nothing, "no component ever passes the SAND-mask at 1; give less")
     if isinstance(rule, Weighting):  # Krum needs some number of environments
         weights_of(rule, torch.eye(config.num_gradients(len(environments.train))))

@@ -207,7 +207,8 @@ def _purposes(environments: Environments, held_out: float) -> str:
 def methods_command(job: JobFile, config: TrainConfig, given: Collection[str] = ()) -> str:
     """The command that compares methods on the data of a run: with the given options that say which data they are."""
     common = options_of(TrainConfig).keys() - {"data"}
-    values = {name: value for name, value in option_values(config).items() if name in {*given} - common}
+    asked = {name: value for name, value in option_values(config).items() if name in {*given} - common}
+    values = {name: value for name, value in asked.items() if value != config.baseline}  # which is compared in any case
     return job.command("compare", "methods", options=values)
 
 

@@ -16,6 +16,7 @@ from concord.models.table_network import TableNetwork
 
 _DEPTH = 8  # of a tree at most: a prediction takes a step for each level
 _ABSENT = -20.0  # the logit of a class that no training row has
+_ROWS_FOR_THREADS = 50_000
 _ITERATIONS = 1000  # of logistic regression at most
 
 
@@ -120,6 +121,7 @@ class BoostedTrees(nn.Module):
     def fit(self, inputs: Tensor, targets: Tensor, rate: float, seed: int, weights: Tensor | None = None) -> None:
         """Set the trees to those of scikit-learn on these rows, by their weights if they have some."""
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
 
         numbers = targets.is_floating_point() or targets.ndim == 2
         columns, values = one_hot(inputs, self.numeric, self.levels).numpy(), targets.numpy().reshape(len(targets))
@@ -139,7 +141,10 @@ class BoostedTrees(nn.Module):
         sizes = {"max_iter": self.trees, "max_leaf_nodes": self.leaves, "max_depth": self.depth}
         loss = {"loss": "poisson"} if numbers and not targets.is_floating_point() else {}  # counts
         found = kind(learning_rate=rate, **sizes, **loss, random_state=seed, early_stopping=False)
-        found.fit(columns, values, sample_weight=None if weights is None else weights.double().numpy())
+        counted = None if weights is None else weights.double().numpy()
+        # On a busy machine threads that wait for one another take a hundred times longer than few rows need.
+        with threadpool_limits(1 if len(columns) < _ROWS_FOR_THREADS else torch.get_num_threads()):
+            found.fit(columns, values, sample_weight=counted)
         self._take(found, present if not numbers and self.outputs > 2 else np.zeros(1, dtype=int))
 
     def _take(self, fitted: Any, scores: np.ndarray[Any, Any]) -> None:

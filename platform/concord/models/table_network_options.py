@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from concord.models.mlp_options import MLPOptions
-from concord.options import Detail
+from concord.options import Detail, options_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from concord.environments.table_rows import Table  # with pandas, which takes a third of a second
+
+
+_BASELINES = {"ridge": ("ridge_penalty",), "boosting": ("boosting_trees", "boosting_rate", "boosting_leaves")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +43,15 @@ class TableNetworkOptions(MLPOptions):
         self.require("boosting_leaves", self.boosting_leaves >= 2, "must be at least 2")
 
     @property
-    def fitted(self) -> bool:
-        """Whether it is a baseline."""
-        return self.network in ("ridge", "boosting")
+    def baseline(self) -> str | None:
+        """The network, if it is a baseline."""
+        return self.network if self.network in _BASELINES else None
+
+    def unused(self) -> frozenset[str]:
+        """The options of other baselines; those of a network, for a baseline."""
+        others = {name for baseline, names in _BASELINES.items() if baseline != self.network for name in names}
+        of_networks = options_of(MLPOptions).keys() if self.baseline is not None else set[str]()
+        return super().unused() | others | of_networks
 
     def build(self, table: "Table") -> "nn.Module":
         """The network for a table's columns and target."""

@@ -47,9 +47,10 @@ class IRMv1(Rescaled):
 
     coupled: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = 1e4
+    compared_weight: ClassVar[float | None] = 0.1
     display_name: ClassVar[str | None] = "IRMv1"
     option_names: ClassVar[Mapping[str, str]] = {"estimator": "penalty_estimator"}
-    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": WARMUPS}
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1e-2, 1e4), "penalty_warmup": WARMUPS}
 
     def __init__(
         self,

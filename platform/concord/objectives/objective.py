@@ -68,6 +68,8 @@ class Objective:
         takes_aggregator: whether the objective applies the run's aggregator itself, to its own gradients; it may then
             be coupled with an --aggregator other than the mean.
         default_weight: the default weight of the penalty; None if the objective has no penalty.
+        compared_weight: the weight with which comparisons of methods begin where the published default, which is of
+            image tasks, ruins a table (docs/table-results.md); None takes the default.
         display_name: the published name, for figures and tables; None for the name of the option.
         constants, option_names: see :mod:`concord.hyperparameters`.
         space: the domains in which ``compare methods`` searches the objective's options.
@@ -80,6 +82,7 @@ class Objective:
     compares: ClassVar[bool] = True
     alternates: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = None
+    compared_weight: ClassVar[float | None] = None
     display_name: ClassVar[str | None] = None
     constants: ClassVar[tuple[str, ...]] = ("loss", "autocast")
     option_names: ClassVar[Mapping[str, str]] = {"weight": "penalty_weight", "warmup": "penalty_warmup"}

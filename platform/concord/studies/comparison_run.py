@@ -248,7 +248,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         else:
             lines = with_choices(lines, comparison.folds, len(comparison.configurations))
             tables.append(
-                left_out_table(name, lines, title=explained(comparison.folds), failed=failures, missing=lacking)
+                left_out_table(name, lines, title=explained(comparison.folds, lines), failed=failures, missing=lacking)
             )
         found[name] = rows
     predictions = pandas.concat(predicted, ignore_index=True) if predicted else None

@@ -38,6 +38,7 @@ from concord.training.left_out import PREDICTIONS
 from concord.training.metric_names import environment_metric
 from concord.training.options import as_names
 from concord.training.rule_file import RuleFile
+from concord.training.within_environment import ITSELF
 
 if TYPE_CHECKING:
     import pandas  # takes a third of a second
@@ -45,12 +46,14 @@ if TYPE_CHECKING:
 ORACLE, HELD_OUT, TEST = " (oracle)", " (held-out)", " (test)"
 # What is known of an environment beside its values: its rows, and the error of a constant.
 ROWS, MAJORITY, CONSTANT = " (rows)", " (majority share)", " (constant mse)"
-_KINDS = ("", HELD_OUT, ORACLE, TEST, ROWS, CONSTANT, MAJORITY)
+WITHIN = " (itself)"  # of a baseline: what it reaches if it is fitted there
+_KINDS = ("", HELD_OUT, ORACLE, TEST, ROWS, CONSTANT, WITHIN, MAJORITY)
 _MANY = 20  # of more environments text shows quartiles, and those that stand out
 _EXTREME, _MOST_EXTREME = 2, 5  # environments at each end that text shows in any case, and at most
 _QUARTILES = ("lower quartile", "median", "upper quartile")
 _FENCE = 1.5  # interquartile ranges beyond a quartile, as in Tukey's box plots
 CHOSEN, BEST = "chosen by held-out", "chosen by itself (oracle)"
+_FITTED_THERE = "in the environment itself (oracle)"
 # None of them needs tuning: V-REx at its default weight is the worst of every table in docs/table-results.md.
 USUAL = ("mean", "and-mask", "group-dro")
 _LEAST = 3  # with one of two left out, nothing is left to compare
@@ -79,7 +82,8 @@ class LeaveOneOutOptions(SeedsOptions):
     hours: Place[float] = HOURS
     """Longest expected time, in hours, that begins without a question; without a terminal a longer one is refused."""
     baselines: bool = True
-    """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn."""
+    """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn;
+    each also fitted in the left-out environment itself, by cross-validation, where it has 50 rows (an oracle)."""
     # fmt: on
 
     def check(self) -> None:
@@ -201,6 +205,8 @@ def fold_values(run: Run, folds: Folds) -> dict[str, float]:
         found |= {name + ROWS: rows[name]} if name in rows else {}
         constant = environment_metric("constant_mse", "validation", name)
         found |= {name + CONSTANT: run.metrics[constant]} if constant in run.metrics else {}
+        within = environment_metric(folds.measure.removeprefix("worst_"), ITSELF, name)
+        found |= {name + WITHIN: run.metrics[within]} if within in run.metrics else {}
     return found
 
 
@@ -256,8 +262,16 @@ def with_choices(lines: Iterable[ResultLine], folds: Folds, methods: int) -> lis
                 best[name] = max((values[name + ORACLE] for values in each), key=rank)
         for row, values in ((CHOSEN, choice), (BEST, best)):
             choices.append(dataclasses.replace(rows[0], configuration=row, values=values, seconds=0.0))
-    rows = sorted([*found.values(), *choices], key=lambda line: line.configuration in (CHOSEN, BEST))
-    return [_summarized(line, folds, _defined(list(found.values()), folds)) for line in rows]
+    rows = [*found.values(), *filter(None, map(_fitted_there, found.values())), *choices]
+    defined = _defined(list(found.values()), folds)
+    return [_summarized(line, folds, defined) for line in rows]
+
+
+def _fitted_there(line: ResultLine) -> ResultLine | None:
+    """The line of a baseline that is fitted in each environment itself, with those that have rows enough."""
+    values = {name.removesuffix(WITHIN): value for name, value in line.values.items() if name.endswith(WITHIN)}
+    row = f"{line.configuration}, {_FITTED_THERE}"
+    return dataclasses.replace(line, configuration=row, values=values, seconds=0.0) if values else None
 
 
 def _defined(lines: Sequence[ResultLine], folds: Folds) -> list[str]:
@@ -298,10 +312,13 @@ def _summary(values: Mapping[str, float], folds: Folds, defined: Sequence[str]) 
     return found
 
 
-def explained(folds: Folds) -> str:
+def explained(folds: Folds, lines: Sequence[ResultLine] = ()) -> str:
     """The meaning of the numbers, in one line."""
     grouped = f" with its fold, one of {len(folds.folds)}" if folds.folds else ""
     many = f"; of {len(folds.environments)} those that stand out" if len(folds.environments) > _MANY else ""
+    fitted = {name for line in lines if line.configuration.endswith(_FITTED_THERE) for name in line.values}
+    there = f"{len(fitted.intersection(folds.environments))} of {len(folds.environments)} environments"
+    many += f"; fitted in the environment itself, by cross-validation: {there} have rows enough" if fitted else ""
     return (
         f"{folds.measure} in each environment where it is left out{grouped}; the others' held-out examples choose "
         f"evaluation and method; (oracle): the left-out environment itself chooses{many}"
@@ -342,7 +359,7 @@ def _outstanding(lines: Sequence[ResultLine], environments: Sequence[str]) -> se
     if len(environments) <= _MANY:
         return {*environments}
     rows = [line.values for line in lines if line.configuration not in (CHOSEN, BEST)]
-    values = {name: finite(row[name] for row in rows if name in row) for name in environments}
+    values = {name: finite(row[name] for row in rows if name + HELD_OUT in row) for name in environments}
     means = {name: statistics.fmean(each) for name, each in values.items() if each}
     if len(means) <= _MANY:
         return {*means}

@@ -23,7 +23,7 @@ from concord.execution.preflight import preflight
 from concord.execution.progress import Pace, duration
 from concord.execution.session import ray_session
 from concord.objectives import OBJECTIVES, objective_type
-from concord.options import OptionGroup, Place, Role, did_you_mean, group, names_of, option_values, options_of
+from concord.options import OptionGroup, Place, Role, did_you_mean, flag_of, group, names_of, option_values, options_of
 from concord.record import Run, folder_of, read_record, read_run
 from concord.redaction import is_secret
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
@@ -208,6 +208,9 @@ def check_methods(command: Any, given: Collection[str]) -> None:
     for option in ("aggregator", "objective"):
         if option in given:
             raise InputError(f"--{option} {values[option]}: the methods are compared; leave it out")
+    if (baseline := command.config.baseline) is not None:
+        option = next(name for name, value in values.items() if value == baseline)
+        raise InputError(f"{flag_of(option)} {baseline}: baselines are compared in any case; leave it out")
     if "register" in given and values["register"]:
         raise InputError("--register: methods are compared and no model is kept; leave it out")
 
@@ -245,6 +248,9 @@ def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
     if method in _OBJECTIVES:
         changes |= {"aggregator": "mean", "objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
         changes |= {"accumulate": 1, "compile": False}  # which change no more than rounding and dropout's masks
+        weight = objective_type(method).compared_weight
+        if weight is not None and base.objective.penalty_weight is None:
+            changes["penalty_weight"] = weight
     elif base.objective.objective != "erm":
         changes["objective"] = "erm"
     if not has_chance(RULES.get(method)):

@@ -245,6 +245,8 @@ def _against_shortcuts(job: Job[Any], config: ResolvedTrainConfig, environments:
     elif possible and plain:
         tries.append(f"{'--aggregator and-mask ' * averaged}--significance {possible[0]:g}")
     tries.append(f"more training environments than {environments}")
+    if config.baseline is not None:
+        return tries[-1]
     if plain and 1 < num_gradients == environments and (isinstance(rule, SignMask) or (averaged and few)):
         tries.append("--aggregator t-mask --environment-momentum 0.9")
     if environments > 1 and not config.aggregation.per_example and job.objective is None:
@@ -265,6 +267,10 @@ def mask_lines(config: ResolvedTrainConfig, environments: int, compare: str) -> 
     what = "example" if config.aggregation.per_example else what
     count = f"{num_gradients} {what}{'s' * (num_gradients != 1)}"
     rule, own_rule = config.rule(environments), config.aggregation.own_rule
+    if config.baseline is not None:
+        return [
+            f"baseline: fitted to all training examples at once, without steps; to compare it with methods: {compare}"
+        ]
     if isinstance(rule, Mean) and config.objective.objective == "erm" and environments > 1:
         return [f"average: gradients are averaged, without a mask; to find a better method: {compare}"]
     if isinstance(rule, TMask) and own_rule is None and num_gradients > 1:

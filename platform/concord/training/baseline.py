@@ -32,7 +32,7 @@ class Baseline:
 def fit_table(config: Any) -> Fit | None:
     """How a table's baseline is fitted; None for a network, which is trained by steps."""
     options = config.network_options
-    return functools.partial(options.fit, seed=config.run.seed) if options.fitted else None
+    return None if options.baseline is None else functools.partial(options.fit, seed=config.run.seed)
 
 
 TABLE_BASELINES = {

@@ -65,6 +65,7 @@ from concord.training.metric_names import (
 )
 from concord.training.optimization import Optimization
 from concord.training.options import ResolvedTrainConfig, RunConfig, TrainConfig
+from concord.training.within_environment import ITSELF, cross_validated
 from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
@@ -174,6 +175,7 @@ def _fitted(run: "_Run", fit: Fit, context: RunContext, resume_from: Path | None
     metrics = {"epoch": float(epochs)} | run.evaluate(step)
     if run.left_out is not None:
         context.keep(PREDICTIONS, run.left_out.write)
+        metrics |= run.within_environments(fit)
     run.so_far.evaluated(metrics)
     yield Evaluation(epochs, step, metrics)
     progress = Progress(epochs)
@@ -576,6 +578,26 @@ class _Run:
         """Take the outputs for an environment that is left out; no others are for validation."""
         if part.split == "validation" and self.left_out is not None:
             self.left_out.add(step, part.name, outputs, targets, weights)
+
+    def within_environments(self, fit: Fit) -> dict[str, float]:
+        """The measures of a baseline fitted in each left-out environment itself, where there are rows enough."""
+        assert isinstance(self.risk, Supervised)
+        found: dict[str, float] = {}
+        for part in self.parts:
+            if part.split != "validation" or part.data is None:
+                continue
+            inputs, targets = part.data.pairs(slice(None))
+            build = functools.partial(build_model, self.job, self.config)
+            outputs = cross_validated(build, fit, inputs.cpu(), targets.cpu(), self.config.run.seed)
+            if outputs is None:
+                continue
+            numbers: dict[str, float | None] = {"loss": float(self.risk.loss(outputs, targets))}
+            numbers |= {name: float(each(outputs, targets).double().mean()) for name, each in self.measures.items()}
+            if self.evaluation is not None and reads_outputs(self.risk, self.evaluation):
+                numbers |= self.evaluation.function(outputs, targets)
+            known = {name: value for name, value in numbers.items() if value is not None}
+            found |= {environment_metric(name, ITSELF, part.name): value for name, value in known.items()}
+        return found
 
     def without_many(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics without the evaluation's of single environments if they are many: to keep them takes longer.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from concord.built_in import OBJECTIVES
 from concord.hyperparameters import options_of_part
-from concord.options import group, option_values
+from concord.options import group, option_values, options_of
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
 from concord.training.options.option_groups import DataOptions, OptimizerOptions, ParallelOptions, ScheduleOptions
@@ -87,7 +87,11 @@ class TrainConfig(RunConfig):
         return {"threshold": default_threshold(used.aggregator, self.num_gradients(environments))}
 
     def unused(self) -> frozenset[str]:
-        """Also the options for gradients of environments, if the objective has one gradient of all."""
+        """Also the options for gradients of environments, if the objective has one gradient of all; of a baseline all
+        that steps would need."""
+        if self.baseline is not None:
+            of_steps = (self.aggregation, self.objective, self.optimizer, self.schedule)
+            return super().unused() | {name for group in of_steps for name in options_of(type(group))}
         coupled = OBJECTIVES.kind(self.objective.objective).coupled
         return super().unused() | ({"environment_momentum"} if coupled else set())
 
@@ -98,7 +102,9 @@ class TrainConfig(RunConfig):
 
     @property
     def method(self) -> str:
-        """The method, for the run's name: the aggregator, the objective, or both if both are chosen."""
+        """The method, for the run's name: a baseline, the aggregator, the objective, or both if both are chosen."""
+        if self.baseline is not None:
+            return self.baseline
         chosen = self.aggregation.aggregator.rpartition(":")[2]  # the rule's name in FILE.py:RULE
         if self.objective.objective == "erm":
             return chosen
