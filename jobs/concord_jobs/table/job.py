@@ -235,7 +235,7 @@ def environments(config: TableConfig) -> "TableEnvironments":
 
 def model(config: TableConfig) -> "nn.Module":
     """A network for the table's number of columns."""
-    data, fitted = environments(config), config.network_options.fitted
+    data, fitted = environments(config), config.network_options.baseline is not None
     train = config.table.train_encoder
     config.require(
         "train_encoder", not (train and fitted), "baselines take a frozen one (--no-baselines leaves them out)"

@@ -63,7 +63,7 @@ class TableNetworkOptions(MLPOptions):
             return BoostedTrees(*table.widest.widths, table.outputs, self.boosting_trees, self.boosting_leaves)
         layers = 0 if self.network in ("linear", "ridge") else self.hidden_layers
         kind = WideAndDeep if self.network == "wide-and-deep" else TableNetwork
-        ordered = table.task == "ordinal" and not self.fitted
+        ordered = table.task == "ordinal" and self.baseline is None
         outputs = 1 if ordered else table.outputs
         network = kind(*table.widest.widths, outputs, layers, self.hidden_units, self.dropout)
         if ordered or table.task == "count":
