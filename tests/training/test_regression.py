@@ -61,7 +61,7 @@ def test_classes_are_not_scaled_and_one_value_is_no_regression() -> None:
     with pytest.raises(InputError, match=r"price: has one value in all training environments, 1.5"):
         from_table(houses().assign(price=1.5), target="price", environment="site")
     binary = from_table(classes, target="price", environment="site", task="regression").fitted(0.0, 0)
-    assert binary.target_scale == (0.5, 0.5)
+    assert binary.target_scale == (0.5, 0.5, False)
     assert binary["east"].targets.unique().tolist() == [-1.0, 1.0]
 
 

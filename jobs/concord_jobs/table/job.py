@@ -66,16 +66,16 @@ class TableOptions(OptionGroup):
     """Probability from which the second of two classes is predicted, for recall and specificity."""
     columns: tuple[str, ...] = ()
     """Kinds of columns that override the inferred ones, such as zip=category patient=ignore."""
-    environment_bins: int | None = None
+    environment_bins: Detail[int | None] = None
     """Cut a numeric environment column at quantiles into this many environments."""
     environment_by: tuple[str, str] | None = None
     """In place of --environment, a unit of time (day, week, month, quarter, year) or a number of parts, and a column of
     dates, such as: week admitted."""
     test_last: Detail[int | None] = None
     """Test on the last environments in time, this many."""
-    weight: str | None = None
+    weight: Detail[str | None] = None
     """Column by which rows count, in the loss, in every measure and in the baselines; no input."""
-    cluster_by: str | None = None
+    cluster_by: Detail[str | None] = None
     """Column that names what several rows belong to, such as patient; splits and intervals keep them together."""
     text: tuple[str, ...] = ()
     """Columns of text, of which an encoder of Hugging Face makes inputs; others are ignored."""
@@ -85,9 +85,9 @@ class TableOptions(OptionGroup):
     """Largest number of tokens of a text; the rest is cut off."""
     train_encoder: Detail[bool] = False
     """Train the encoder of texts with the network; by default it is frozen, and each text is encoded once."""
-    text_lr: Learning[float] = 2e-5
+    text_lr: Detail[Learning[float]] = 2e-5
     """Learning rate of an encoder that is trained."""
-    separator: str = ","
+    separator: Detail[str] = ","
     """Separator of the columns of a CSV file."""
     encoding: Detail[str] = "utf-8"
     """Encoding of a CSV file."""

@@ -87,8 +87,8 @@ class TableEnvironments(Environments):
             encoder = _with_tokens(encoder, self.text)
         elif self.text is not None:
             vectors = self.text.vectors(training)
-            deviation = vectors.std(0)
-            scale = vectors.mean(0), 1 / np.where(deviation > 0, deviation, np.inf)
+            deviation = np.nanstd(vectors, 0)
+            scale = np.nanmean(vectors, 0), 1 / np.where(deviation > 0, deviation, np.inf)
         return TableEnvironments(self.table, encoder, self.table.target_scale(training), self.text, scale)
 
     def units(self, name: str) -> torch.Tensor | None:
@@ -134,7 +134,8 @@ class TableEnvironments(Environments):
             raise InputError(f"environment {name}: {error}") from error
         if self._text_scale is not None and self.text is not None:
             (mean, factor), first = self._text_scale, self.encoder.widths[0]
-            inputs[:, first - self.encoder.between : first] = (self.text.vectors(rows) - mean) * factor
+            scaled = (self.text.vectors(rows) - mean) * factor
+            inputs[:, first - self.encoder.between : first] = np.nan_to_num(scaled)
         targets = _targets(self.table, rows, self.target_scale)
         finite = {each.name: np.isfinite(inputs[:, 2 * place]) for place, each in enumerate(self.encoder.numeric)}
         for column, right in {**finite, self.table.target: targets.isfinite().reshape(-1).numpy()}.items():

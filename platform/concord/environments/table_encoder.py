@@ -75,9 +75,13 @@ class TextTokens:
         return self.length * len(self.columns)
 
     def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
-        """The rows' tokens ``(rows, width)``; a missing text is an empty one."""
-        each = [self.of_texts(as_texts(frame[name]).fillna("").tolist()) for name in self.columns]
-        return np.concatenate(each, axis=1)
+        """The rows' tokens ``(rows, width)``; a missing text has none."""
+        found = []
+        for name in self.columns:
+            texts = as_texts(frame[name])
+            found.append(self.of_texts(texts.fillna("").tolist()))
+            found[-1][texts.isna().to_numpy()] = -1
+        return np.concatenate(found, axis=1)
 
     def of_texts(self, texts: Sequence[str]) -> NDArray[Any]:
         """The tokens of texts as float32 ``(texts, length)``, -1 after the last."""

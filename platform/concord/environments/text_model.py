@@ -67,7 +67,7 @@ class TextInputs:
         return self.model.width * len(self.model.tokens.columns)
 
     def vectors(self, rows: pd.DataFrame) -> NDArray[np.float32]:
-        """The vectors of some rows, by a frozen encoder, ``(rows, width)``."""
+        """The vectors of some rows, by a frozen encoder, ``(rows, width)``; NaN for a missing text."""
         found: NDArray[np.float32] = self._vectors[self.frame.index.get_indexer(rows.index)]
         return found
 
@@ -75,8 +75,9 @@ class TextInputs:
     def _vectors(self) -> NDArray[np.float32]:
         columns = []
         for name in self.model.tokens.columns:
-            codes, texts = pd.factorize(as_texts(self.frame[name]).fillna(""))
-            columns.append(_cached_vectors(self.model, list(texts))[codes])
+            codes, texts = pd.factorize(as_texts(self.frame[name]))
+            missing = np.full((1, self.model.width), np.nan, dtype=np.float32)  # of the code -1
+            columns.append(np.concatenate([_cached_vectors(self.model, list(texts)), missing])[codes])
         return np.concatenate(columns, axis=1)
 
     def network(self, network: nn.Module, numeric: int, scale: "tuple[Any, Any] | None" = None) -> nn.Module:
@@ -95,6 +96,7 @@ class TextNetwork(nn.Module):
         scale: mean and factor of the vectors, each ``(width,)``; None leaves them.
 
     Input ``(batch, numeric + tokens + categories)``, where the tokens of a column end with -1; output as the network's.
+    The vector of a text without a token is 0.
     """
 
     mean: Tensor
@@ -114,8 +116,10 @@ class TextNetwork(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """The network's outputs."""
         tokens = rows[:, self.numeric : self.end].unflatten(1, self.texts).flatten(0, 1)
-        vectors = pooled(self.encoder, tokens).unflatten(0, (-1, self.texts[0])).flatten(1)
-        vectors = (vectors - self.mean) * self.factor
+        vectors = pooled(self.encoder, tokens).unflatten(0, (-1, self.texts[0]))
+        scaled = ((vectors.flatten(1) - self.mean) * self.factor).view_as(vectors)
+        known = (tokens >= 0).any(1).view(-1, self.texts[0], 1)
+        vectors = (scaled * known).flatten(1)
         outputs: Tensor = self.network(torch.cat([rows[:, : self.numeric], vectors, rows[:, self.end :]], 1))
         return outputs
 

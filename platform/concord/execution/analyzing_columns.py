@@ -23,12 +23,14 @@ class TableReport(TypedDict):
 
 
 def fitted_table(trained: TrainedModel) -> "TableEnvironments | None":
-    """The environments of a model with a loss, if they are a table's."""
+    """The environments of a model with a loss, if they are a table's, and not of texts alone."""
     from concord.environments.table import TableEnvironments  # with pandas, which takes a third of a second
 
     config = trained.config
     environments = trained.job.job.environments_of(config)
     if not isinstance(environments, TableEnvironments) or trained.job.job.loss is None:
+        return None
+    if not environments.table.kinds:
         return None
     return environments.fitted(config.data.held_out, config.run.seed)
 
