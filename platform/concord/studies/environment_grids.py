@@ -173,11 +173,10 @@ class EnvironmentGrids:
         )
         grids = [Grid(caption, ["", *(row.label for row in rows)], lines)] if lines else []
         if others := [row for row in self.table.rows if row not in rows and row.name != CHOSEN]:
-            found = {column.title: [self._numbers(row, column) for row in others] for column in self.own}
             lines = [
-                cells_of([name, *(column.text(each) for each in cells)])
-                for (name, cells), column in zip(found.items(), self.own, strict=True)
-                if any(cells)
+                cells_of([column.title, *(column.text(self._numbers(row, column)) for row in others)])
+                for column in self.own
+                if any(self._numbers(row, column) for row in others)
             ]
             caption = "Not a result either: what the environment's own rows give, the most that could be had there."
             grids.append(Grid(caption, ["environment", *(row.label for row in others)], lines))
