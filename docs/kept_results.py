@@ -11,6 +11,9 @@ from concord.studies.results import ANALYZED, ResultLine, comparison_table, resu
 from concord.table import Column, Table
 from concord.training import load_job
 
+DEFAULTS = "defaults"
+"""The table that ``docs/table_defaults.py`` measures."""
+
 job_of = functools.cache(load_job)
 
 
@@ -26,7 +29,7 @@ def read_table(job: str, name: str, results: Path) -> Table:
         return analyses_table(lines)
     if name.startswith(LEAVE_ONE_OUT):  # followed by which environments, if the data have several kinds
         return left_out_table(name, lines)
-    if name == METHODS:
+    if name in (METHODS, DEFAULTS):
         return table_of_lines(name, lines)
     tables = comparisons_of(file)
     if name not in tables:

@@ -54,6 +54,26 @@ def test_a_command_that_ends_without_a_word_leaves_a_line(tmp_path: Path, end: s
     assert time.monotonic() - began < 100
 
 
+def test_a_command_that_is_told_to_end_at_its_start_says_that_it_was_stopped(tmp_path: Path) -> None:
+    (tmp_path / "at").mkdir()
+    file, reached = tmp_path / "mine.py", tmp_path / "at" / "reached"
+    file.write_text(f"import signal\nopen({str(reached)!r}, 'w').close()\nsignal.pause()\n")
+    with Command("train", file, "--output", tmp_path / "runs") as started:
+        wait_for(reached.exists, 60)
+        started.send_signal(signal.SIGTERM)
+        out, error = started.communicate(60)
+    assert (started.returncode, out, error) == (1, "", "concord: stopped\n")
+
+
+def test_a_command_whose_watchdog_dies_ends_as_without_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    kill = "os.system(f'pkill -KILL -P {os.getpid()} -f exit_watchdog.py')"
+    file.write_text(JOB.format(end=kill + "; return torch.nn.functional.cross_entropy(outputs, targets)"))
+    with Command("train", file, "--epochs", "1", "--no-register", "--output", tmp_path / "runs") as done:
+        error = done.communicate(120)[1]
+    assert done.returncode == 0, error
+
+
 def test_a_command_that_ends_by_itself_leaves_its_own_line_alone(tmp_path: Path) -> None:
     with Command("train", "synthetic", "--lr", "-1", "--output", tmp_path) as done:
         (line,) = done.communicate(120)[1].splitlines()

@@ -7,18 +7,17 @@ domains.
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-
-from concord.environments import Environments
-from concord.environments.collection import generator_for
-from concord.models import MLP
 from concord.models.mlp_options import MLPOptions
 from concord.options import OptionGroup, group, option_values
 from concord.training import Comparison, Job, TrainConfig
+
+# With PyTorch, which takes seconds: help and a wrong option do without.
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from concord.environments import Environments
 
 PIXELS, CLASSES = 64, 10
 TEST, VALIDATION = 0.2, 0.2  # of the images
@@ -43,8 +42,13 @@ class CodedDomains(OptionGroup):
         """Validate options."""
         self.require_at_least(0, "validation_domains", "code_dimensions", "code_scale")
 
-    def environments(self, inputs: Tensor, targets: Tensor, seed: int) -> Environments:
+    def environments(self, inputs: "Tensor", targets: "Tensor", seed: int) -> "Environments":
         """Training and validation domains, and ``ood``, where every example has its own code."""
+        import torch
+
+        from concord.environments import Environments
+        from concord.environments.collection import generator_for
+
         order = torch.randperm(len(targets), generator=generator_for(seed, "domains"))
         tests = round(TEST * len(order))
         validates = round(VALIDATION * len(order)) if self.validation_domains else 0
@@ -58,7 +62,7 @@ class CodedDomains(OptionGroup):
         parts |= {name: order[tests:-most][index :: len(validation)] for index, name in enumerate(validation)}
         parts |= {name: order[-most:][index :: len(train)] for index, name in enumerate(train)}
 
-        def load(name: str) -> tuple[Tensor, Tensor]:
+        def load(name: str) -> "tuple[Tensor, Tensor]":
             labels, generator = targets[parts[name]], generator_for(seed, "codes", name)
             rows = len(labels) if name == "ood" else int(targets.max()) + 1
             codes = torch.randn(rows, self.code_dimensions, generator=generator) * self.code_scale
@@ -78,20 +82,32 @@ class DigitsConfig(TrainConfig):
 
 
 @functools.lru_cache(maxsize=1)
-def digits() -> tuple[Tensor, Tensor]:
+def digits() -> "tuple[Tensor, Tensor]":
     """Pixels ``(1797, 64)`` in [0, 1] and digits, read once a process."""
+    import torch
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     return torch.from_numpy(data.data).float() / 16, torch.from_numpy(data.target).long()
 
 
-def environments(config: DigitsConfig) -> Environments:
+def environments(config: DigitsConfig) -> "Environments":
     """The domains, and a test in which every image has its own code."""
     return config.coded.environments(*digits(), config.run.seed)
 
 
-def model(config: DigitsConfig) -> nn.Module:
+def model(config: DigitsConfig) -> "nn.Module":
     """An MLP with LeakyReLU."""
+    from concord.models import MLP
+
     return MLP(PIXELS + config.coded.code_dimensions, CLASSES, **option_values(config.mlp))
+
+
+def loss(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    """Cross entropy."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(outputs, targets)
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -120,7 +136,7 @@ DOMAINS = Comparison(
 job = Job(
     environments=environments,
     model=model,
-    loss=nn.functional.cross_entropy,
+    loss=loss,
     config=DigitsConfig().with_options(epochs=100, batch_size=64, hidden_layers=2),
     criterion="validation_accuracy",
     reproduces="no paper's result: real images with the synthetic task's shortcuts, few domains",

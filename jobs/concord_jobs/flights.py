@@ -8,13 +8,8 @@ import functools
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import pandas as pd
-from torch import nn
-
-from concord.environments.files import data_folders, find
-from concord.environments.table import TableEnvironments, from_table
 from concord.errors import InputError
 from concord.extras import install_command
 from concord.models.table_network_options import TableNetworkOptions
@@ -22,7 +17,14 @@ from concord.options import group
 from concord.storage import display_path
 from concord.training import Job, TrainConfig
 from concord.training.baseline import TABLE_BASELINES, fit_table
-from concord.training.measures import usual_classification
+from concord.training.declared_measures import EnvironmentEvaluation
+
+# With PyTorch and pandas, which take seconds: help and a wrong option do without.
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor, nn
+
+    from concord.environments.table import TableEnvironments
 
 LATE = 15  # minutes
 TRAINING, VALIDATION, TEST = range(1, 40), range(40, 44), range(44, 53)
@@ -53,6 +55,8 @@ def _package() -> Path:
 
 
 def _file(name: str, folder: Path | None) -> Path:
+    from concord.environments.files import data_folders, find
+
     folders = data_folders("flights", folder) or [_package()]
     path = find([name], folders)
     if path is None:
@@ -61,8 +65,10 @@ def _file(name: str, folder: Path | None) -> Path:
 
 
 @functools.lru_cache(maxsize=1)
-def flights(folder: Path | None) -> pd.DataFrame:
+def flights(folder: Path | None) -> "pandas.DataFrame":
     """The 327,346 flights that arrived: week, schedule, weather and whether they were late."""
+    import pandas as pd
+
     table = pd.read_csv(_file("flights.csv.zip", folder))
     weather = pd.read_csv(_file("weather.csv", folder), usecols=["origin", "time_hour", *WEATHER])
     table = table[table.arr_delay.notna()].merge(
@@ -80,12 +86,16 @@ def flights(folder: Path | None) -> pd.DataFrame:
     return table.assign(**columns)[["week", *SCHEDULE, *WEATHER, "late"]]
 
 
-def _week(number: pd.Series) -> pd.Series:
+def _week(number: "pandas.Series") -> "pandas.Series":
     return "week-" + number.astype("string").str.zfill(2)
 
 
 @functools.lru_cache(maxsize=1)
-def _by(folder: Path | None, by: By) -> TableEnvironments:
+def _by(folder: Path | None, by: By) -> "TableEnvironments":
+    import pandas as pd
+
+    from concord.environments.table import from_table
+
     table = flights(folder)
     validation, test = ([*_week(pd.Series(list(weeks)))] if by == "week" else [] for weeks in (VALIDATION, TEST))
     if by != "week":
@@ -93,22 +103,36 @@ def _by(folder: Path | None, by: By) -> TableEnvironments:
     return from_table(table, environment=by, target="late", validation=validation, test=test)
 
 
-def environments(config: FlightsConfig) -> TableEnvironments:
+def environments(config: FlightsConfig) -> "TableEnvironments":
     """An environment for each week, carrier or airport."""
     return _by(config.data.data, config.by)
 
 
-def model(config: FlightsConfig) -> nn.Module:
+def model(config: FlightsConfig) -> "nn.Module":
     """Logistic regression, or a small network."""
     return config.network_options.build(environments(config).table)
+
+
+def loss(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    """Cross entropy."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(outputs, targets)
+
+
+def evaluation(config: FlightsConfig) -> EnvironmentEvaluation:
+    """The usual measures of two classes."""
+    from concord.training.measures import usual_classification
+
+    return usual_classification(2, cutoff=0.5, one_class=0.5)
 
 
 job = Job(
     environments,
     model,
-    nn.functional.cross_entropy,
+    loss,
     config=FlightsConfig().with_options(epochs=10, batch_size=64, lr=1e-2),
-    evaluation=usual_classification(2, cutoff=0.5, one_class=0.5),
+    evaluation=evaluation,
     fit=fit_table,
     baselines=TABLE_BASELINES,
     reproduces="no paper's result: 39 weeks train, the last 9 weeks of the year test",

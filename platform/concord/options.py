@@ -120,6 +120,11 @@ class OptionGroup:
         """
         return frozenset[str]().union(*(group.unused() for group in _groups(self).values()))
 
+    @property
+    def baseline(self) -> str | None:
+        """The baseline that these options ask for in place of a method that is trained by steps; usually none."""
+        return next((name for group in _groups(self).values() if (name := group.baseline) is not None), None)
+
     def require(self, option: str, right: bool, expected: str) -> None:
         """Raise InputError with the option, its value and ``expected``, unless ``right``."""
         if not right:

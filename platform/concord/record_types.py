@@ -98,6 +98,7 @@ class _Folds(TypedDict):
     environments: list[str]
     measure: str
     mode: Literal["min", "max"]
+    folds: NotRequired[list[list[str]]]
 
 
 _Asked = TypedDict("_Asked", {"left out": NotRequired[_Folds]})  # and the given options, by name
@@ -169,7 +170,7 @@ class _AskedTrial(_Event):
     point: _Point
     resolved: NotRequired[_Point]
     seed: NotRequired[Count | None]
-    left_out: NotRequired[str | None]
+    left_out: NotRequired[str | list[str] | None]
 
 
 class _Report(TypedDict):

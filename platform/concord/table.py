@@ -5,6 +5,7 @@ only its metrics and its failure are read, by its columns or functions of it.
 """
 
 import csv
+import dataclasses
 import html
 import io
 import sys
@@ -29,6 +30,7 @@ class Column:
         percent: show numbers over runs times 100; JSON and frames keep the metric's unit.
         oracle: mark the heading, since the test has chosen these values.
         about: numbers beside the heading of a transposed table, by name.
+        aside: leave it out of text, Markdown and HTML; CSV, JSON and frames have it.
     """
 
     heading: str
@@ -37,6 +39,7 @@ class Column:
     percent: bool = False
     oracle: bool = False
     about: Mapping[str, float] = field(default_factory=dict)
+    aside: bool = False
 
     @property
     def title(self) -> str:
@@ -181,8 +184,12 @@ class Table:
         place, column = next((at, each) for at, each in enumerate(self.columns) if each.title == heading)
         return [column.scale * number for each in self.rows if each.name == row for number in each.cells[place]]
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text."""
+    def cells(self, aside: bool = False) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text, also of columns that stand aside."""
+        if not aside and any(column.aside for column in self.columns):
+            shown = [place for place, column in enumerate(self.columns) if not column.aside]
+            rows_shown = [dataclasses.replace(row, cells=[row.cells[place] for place in shown]) for row in self.rows]
+            return dataclasses.replace(self, columns=[self.columns[place] for place in shown], rows=rows_shown).cells()
         header = [self.name, "seeds"] * bool(self.name) + [column.title for column in self.columns]
         rows: list[list[str]] = []
         for row in self.rows:
@@ -210,7 +217,7 @@ class Table:
 
     def csv(self) -> str:
         """The cells, as text, in CSV; a frame has the numbers."""
-        header, rows = self.cells()
+        header, rows = self.cells(aside=True)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         return text.getvalue()

@@ -82,7 +82,8 @@ def test_a_wrong_option_and_help_of_a_table_import_nothing_slow() -> None:
     program = """
 import sys
 from concord.cli import main
-assert main(["train", "table", "--lrr", "3"]) == 2
+for job in ("table", "flights", "heart-disease", "digits"):
+    assert main(["train", job, "--lrr", "3"]) == 2
 assert main(["submit", "train", "table", "--lrr", "3"]) == 2
 for command in ("train", "tune", "compare", "data"):
     for word in ("--help", "--help-all"):

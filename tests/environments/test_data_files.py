@@ -6,6 +6,7 @@ import io
 import lzma
 import pickle
 import re
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from concord.environments import Environments, from_folder, from_image_folder, image_dataset
-from concord.environments.data_files import kind_by_content, stem
+from concord.environments.data_files import kind_by_content, missing, stem
 from concord.environments.table import from_table
-from concord.errors import ArgumentError
+from concord.errors import ArgumentError, format_for_cli
 
 FRAME = pd.DataFrame({"age": np.arange(20.0) + 0.5, "died": [0, 1] * 10})
 PLACES = ("north", "south", "west")
@@ -181,3 +182,15 @@ def test_the_header_of_a_table_is_no_other_kind(header: str) -> None:
         file.write(f"{header},died\n1,0\n".encode())
         file.flush()
         assert header.startswith(("[", "{")) or kind_by_content(Path(file.name), [".csv"]) is None
+
+
+@pytest.mark.parametrize(("name", "kind"), [("patients.csv", "file"), ("hospitals", "folder")])
+def test_on_a_cluster_a_missing_file_says_on_which_machine(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert format_for_cli(missing(tmp_path / name, kind)) == f"--data {tmp_path / name}: there is no such {kind}"
+    monkeypatch.setenv("CONCORD_SUBMISSION", "mine")
+    there = format_for_cli(missing(tmp_path / name, kind))
+    assert f"there is no such {kind} on {socket.gethostname()}, the cluster's head node; give" in there
+    assert ("relative" in there) == (kind == "file")
+    assert format_for_cli(missing(Path("s3://bucket/a.csv"), kind)).endswith(f"there is no such {kind}")

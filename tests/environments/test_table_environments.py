@@ -643,3 +643,26 @@ def test_a_number_too_far_from_the_training_rows_is_named_with_its_column_and_ro
         np.errstate(over="ignore"),
     ):
         environments(frame, target="dose").fitted(0.1, 0)["west"]
+
+
+def test_a_cluster_column_is_no_input_and_one_that_joins_no_rows_or_all_is_refused() -> None:
+    frame = pd.DataFrame(
+        {
+            "site": list("aabbcc"),
+            "patient": [1, 1, 2, 2, 3, 4],
+            "row": range(6),
+            "x": [0.1, 2, 1, 4, 3, 5],
+            "y": [0, 1] * 3,
+        }
+    ).assign(same=1)
+    found = from_table(frame, target="y", environment="site", validation=["c"], cluster_by="patient")
+    assert "patient" not in found.table.kinds
+    assert found.only_names().clusters["c"].tolist() == ["3", "4"]
+    for column, problem in {
+        "row": "each row has a value of its own, the same as without it; leave it out",
+        "same": "all rows have one value; give a column with several, or none",
+        "site": "is also the environment's column or the target; give another",
+        "nope": "no such column",
+    }.items():
+        with pytest.raises(ArgumentError, match=f"{column}: {problem}"):
+            from_table(frame, target="y", environment="site", cluster_by=column)

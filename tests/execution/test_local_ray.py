@@ -1,5 +1,6 @@
 """The Ray of a command does not receive the SIGTERM of a whole job, and ends with the command."""
 
+import os
 import re
 import signal
 import subprocess
@@ -133,3 +134,61 @@ def test_a_run_of_two_workers_ends_in_order_when_all_its_processes_are_told_to(o
     assert statuses(output) == {"KILLED"}
     wait_for(lambda: not any(map(lives, pids)))
     assert main(["train", JOB_FILE, "--output", str(output), "--name", "a", "--resume", "--workers", "1"]) == 0
+
+
+# A job whose worker with the environment north stops, with all its threads, in its fifth step; signs come faster here.
+STOPS = """
+import os, signal, torch
+import concord.execution.channel, concord.execution.ray_train as ray_train
+from concord.environments import Environments
+from concord.training import Job
+
+concord.execution.channel.SIGN_SECONDS = ray_train.SIGN_SECONDS = 0.2
+ray_train._STILL_SECONDS = 2.0
+steps = 0
+
+class Stopping(torch.nn.Linear):
+    def forward(self, inputs):
+        global steps
+        steps += self.training and inputs[0, 0].item() == 1
+        if steps == 5:
+            steps += 1
+            with open({pid!r}, "w") as file:
+                file.write(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().forward(inputs)
+
+def environments(config):
+    return Environments.from_arrays(
+        {{name: (torch.full((8, 3), float(name == "north")), torch.arange(8) % 2) for name in ("south", "north")}}
+    )
+
+job = Job(environments, lambda config: Stopping(3, 2), torch.nn.functional.cross_entropy)
+"""
+
+
+@linux
+def test_a_worker_that_the_others_wait_for_is_named(output: Path, tmp_path: Path) -> None:
+    file, pid = tmp_path / "mine.py", tmp_path / "pid"
+    file.write_text(STOPS.format(pid=str(pid)))
+    words = [
+        "train",
+        str(file),
+        "--output",
+        str(output),
+        "--workers",
+        "2",
+        "--vectorize",
+        "one-by-one",
+        "--no-register",
+    ]
+    with Command(*words, "--epochs", "8") as process:
+        stopped = int(wait_for(lambda: pid.exists() and pid.read_text(), 240))
+        said = Path(process._written.name) / "error"
+        wait_for(lambda: "no step since" in said.read_text(), 60)
+        os.kill(stopped, signal.SIGCONT)
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    told = re.search(r"no step since [\d:]+: worker 1 on \S+ \(environments: north\) (.*)", errors)
+    assert told is not None, errors
+    assert re.fullmatch(r"has not answered for \d+ s, and the others wait for it", told[1])

@@ -14,7 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from forked import Command
+
+from concord.execution.progress import RunProgress
+from concord.gradients import EnvironmentStep
 
 SCRIPT = Path(__file__).with_name("terminal_progress.py")
 COLUMNS = 80
@@ -130,6 +134,21 @@ def test_a_run_in_this_process_starts_no_workers(tmp_path: Path) -> None:
     terminal = Terminal(lambda place: Command(*words, terminal=place))
     assert terminal.line(rf"^\S (starting workers|loading data) {BAR}").group(1) == "loading data"
     terminal.close()
+
+
+def test_without_a_terminal_a_long_epoch_shows_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("concord.execution.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("concord.execution.progress.on_terminal", lambda: False)
+    lines: list[str] = []
+    shown = RunProgress(lines.append)
+    shown.training(5, "loading data")
+    result = EnvironmentStep(torch.tensor([0.5, 1.5]), torch.tensor([]), (), torch.ones(2), 2)
+    for now, step in ((4.0, 1), (11.0, 2), (15.0, 3), (22.0, 4)):  # noqa: B007
+        shown.on_step(step, torch.nn.Linear(1, 1), result)
+    assert lines == ["epoch 0/5  step 2 loss 1.000", "epoch 0/5  step 4 loss 1.000"]
+    shown.show({"epoch": 1.0, "train_loss": 0.25})
+    assert shown.line() == "epoch 1/5  train_loss 0.250"
 
 
 SLOW = """

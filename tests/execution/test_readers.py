@@ -104,7 +104,7 @@ def test_trials_share_the_sources_of_what_is_read(job: Job[Any], ray_cluster: No
     for ours, theirs in zip(found.training, alone.training, strict=True):
         assert torch.equal(first(ours.training), first(theirs.training))
         assert torch.equal(ours.held_out.targets, theirs.held_out.targets)  # type: ignore[union-attr]
-    fold = without(found, "day")
+    fold = without(found, ["day"])
     assert [name for name, _ in fold.eval_only] == ["day", "night"]
     assert sorted(fold.eval_only[0][1].targets.tolist()) == [0] * 12 + [1] * 12
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import zipfile
@@ -15,6 +17,7 @@ import psutil
 import pytest
 import ray
 from command_line import outcome
+from forked import run_processes
 from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobSubmissionClient
 from ray_head import Head
@@ -183,6 +186,91 @@ def test_a_package_over_the_limit_names_what_is_large(tmp_path: Path) -> None:
         packed(tmp_path, 3).__enter__()
 
 
+def sent(work: Path, **options: Any) -> set[str]:
+    with packed(work, 100, **options) as package:
+        assert package.working_dir is not None
+        files = (path for path in package.working_dir.rglob("*") if path.is_file())
+        return {str(path.relative_to(package.working_dir)) for path in files}
+
+
+def test_repositories_inside_the_folder_go_along_by_their_own_rules(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    for name in ("job.py", "library/code.py", "library/made.bin", "library/deep/more.py", "library/deep/.env"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(name)
+    for folder in ("library/deep", "library", "."):
+        subprocess.run(["git", "init", "-q", str(work / folder)], check=True)
+    (work / "library" / ".gitignore").write_text("*.bin\n")
+    assert sent(work) == {"job.py", "library/code.py", "library/deep/more.py"}
+    settings = ["-c", "user.email=a@b.c", "-c", "user.name=a", "-c", "protocol.file.allow=always"]
+    subprocess.run(["git", "-C", str(work / "library"), "add", "code.py"], check=True)
+    subprocess.run(["git", "-C", str(work / "library"), *settings, "commit", "-qm", "one"], check=True)
+    submodule = ["submodule", "--quiet", "add", str(work / "library"), "as-module"]
+    subprocess.run(["git", "-C", str(work), *settings, *submodule], check=True)
+    assert "as-module/code.py" in sent(work)
+
+
+def test_a_gitignore_counts_without_a_repository(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    for name in ("job.py", "data/large.bin", "data/kept.bin", "notes/a.txt"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(name)
+    (work / ".gitignore").write_text("*.bin\n!kept.bin\n/notes/\n")
+    assert sent(work) == {"job.py", "data/kept.bin"}
+    assert not (work / ".git").exists()
+
+
+@pytest.mark.parametrize("repository", [False, True])
+@pytest.mark.parametrize(
+    ("name", "said"), [(b"caf\xe9.txt", r"caf\\xe9\.txt is not UTF-8"), (b"a\\b.txt", r"a\\b\.txt has a backslash")]
+)
+def test_a_name_that_would_be_lost_is_refused(tmp_path: Path, repository: bool, name: bytes, said: str) -> None:
+    (tmp_path / "job.py").write_text("1")
+    Path(os.fsdecode(os.fsencode(tmp_path / "d") + b"_" + name)).write_text("2")
+    if repository:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    with pytest.raises(InputError, match=rf"the name of d_{said}; rename the file, or list it") as refused:
+        sent(tmp_path)
+    str(refused.value).encode()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root becomes a user who may not read a folder")
+@pytest.mark.parametrize("repository", [False, True])
+def test_a_folder_that_cannot_be_read_is_named(repository: bool) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        work = Path(name)
+        (work / "closed").mkdir(0o700)
+        (work / "closed" / "data.csv").write_text("1")
+        (work / "job.py").write_text("1")
+        if repository:
+            subprocess.run(["git", "init", "-q", name], check=True)
+        os.chown(work, _NOBODY, _NOBODY)
+        run_processes(_send_as_nobody, 1, work)
+
+
+_NOBODY = 65534
+
+
+def _send_as_nobody(_: int, work: Path) -> None:
+    # git refuses repositories of other users.
+    settings = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+    os.environ.update({"HOME": "/nowhere", **settings})
+    os.setgroups([])
+    os.setgid(_NOBODY)
+    os.setuid(_NOBODY)
+    with pytest.raises(InputError, match=r"closed.*Permission denied"):
+        sent(work)
+
+
+def test_more_files_than_the_limit_are_refused_with_their_folder(tmp_path: Path) -> None:
+    for name in ("job.py", "images/1.png", "images/2.png", "more/3.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    with pytest.raises(InputError, match=r"4 files exceed --file-limit 3; most are in images \(2\), "):
+        sent(tmp_path, most_files=3)
+    assert len(sent(tmp_path, most_files=4)) == 4
+
+
 def test_a_job_outside_the_working_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     assert inside(tmp_path / "in" / "job.py", tmp_path / "in") == Path("job.py")
@@ -217,6 +305,7 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", "synthetic", "--output", "runs"], "--output runs: is relative; give the absolute path"),
         (["compare", "synthetic", "--results", "rows"], "--results rows: is relative; give the absolute path"),
         (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: must have letters, digits"),
+        (["train", "synthetic", "--file-limit", "0"], "--file-limit 0: must be at least 1"),
         (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),
         (["tune", "synthetic", "--resume"], "--resume: the same --name continues a study"),
         (["tune", "synthetic", "--workers", "2", "--min-workers", "1"], "--min-workers 1: a trial that loses its"),
@@ -284,6 +373,26 @@ def test_a_token_is_asked_for_and_a_wrong_one_named(
     assert result["error"] == f"--address {head.address}: the cluster refuses the token of --token-file " + str(
         tmp_path / "wrong"
     )
+
+
+def test_a_wrong_address_is_told_the_right_one(
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("concord.execution.submission.cluster._USUAL_PORT", head.dashboard)
+    right = f"; a Ray dashboard answers at {head.address}"
+    secure = head.address.replace("http:", "https:")
+    for address, said in (
+        (secure, f"--address {secure}: the server there speaks no TLS"),
+        (f"http://127.0.0.1:{head.port}", f"--address http://127.0.0.1:{head.port}: no Ray cluster answers there"),
+        ("http://127.0.0.1:1", "--address http://127.0.0.1:1: no Ray cluster answers there"),
+    ):
+        assert outcome(capsys, "submissions", "--address", address) == (2, {"error": said + right})
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{head.port}")
+    monkeypatch.setattr(psutil, "process_iter", list)
+    status, result = outcome(capsys, "submissions")
+    assert status == 2
+    assert result["error"].startswith(f"RAY_ADDRESS 127.0.0.1:{head.port}: is no dashboard's address")
+    assert right in result["error"]
 
 
 def test_the_dashboard_of_an_own_ray_is_found_and_no_token_is_shown(
@@ -513,6 +622,27 @@ def test_a_submission_is_stopped_once(
     status, refused = outcome(capsys, "stop", "nothing", *where)
     assert status == 2
     assert "nothing: there is no such submission" in refused["error"]
+
+
+def test_a_run_reads_a_file_beside_its_job_and_is_stopped_within_a_step_that_does_not_end(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("beside.txt").write_text("here")
+    load = "    def load(name: str) -> Any:\n"
+    Path(JOB.name).write_text(
+        JOB.read_text().replace(load, f"{load}        assert open('beside.txt').read() == 'here'\n")
+    )
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    words = ["--workers", "2", "--pause", "10000", "--name", "one-step"]
+    status, result = outcome(capsys, "submit", "train", JOB.name, *words, "--no-wait", *where)
+    assert status == 0
+    wait_for(lambda: "data: " in outcome(capsys, "logs", result["submission"], *where)[1]["log"], 120)
+    assert outcome(capsys, "stop", result["submission"], *where)[1]["status"] == "stopped"
+    log = outcome(capsys, "logs", result["submission"], *where)[1]["log"].splitlines()
+    assert log[-1] == "concord: stopped before the first checkpoint; --name one-step --resume begins again"
+    runs = tracked_runs(Store.open(head.folder / "runs"), "shared-rule", finished_only=False)
+    assert [run.status for run in runs if run.name == "one-step"] == ["KILLED"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -108,6 +109,36 @@ def test_augmentation_is_of_training_alone_and_of_the_size_asked_for(
     assert not torch.equal(first, evaluated)
     assert not torch.equal(first, other)
     assert torch.equal(*seen(augment=False)[:2])
+
+
+@pytest.mark.parametrize(
+    ("side", "options", "size"),
+    [
+        (28, {}, 32),
+        (40, {}, 40),
+        (40, {"network": "vit-b-16"}, 48),
+        (300, {}, 224),
+        (40, {"weights": Path("weights.safetensors")}, 224),
+        (40, {"image_size": 64}, 64),
+    ],
+)
+def test_images_keep_their_size_unless_another_or_weights_are_given(
+    side: int, options: dict[str, Any], size: int, job: Job[Any], tmp_path: Path
+) -> None:
+    folder = write_photographs(tmp_path / "images", each=1, size=side)
+    assert job.config.with_options(data=folder, **options).image_size == size
+
+
+def test_a_rate_for_given_weights_is_named_where_first_weights_are_random(
+    job: Job[Any], torchvision: ModuleType, images: Path, weights: Path
+) -> None:
+    config = job.config.with_options(data=images, image_size=32)
+    with pytest.warns(UserWarning, match="--lr 5e-05 is meant for pretrained --weights.*give.*or --lr 0.001$"):
+        job.model(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        job.model(config.with_options(lr=1e-3))
+        job.model(config.with_options(weights=weights))
 
 
 def test_it_trains_with_bfloat16_and_registers_a_model_that_names_the_class_of_a_file(

@@ -111,6 +111,31 @@ def test_every_example_is_predicted_by_a_model_that_has_not_seen_its_environment
     assert lines["vrex", 0]["test accuracy"] == pytest.approx(statistics.fmean(tests))
 
 
+def test_a_verdict_rests_on_the_environments_and_agrees_with_the_table(whole: ComparisonResult, stations: Path) -> None:
+    found, rows = whole.verdict, metrics_of(whole)
+    assert found is not None
+    (difference,) = found.differences
+    assert (found.unit, difference.units, difference.comparisons) == ("environments", 4, 1)
+    means = {method: rows[method]["mean accuracy"]["mean"] for method in ("mean", "vrex")}
+    assert {each.method: each.value for each in found.methods} == pytest.approx(means)
+    assert difference.value == pytest.approx(means["vrex"] - means["mean"])
+    assert found.recommended == ("vrex" if difference.verdict == "better" else "mean")
+    assert {(each.environment, each.units, each.seeds) for each in found.environments} == {
+        (name, 200, 2) for name in STATIONS
+    }
+    assert found.next_environment is not None
+    assert found.next_environment.environments == 4
+    assert whole.as_json()["verdict"] == found.as_json()
+    assert set(found.lines) <= set(whole.output())
+    loaded = concord.load("stations", job=stations, output=whole.plan.base.run.output)
+    assert isinstance(loaded, Comparison)
+    assert loaded.verdict == found
+    frame = loaded.intervals()
+    for each in found.environments:
+        row = frame.loc[each.method, each.environment]
+        assert (row.value, (row.low, row.high), row["std"]) == (each.value, each.interval, each.deviation)
+
+
 def test_a_killed_comparison_continues_to_the_same_table(
     whole: ComparisonResult, stations: Path, tmp_path: Path
 ) -> None:

@@ -508,6 +508,14 @@ def test_the_method_is_the_one_named_or_the_first_of_the_job_or_derived() -> Non
     assert str(refused.value) == "--method best: there is no such method; there are mine, other, derived, wide"
 
 
+@pytest.mark.parametrize("vary", ["threshold=uniform:0:1", "--significance=1e-4,1e-2"])
+def test_a_varied_option_of_masks_makes_the_derived_space_that_of_a_mask(vary: str) -> None:
+    _, average = chosen_study({}, options(), TrainConfig())
+    _, mask = chosen_study({}, options(vary=(vary,)), TrainConfig())
+    assert mask.space.entries.keys() - average.space.entries.keys() == {"threshold", "rescale"}
+    assert mask == chosen_study({}, options(), TrainConfig().with_options(aggregator="and-mask"))[1]
+
+
 @pytest.mark.parametrize(
     ("job", "method"),
     [(name, method) for name in built_in_jobs() for method in getattr(load_job(name).job, "studies", {})],

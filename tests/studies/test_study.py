@@ -170,7 +170,7 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
     job = load_job(str(Path(__file__).parents[1] / "jobs" / "dictionaries.py")).job
     prepared = prepare(job, job.config.resolve(), ProcessContext())
-    (name, whole), *_ = without(prepared, "b").eval_only
+    (name, whole), *_ = without(prepared, ["b"]).eval_only
     expected = job.environments(job.config)["b"].data
     assert name == "b"
     assert len(whole) == 60
@@ -258,6 +258,8 @@ def test_the_shortlist_leaves_none_out_where_too_few_environments_remain(ray_clu
     assert "the best trials are not repeated with environments left out: --environments-per-step 3: must divide" in str(
         lines
     )
+    assert "trainings in the search: 1; after it of the best: 3 with environments left out" in lines
+    assert "varied: lr, threshold, penalty; trained with and-mask" in lines
 
 
 @pytest.mark.parametrize(
@@ -312,6 +314,7 @@ def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> No
     again = study(output_of(calm), lines.append, **CALM)
     assert again.registration == calm.registration  # the winner was there already
     assert any("trials are done, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
+    assert not any("trainings" in line for line in lines)  # none is left to wait for
 
 
 def test_a_study_keeps_the_smallest_where_small_is_good(ray_cluster: None, output: Path) -> None:
@@ -1169,6 +1172,28 @@ def test_a_study_continues_with_its_rule_in_whatever_way_numbers_are_written(cal
         assert str(planned(output, **options, stop_when=(text,)).stop_rule) == "train_accuracy > 0.6"
     with pytest.raises(InputError, match=r"^--stop-when train_accuracy > 0.61: the study calm was started with "):
         planned(output, **options, stop_when=("train_accuracy>0.61",))
+
+
+def test_a_study_is_judged_by_validation_environments_where_there_are_some(output: Path) -> None:
+    sensors = str(Path(JOB_FILE).with_name("sensors.py"))
+    for options, selection, metric in (
+        ({"job_file": sensors}, "validation", "validation_accuracy"),
+        ({"job_file": sensors, "selection": "held-out"}, "held-out", "held_out_accuracy"),
+        ({"job_file": sensors, "metric": "spread"}, "held-out", "held_out_spread"),
+        ({}, "held-out", "held_out_accuracy"),
+    ):
+        plan = planned(output, **options)
+        assert (plan.options.selection, plan.criterion.metric) == (selection, metric)
+
+
+def test_a_study_that_continues_keeps_the_selection_it_began_with(calm: StudyResult, output: Path) -> None:
+    folder = study_folder(output, "calm").path
+    folder.mkdir(parents=True)
+    criterion = {**calm.record["criterion"], "selection": "oracle", "metric": "ood_accuracy"}
+    deciding = {**calm.record["deciding"], "selection": "oracle"}
+    (folder / RECORD).write_text(json.dumps({**calm.record, "criterion": criterion, "deciding": deciding}))
+    options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
+    assert planned(output, **options).criterion.metric == "ood_accuracy"
 
 
 def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:

@@ -272,6 +272,20 @@ def test_the_time_left_counts_the_training_before_a_checkpoint() -> None:
     assert said == [f"{name} continues from its checkpoint, after 10 min of training" for name in names]
 
 
+def test_the_trainings_that_follow_are_announced_and_their_time_once_it_can_be_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("concord.execution.progress.time.monotonic", lambda: now)
+    shown = GroupProgress("trials", 4, lambda _: None, parts=2, after=6)
+    shown.evaluated("a", 0.0)
+    assert shown.line() == "0/4 trials, 1 running, then 6 trainings"
+    now = 120.0
+    for name in ("a", "b"):  # a trial of two runs
+        shown.ended(Run(Folder(Path(name))), name)
+    assert shown.line() == "1/4 trials, 0 running, 6 min left, then 6 trainings of about 6 min"
+
+
 def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "s-trial-3")
     part_of_a_run(folder, 0.0, 4)

@@ -24,6 +24,7 @@ PRIVATE = {
     "ray._private.services": "execution/session.py",
     "ray._private.worker": "execution/local_ray.py",
     "ray.train.v2._internal.constants": "execution/ray_train.py",
+    "ray.train.v2._internal.execution.callback": "execution/ray_train.py",
     "tyro._errors": "cli/parsing.py",
 }
 

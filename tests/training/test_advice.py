@@ -276,6 +276,51 @@ def test_noise_is_seldom_taken_for_learning(count: int, noise: float) -> None:
     assert sum(late_fall(row.tolist()) is not None for row in rows) <= 0.01 * len(rows)
 
 
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.5])
+def test_noise_before_a_lower_rate_is_seldom_taken_for_learning_in_short_runs(count: int, noise: float) -> None:
+    """A converged loss, with less noise and lower after the rate fell, twice."""
+    generator = np.random.default_rng(0)
+    config = TrainConfig().with_options(epochs=2 * count).resolve()
+    sizes = noise * np.repeat([1.0, 0.3, 0.1], [count, count // 2, count - count // 2])
+    rows = np.exp(sizes * generator.standard_normal((2000, 2 * count)) + sizes)
+    named = [underfitting(with_losses(row.tolist(), 2 * count), config) for row in rows]
+    assert sum(map(bool, named)) <= 0.02 * len(rows)
+
+
+@pytest.mark.parametrize("schedule", ["milestones", "cosine"])
+@pytest.mark.parametrize("epochs", [8, 10, 20])
+def test_a_loss_that_falls_until_the_rate_is_low_is_named(schedule: str, epochs: int) -> None:
+    config = TrainConfig().with_options(epochs=epochs, schedule=schedule).resolve()
+    falling = learned(epochs // 2, 1.5)
+    frozen = [falling[-1] - 0.001 * at for at in range(1, epochs // 2 + 1)]
+    said = underfitting(with_losses([*falling, *frozen], epochs), config)
+    assert f"still falling at epoch {epochs // 2}, when --lr was lowered" in str(said)
+    assert underfitting(with_losses([*learned(epochs // 2, 40), *frozen], epochs), config) is None
+    # Too few evaluations are not enough, nor are four that fell once others have risen.
+    assert underfitting(with_losses(learned(6, 1.5), 6), TrainConfig().with_options(epochs=6).resolve()) is None
+    if epochs == 8:
+        assert underfitting(with_losses([*falling, *frozen[1:], frozen[-1]], epochs), config) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "fraction"),
+    [
+        ({}, 0.5),
+        ({"schedule": "constant"}, 1.0),
+        ({"schedule": "cosine"}, 0.5),
+        ({"milestones": ()}, 1.0),
+        ({"milestones": (0.8, 0.3), "decay": 0.4}, 0.3),
+        ({"milestones": (0.3, 0.8), "decay": 0.6}, 0.8),
+        ({"milestones": (0.3, 0.8), "decay": 0.9}, 1.0),
+        ({"decay_per_step": 0.5**0.01}, 0.25),
+        ({"decay_per_step": 0.5**0.001}, 0.5),
+    ],
+)
+def test_the_rate_is_halved_where_its_schedule_says_so(options: dict[str, Any], fraction: float) -> None:
+    assert TrainConfig().with_options(**options).schedule.lr_halved(400) == pytest.approx(fraction)
+
+
 def test_only_losses_before_the_learning_rate_falls_count() -> None:
     config = TrainConfig().with_options(epochs=20, lr=1e-3).resolve()
     falling, flat = learned(10, 1.5), learned(10, 40)

@@ -27,7 +27,7 @@ def written(predictions: LeftOutPredictions, folder: Path) -> pd.DataFrame:
 
 def test_classes_are_named_and_numbers_are_in_the_targets_units(tmp_path: Path) -> None:
     classes = LeftOutPredictions(names(classes=("no", "yes"), rows={"c": np.array([7, 3])}))
-    classes.add(10, torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 1]))
+    classes.add(10, "c", torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 1]))
     found = written(classes, tmp_path)
     assert found[["step", "row", "target", "prediction"]].to_numpy().tolist() == [
         [10, 7, "yes", "yes"],
@@ -35,15 +35,15 @@ def test_classes_are_named_and_numbers_are_in_the_targets_units(tmp_path: Path) 
     ]
     assert found.probability_yes.tolist() == pytest.approx([1 / (1 + np.exp(-2)), 1 / (1 + np.exp(1))])
     numbers = LeftOutPredictions(names(target_scale=TargetScale(100.0, 10.0)))
-    numbers.add(1, torch.tensor([[0.5], [-1.0]]), torch.tensor([[0.0], [1.0]]))
+    numbers.add(1, "c", torch.tensor([[0.5], [-1.0]]), torch.tensor([[0.0], [1.0]]))
     assert written(numbers, tmp_path)[["row", "target", "prediction"]].to_numpy().tolist() == [
         [0, 100, 105],
         [1, 110, 90],
     ]
     several = LeftOutPredictions(names())
-    several.add(1, torch.tensor([[0.5, 1.0]]), torch.tensor([[0.0, 1.0]]))
+    several.add(1, "c", torch.tensor([[0.5, 1.0]]), torch.tensor([[0.0, 1.0]]))
     ends = [f"{kind}_{place}" for kind in ("target", "prediction") for place in (0, 1)]
-    assert list(written(several, tmp_path).columns) == ["step", "row", *ends]
+    assert list(written(several, tmp_path).columns) == ["step", "environment", "row", *ends]
 
 
 class Kept(Silent):

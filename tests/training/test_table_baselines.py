@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict
 from test_table_environments import patients
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from concord.models.table_network import TableNetwork
 from concord.studies.leave_one_out import plan_leave_one_out
 from concord.studies.methods import plan_methods
 from concord.training import ProcessContext, Silent, load_job, train
+from concord.training.advice import mask_lines
+from concord.training.within_environment import cross_validated
 
 LEVELS = [3, 4]
 
@@ -74,9 +77,9 @@ def test_ridge_is_that_of_scikit_learn(seed: int, classes: int, penalty: float) 
     if classes == 1:
         expected = Ridge(alpha=penalty / 2).fit(columns(inputs), targets[:, 0]).predict(columns(others))
     else:
-        found = LogisticRegression(C=1 / penalty, max_iter=1000).fit(columns(inputs), targets)
+        found = LogisticRegression(C=1 / penalty, max_iter=1000).fit(columns(inputs).astype(float), targets)
         expected = np.zeros((len(others), classes))
-        expected[:, found.classes_] = found.predict_proba(columns(others))
+        expected[:, found.classes_] = found.predict_proba(columns(others).astype(float))
     assert predictions(network, others, classes) == pytest.approx(expected, abs=1e-4)
 
 
@@ -151,6 +154,10 @@ def test_baselines_are_compared_with_the_methods_unless_they_are_not_wanted(data
     [
         (["--workers", "2"], "--workers 2: the model is fitted to all examples at once, by one worker; give 1"),
         (
+            ["--threshold", "0.9"],
+            "--aggregator and-mask: the model is fitted to all examples at once, and no gradients",
+        ),
+        (
             ["--objective", "vrex"],
             "--objective vrex: the model is fitted to all examples at once, ",
         ),
@@ -164,3 +171,64 @@ def test_options_that_a_baseline_cannot_have_are_refused(
 ) -> None:
     given_words = ["--data", str(data), "--environment", "hospital", "--target", "died", "--network", "boosting"]
     assert refused("train", "table", *given_words, *words).startswith(line)
+
+
+@pytest.mark.parametrize("table", ["methods", "leave-one-out"])
+def test_a_baseline_is_not_what_all_methods_start_from(data: Path, refused: Callable[..., str], table: str) -> None:
+    words = ["--data", str(data), "--environment", "hospital", "--target", "died", "--network", "boosting"]
+    assert refused("compare", "table", table, *words) == (
+        "--network boosting: baselines are compared in any case; leave it out"
+    )
+
+
+@pytest.mark.parametrize(("network", "own"), [("ridge", {"ridge_penalty"}), ("boosting", {"boosting_leaves"})])
+def test_a_baseline_is_named_and_has_no_options_of_steps(data: Path, network: str, own: set[str]) -> None:
+    config = load_job("table").job.config.with_options(
+        data=data, environment="hospital", target="died", network=network, device="cpu"
+    )
+    resolved = config.resolve()
+    assert resolved.method == network
+    assert {"aggregator", "threshold", "lr", "epochs", "optimizer", "hidden_units"} < resolved.unused()
+    assert not own & resolved.unused()
+    (line,) = mask_lines(resolved, 3, "concord compare table methods")
+    assert line.startswith("baseline: fitted to all training examples at once, without steps")
+    assert config.with_options(network="mlp").resolve().method == "mean"
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_within_an_environment_a_baseline_predicts_as_scikit_learn_cross_validated(classes: int) -> None:
+    inputs, targets, _ = rows(2, 120, classes)
+    found = cross_validated(
+        lambda: TableNetwork(4, LEVELS, classes, 0, 0, 0.0),
+        lambda network, *given: fit_linear(network, *given, penalty=2.0),  # type: ignore[arg-type]
+        inputs,
+        targets,
+        seed=3,
+    )
+    assert found is not None
+    folds: Any = (KFold if classes == 1 else StratifiedKFold)(5, shuffle=True, random_state=3)
+    if classes == 1:
+        expected = cross_val_predict(Ridge(alpha=1.0), columns(inputs).astype(float), targets[:, 0].numpy(), cv=folds)
+        np.testing.assert_allclose(found[:, 0].numpy(), expected, atol=1e-4)
+        return
+    linear = LogisticRegression(C=0.5, max_iter=1000)
+    expected = cross_val_predict(
+        linear, columns(inputs).astype(float), targets.numpy(), cv=folds, method="predict_proba"
+    )
+    np.testing.assert_allclose(found.softmax(1).numpy(), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("targets", [torch.zeros(49), torch.zeros(80).long(), (torch.arange(80) < 4).long()])
+def test_an_environment_with_few_rows_or_of_a_class_is_not_cross_validated(targets: Tensor) -> None:
+    assert cross_validated(nn.Identity, lambda *_: None, torch.zeros(len(targets), 6), targets, 0) is None
+
+
+def test_a_run_without_an_environment_says_what_could_be_had_there(data: Path) -> None:
+    job = load_job("table").job
+    given_options = {"data": data, "environment": "hospital", "target": "died", "network": "ridge", "device": "cpu"}
+    left_out = job.environments(job.config.with_options(**given_options)).train[:2]
+    config = job.config.with_options(**given_options, leave_out=left_out)
+    (end,) = train(job, config, ProcessContext(), Silent()).history
+    for name in left_out:
+        assert 0 < end.metrics[f"auc/itself/{name}"] <= 1
+        assert end.metrics[f"accuracy/itself/{name}"] >= 0.3

@@ -143,10 +143,7 @@ COMMON: dict[str, Value] = {"lr": 5e-4, "lr_decay_steps": 15_000, "kernels": 48,
 
 def studies(found: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Study]:
     """The spaces of the thesis (appendix A.0.3); the results of its search are tried first."""
-    return {
-        name: Study(Space(SEARCHED | method), suggestions=(found[name],), selection="validation")
-        for name, method in METHODS.items()
-    }
+    return {name: Study(Space(SEARCHED | method), suggestions=(found[name],)) for name, method in METHODS.items()}
 
 
 def methods_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Any]]:

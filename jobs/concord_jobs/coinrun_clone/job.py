@@ -124,7 +124,7 @@ SEARCHED: dict[str, Entry] = {
 }
 MASKED: dict[str, Entry] = {"beta3": Uniform(0.0, 0.99), "temporal_threshold": Uniform(0.0, 1.0)}
 STUDIES = {
-    name: Study(Space({**SEARCHED, "optimizer": name, **own}), selection="validation")
+    name: Study(Space({**SEARCHED, "optimizer": name, **own}))
     for name, own in {"temporal-and-mask": MASKED, "adam": {}}.items()
 }
 

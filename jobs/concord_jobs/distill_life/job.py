@@ -135,10 +135,10 @@ LEARNED: dict[str, Entry] = {
     "validation_fraction": LogUniform(0.02, 0.5),
 }
 STUDIES = {
-    "ldt": Study(Space({"teacher": "meta", **SEARCHED, **TAUGHT, **LEARNED}), selection="validation"),
-    "none": Study(Space({"teacher": "none", **SEARCHED}), selection="validation"),
-    "fixed": Study(Space({"teacher": "fixed", **SEARCHED, **TAUGHT}), selection="validation"),
-    "oracle-teacher": Study(Space({"teacher": "oracle", **SEARCHED, **TAUGHT}), selection="validation"),
+    "ldt": Study(Space({"teacher": "meta", **SEARCHED, **TAUGHT, **LEARNED})),
+    "none": Study(Space({"teacher": "none", **SEARCHED})),
+    "fixed": Study(Space({"teacher": "fixed", **SEARCHED, **TAUGHT})),
+    "oracle-teacher": Study(Space({"teacher": "oracle", **SEARCHED, **TAUGHT})),
 }
 teacher_defaults = {"validation_fraction": 0.1, "teaching_weight": 30.0, "unrolled_steps": 16, "meta_lr": 500.0}
 run_defaults = {"batch_size": 32, "held_out": 0.0, "lr": 3e-3, "epochs": 30, "evaluations": 10, "milestones": ()}

@@ -158,9 +158,9 @@ LEARNED: dict[str, Entry] = {
 }
 PREDICTED: dict[str, Entry] = {"auxiliary_weight": Choice(1.0, 2.0, 4.0)}
 STUDIES = {
-    "ldt": Study(Space({"teacher": "meta", **LEARNED}), selection="validation"),
-    "none": Study(Space({"teacher": "none", **ALONE, "batch_size": Choice(8, 16, 32)}), selection="validation"),
-    "predicting": Study(Space({"teacher": "none", **ALONE, **PREDICTED}), selection="validation"),
+    "ldt": Study(Space({"teacher": "meta", **LEARNED})),
+    "none": Study(Space({"teacher": "none", **ALONE, "batch_size": Choice(8, 16, 32)})),
+    "predicting": Study(Space({"teacher": "none", **ALONE, **PREDICTED})),
 }
 teacher_defaults = {"teaching_weight": 10**2.5, "unrolled_steps": 96, "student_steps": 24, "meta_lr": 5e-4}
 run_defaults = {"batch_size": 24, "held_out": 0.0, "epochs": 40, "evaluations": 40, "milestones": (), "data": None}

@@ -94,8 +94,8 @@ _META_IRM: dict[str, Entry] = {
     "drop_grad": Choice(0.0, 0.1, 0.2, 0.4),
 }
 STUDIES = {
-    "irm": Study(Space(_VARIED | _IRM), selection="validation"),
-    "meta-irm": Study(Space(_VARIED | _META_IRM), selection="validation"),
+    "irm": Study(Space(_VARIED | _IRM)),
+    "meta-irm": Study(Space(_VARIED | _META_IRM)),
 }
 
 job = Job(

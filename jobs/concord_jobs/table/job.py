@@ -3,16 +3,17 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
 
+from concord.environments.text_defaults import TEXT_LENGTH, TEXT_MODEL
 from concord.errors import ArgumentError
 from concord.models.table_network_options import TableNetworkOptions
-from concord.options import Detail, OptionGroup, Scoring, group
+from concord.options import Detail, Learning, OptionGroup, Scoring, group
 from concord.storage import check_address
 from concord.training import EnvironmentEvaluation, Job, TrainConfig
 from concord.training.baseline import TABLE_BASELINES, fit_table
@@ -56,14 +57,36 @@ class TableOptions(OptionGroup):
     """Environments to test on."""
     validation: tuple[str, ...] = ()
     """Environments that select models."""
-    task: Literal["auto", "classification", "regression"] = "auto"
-    """Kind of the target; auto takes text and few whole numbers as classes, other targets as numbers."""
+    task: Literal["auto", "classification", "regression", "ordinal", "count"] = "auto"
+    """Kind of the target; auto takes text and few whole numbers as classes, other targets as numbers. ordinal: levels
+    in an order; count: whole numbers from 0 on, by the Poisson loss."""
+    levels: Detail[tuple[str, ...]] = ()
+    """Values of an ordinal target from the lowest to the highest, such as: low mid high; numbers need none."""
     cutoff: Scoring[float] = 0.5
     """Probability from which the second of two classes is predicted, for recall and specificity."""
     columns: tuple[str, ...] = ()
     """Kinds of columns that override the inferred ones, such as zip=category patient=ignore."""
     environment_bins: int | None = None
     """Cut a numeric environment column at quantiles into this many environments."""
+    environment_by: tuple[str, str] | None = None
+    """In place of --environment, a unit of time (day, week, month, quarter, year) or a number of parts, and a column of
+    dates, such as: week admitted."""
+    test_last: Detail[int | None] = None
+    """Test on the last environments in time, this many."""
+    weight: str | None = None
+    """Column by which rows count, in the loss, in every measure and in the baselines; no input."""
+    cluster_by: str | None = None
+    """Column that names what several rows belong to, such as patient; splits and intervals keep them together."""
+    text: tuple[str, ...] = ()
+    """Columns of text, of which an encoder of Hugging Face makes inputs; others are ignored."""
+    text_model: Detail[str] = TEXT_MODEL
+    """Encoder of texts: a folder with model.safetensors, or a name on the hub."""
+    text_length: Detail[int] = TEXT_LENGTH
+    """Largest number of tokens of a text; the rest is cut off."""
+    train_encoder: Detail[bool] = False
+    """Train the encoder of texts with the network; by default it is frozen, and each text is encoded once."""
+    text_lr: Learning[float] = 2e-5
+    """Learning rate of an encoder that is trained."""
     separator: str = ","
     """Separator of the columns of a CSV file."""
     encoding: Detail[str] = "utf-8"
@@ -82,6 +105,9 @@ class TableOptions(OptionGroup):
         """Validate options."""
         from concord.environments.table_rows import Kind
 
+        self.require_at_least(1, "text_length")
+        self.require("text_lr", self.text_lr > 0, "must be above 0")
+        self.require("train_encoder", bool(self.text) or not self.train_encoder, "needs --text; give its columns")
         self.require("cutoff", 0 <= self.cutoff <= 1, "must be a probability, in [0, 1]")
         if not self.target:
             raise ArgumentError("target", None, "needed; give the column to predict")
@@ -106,8 +132,20 @@ class TableConfig(TrainConfig):
     # fmt: off
     data: TableData = group(TableData)
     table: TableOptions = group(TableOptions)
-    network_options: TableNetworkOptions = group(TableNetworkOptions, hidden_units=64)
+    network_options: TableNetworkOptions = group(TableNetworkOptions, network="wide-and-deep", hidden_units=64)
     # fmt: on
+
+    def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a given option ends of the defaults: with epochs a run has exactly these passes over the largest
+        environment; without rows that choose weights, or with another end of the run, it keeps the last ones.
+        """
+        implied = dict(super().implied(changes))
+        if "epochs" in changes:
+            implied |= {"epoch_steps": 0, "patience": 0}
+        nothing_chooses = changes.get("held_out") == 0 and not changes.get("validation", self.table.validation)
+        if nothing_chooses or changes.get("stop_spread") or changes.get("keep") == "last":
+            implied |= {"patience": 0, "keep": "last"}
+        return implied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +173,10 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
         table = _read(data, options)
     left_out = [given.removesuffix("=ignore") for given in options.columns if given.endswith("=ignore")]
     summary = {**table_summary(table, left_out), "warnings": [str(each.message) for each in caught]}
+    if options.environment_by is not None:
+        unit, column = options.environment_by
+        what = f"{unit} parts in time" if unit.isdecimal() else f"each {unit}"
+        summary["notes"].insert(0, f"environments are {what} of {column}, which is no input")
     for line in lines(summary):
         info(line)
     return summary
@@ -153,7 +195,8 @@ def _unchanged(data: Path, options: TableOptions, change: Hashable) -> "TableEnv
     from concord.environments.table import TableEnvironments
 
     del change
-    return TableEnvironments(_read(data, options))
+    model = options.text_model, options.text_length
+    return TableEnvironments.of(_read(data, options), *model, train_encoder=options.train_encoder)
 
 
 def _table(data: Path | None, options: TableOptions) -> "TableEnvironments":
@@ -176,6 +219,12 @@ def _read(data: Path, options: TableOptions) -> "Table":
         kinds=cast("dict[str, Kind]", dict(each.rsplit("=", 1) for each in options.columns)),
         task=None if options.task == "auto" else options.task,
         environment_bins=options.environment_bins,
+        environment_by=options.environment_by,
+        test_last=options.test_last,
+        weight=options.weight,
+        cluster_by=options.cluster_by,
+        levels=options.levels,
+        text=options.text,
     )
 
 
@@ -186,40 +235,82 @@ def environments(config: TableConfig) -> "TableEnvironments":
 
 def model(config: TableConfig) -> "nn.Module":
     """A network for the table's number of columns."""
-    return config.network_options.build(environments(config).table)
+    data, fitted = environments(config), config.network_options.baseline is not None
+    train = config.table.train_encoder
+    config.require(
+        "train_encoder", not (train and fitted), "baselines take a frozen one (--no-baselines leaves them out)"
+    )
+    mixed = train and config.objective.objective == "mixup"
+    config.require("train_encoder", not mixed, "mixup cannot mix tokens; leave one of both out")
+    return data.network(config.network_options.build(data.table))
+
+
+def parameter_groups(model: "nn.Module", config: TableConfig) -> "Sequence[Mapping[str, Any]] | None":
+    """An encoder of texts that is trained has a learning rate of its own."""
+    from concord.environments.text_model import TextNetwork
+
+    if not isinstance(model, TextNetwork):
+        return None
+    encoder = [*model.encoder.parameters()]
+    known = {id(each) for each in encoder}
+    others = [each for each in model.parameters() if id(each) not in known]
+    return [{"params": encoder, "lr": config.table.text_lr}, {"params": others}]
 
 
 def evaluation(config: TableConfig) -> EnvironmentEvaluation:
-    """The usual measures of classes; of a regression errors in the target's units. Accuracy compares models."""
+    """The usual measures of classes, with accuracy to compare models; of levels, numbers and counts their errors."""
     from concord.environments.table import TableEnvironments
-    from concord.training.measures import usual_classification
-    from concord.training.regression import regression_errors
+    from concord.training.measures import ordinal, usual_classification
+    from concord.training.regression import count_errors, regression_errors
 
-    classes = environments(config).table.classes
-    two = classes is not None and len(classes) == 2
+    table = environments(config).table
+    classes = table.classes
+    two = table.task == "classification" and table.outputs == 2
     config.require("cutoff", two or config.table.cutoff == 0.5, "the target does not have two classes; leave it out")
+    if table.task == "ordinal":
+        return ordinal(table.outputs)
     if classes is not None:
         return dataclasses.replace(usual_classification(len(classes), config.table.cutoff), compares=False)
     fitted = job.environments_of(config).fitted(config.data.held_out, config.run.seed)
     assert isinstance(fitted, TableEnvironments)
     assert fitted.target_scale is not None
+    if table.task == "count":
+        return count_errors(fitted.target_scale.mean)
     return regression_errors(fitted.target_scale.deviation)
 
 
 def loss(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """Cross entropy of classes, squared error of standardized numbers."""
+    """Cross entropy of classes, squared error of standardized numbers, Poisson deviance of counts ``(rows, 1)``."""
     from torch.nn.functional import cross_entropy, mse_loss
 
-    return mse_loss(outputs, targets) if targets.is_floating_point() else cross_entropy(outputs, targets)
+    from concord.training.regression import poisson_deviance
+
+    if targets.is_floating_point():
+        return mse_loss(outputs, targets)
+    if targets.ndim == 2:
+        return poisson_deviance(outputs, targets).mean()
+    return cross_entropy(outputs, targets)
 
 
 job = Job(
     environments,
     model,
     loss,
-    config=TableConfig().with_options(batch_size=64, epochs=100),
+    # At a constant rate training ends when the held-out rows no longer improve. An epoch has 50 steps, of a large table
+    # one pass over its largest environment: a hundred of them are more than most tables take.
+    config=TableConfig().with_options(
+        batch_size=64,
+        epochs=100,
+        epoch_steps=50,
+        evaluations=100,
+        schedule="constant",
+        keep="least-loss",
+        patience=10,
+        held_out_environments=0.2,
+    ),
     evaluation=evaluation,
     data=Data(TableCheck, check, prints_result=True),
+    parameter_groups=parameter_groups,
     fit=fit_table,
     baselines=TABLE_BASELINES,
     reproduces="no paper's result: for data of your own",

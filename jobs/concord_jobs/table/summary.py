@@ -16,6 +16,12 @@ _FOLDS, _DEPTH = 3, 5
 _MOST_ROWS = 20_000  # for the decision tree
 _MOST_LISTED = 12  # environments with a line each
 _MOST_NAMED = 5  # environments that stand out, and classes
+_TASKS = {
+    "classification": "a classification",
+    "regression": "a regression",
+    "ordinal": "levels in an order",
+    "count": "counts",
+}
 _GIVES_AWAY = 0.95  # of the errors of a constant, which a column alone avoids
 
 
@@ -50,7 +56,7 @@ def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any
     return {
         "rows": len(table.frame),
         "without_target": table.without_target,
-        "task": "regression" if table.classes is None else "classification",
+        "task": table.task,
         "environments": environments,
         "largest": float(counts.max() / counts.sum()),
         "columns": columns,
@@ -61,18 +67,19 @@ def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any
 def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """The summary as lines of text."""
     left_out = f"; {summary['without_target']} rows without a target are left out" if summary["without_target"] else ""
-    yield f"{summary['rows']} rows, a {summary['task']}{left_out}"
+    yield f"{summary['rows']} rows, {_TASKS[summary['task']]}{left_out}"
     for warning in summary["warnings"]:
         yield f"warning: {warning}"
     environments = summary["environments"]
     yield from (_listed if len(environments) <= _MOST_LISTED else _quartiles)(environments)
     one_class = [name for name, each in environments.items() if len(each["target"]) == 1]
-    if summary["task"] == "classification" and one_class:
+    if summary["task"] in ("classification", "ordinal") and one_class:
         yield f"warning: one class in {_named(one_class)}"
     yield from summary["notes"]
     columns = list(summary["columns"].values())
     rows = [_cells(each, summary["largest"]) for each in columns]
-    yield from ShownTable.plain(rows[0], [list(each.values()) for each in rows]).text().rstrip().splitlines()
+    if rows:  # there may be texts alone
+        yield from ShownTable.plain(rows[0], [list(each.values()) for each in rows]).text().rstrip().splitlines()
     for each in columns:
         if each["predicts"] > _GIVES_AWAY:
             yield f"warning: column {each['column']} alone gives the target away; is it known when you predict?"
@@ -125,7 +132,8 @@ def _targets(table: Table, name: str) -> dict[str, float]:
     values = table.rows([name])[table.target]
     if table.classes is None:
         return {"mean": float(values.mean()), "deviation": float(values.std(ddof=0))}
-    return {str(value): float(share) for value, share in values.value_counts(normalize=True).sort_index().items()}
+    shares = values.value_counts(normalize=True)
+    return {str(each): float(shares[each]) for each in table.classes if each in shares}
 
 
 def _alone(table: Table, column: str, kind: str) -> dict[str, float]:

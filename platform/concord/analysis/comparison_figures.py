@@ -14,6 +14,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 _RESAMPLINGS = 10_000
 _CYCLE = 10  # of Matplotlib's cycle; then the same colours have the next marker
 _MARKERS = "os^Dv"
+_MOST_ROWS = 30  # environments
 
 Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """By environment: what was chosen without it, seed by seed, and what choosing by it would have given."""
@@ -98,8 +99,13 @@ def bootstrapped_interval(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[
 
 
 def left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
-    """Mean and standard deviation over seeds in each environment; a hollow mark is the oracle's mean."""
+    """Mean and standard deviation over seeds in each environment; a hollow mark is the oracle's mean.
+
+    More environments than a page has room for are points behind a box of each method.
+    """
     environments = list(next(iter(values.values())))
+    if len(environments) > _MOST_ROWS:
+        return _left_out_boxes(values, measure)
     figure, axes = one_panel(6, 1.2 + 0.22 * len(environments) * (1 + len(values)))
     for index, (method, spread) in enumerate(values.items()):
         for place, name in enumerate(environments):
@@ -114,4 +120,35 @@ def left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
     axes.set(yticks=range(len(environments)), yticklabels=environments, xlabel=f"{measure} where it is left out")
     axes.invert_yaxis()
     figure.legend(frameon=False, loc="outside upper center", ncols=3, title="hollow: chosen by it (oracle)")
+    return figure
+
+
+def _left_out_boxes(values: Mapping[str, Spread], measure: str) -> Figure:
+    """A box over the environments for each method, on the points of their means over seeds; the ends are named."""
+    figure, axes = one_panel(7, 1.2 + 0.75 * len(values))
+    jitter = np.random.default_rng(0)
+    for place, spread in enumerate(values.values()):
+        means = {name: float(np.mean(chosen)) for name, (chosen, _) in spread.items() if np.isfinite(chosen).any()}
+        ranked = sorted(means, key=lambda name: means[name])
+        if not ranked:
+            continue
+        found = [means[name] for name in ranked]
+        heights = place + jitter.uniform(-0.2, 0.2, len(found))
+        axes.scatter(found, heights, s=9, alpha=0.5, linewidths=0, color=f"C{place}")
+        axes.boxplot(
+            [found],
+            positions=[place],
+            widths=0.45,
+            orientation="horizontal",
+            showfliers=False,
+            manage_ticks=False,
+            medianprops={"color": "black"},
+        )
+        for name in (ranked[0], ranked[-1]):
+            axes.text(means[name], place - 0.33, name, ha="center", fontsize=7)
+    axes.set(yticks=range(len(values)), yticklabels=list(map(method_name, values)))
+    axes.set(xlabel=f"{measure} where it is left out, of {len(next(iter(values.values())))} environments")
+    axes.margins(x=0.12)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -131,6 +132,7 @@ def entry() -> None:
     for category in (FutureWarning, DeprecationWarning):
         warnings.simplefilter("ignore", category)
     structured_logs.show_warnings_in_one_line()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # before a run has its own handler
     with reported_death() if runs_jobs else contextlib.nullcontext():
         try:
             try:

@@ -8,6 +8,7 @@ import re
 import secrets
 import sys
 import time
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,8 +22,9 @@ from concord.cli.job_options import read_command
 from concord.cli.output import table
 from concord.cli.parsing import asks_for_help, job_and_words, parse, parse_known
 from concord.errors import InputError, RunFailedError
+from concord.execution.submission.package import MOST_FILES, inside, packed
 from concord.logs import info
-from concord.options import as_words, flag_of, options_of
+from concord.options import as_words, flag_of, option_values, options_of
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
 
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from concord.interface.command_options import JobCommand
 
 SUBMITTED = ("train", "tune", "compare")
-# Ray asks a job to end, kills it three seconds later, and then ends its workers.
-_STOP_SECONDS = 60.0
+# Ray asks a job to end, kills it a minute later, and then ends its workers.
+_STOP_SECONDS = 90.0
 # MiB that Ray's dashboard takes.
 _LARGEST_PACKAGE = 100
 
@@ -60,6 +62,8 @@ class Submit(_ClusterOptions):
     """Folder to send; for a job file of your own, the current one by default. Files that git ignores are not sent."""
     size_limit: float = 100.0
     """Largest size to send, in MiB."""
+    file_limit: int = MOST_FILES
+    """Largest number of files to send."""
     driver_memory: float = 2.0
     """GiB reserved on the head node for the command and its processes there; a submission waits until they are free,
     so that many at once do not fill the node."""
@@ -112,7 +116,9 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
         return print_options(command.job, command.options, as_json)
     name = check_command(command)
-    from concord.execution.submission.package import packed
+    if "hours" in options_of(type(command.options)) and "hours" not in command.given:
+        hours = option_values(command.options)["hours"]
+        info(f"on the cluster nobody is asked: above --hours {hours:g} of expected time the comparison is refused")
     from concord.execution.submission.profile import Profile
 
     profile = Profile.find(options.profile, options.address, options.token_file, options.tracking_uri)
@@ -129,10 +135,12 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     values |= files.take_options(command, values)
     if not 0 < options.size_limit <= _LARGEST_PACKAGE:
         raise InputError(f"--size-limit {options.size_limit:g}: must lie above 0 and not above {_LARGEST_PACKAGE}")
+    if options.file_limit < 1:
+        raise InputError(f"--file-limit {options.file_limit}: must be at least 1")
     if not 0 < options.driver_memory < math.inf:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
     made_up = values.get("name") is None and command.name != "compare"  # a comparison has one name
-    identity = options.submission_id or (name if made_up else f"{name}-{secrets.token_hex(3)}")
+    identity = options.submission_id or _ascii(name) + ("" if made_up else f"-{secrets.token_hex(3)}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", identity, re.ASCII):
         raise InputError(f"--submission-id {identity}: must have letters, digits, '-_.' only, a letter or digit first")
     values["name"] = name
@@ -147,7 +155,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     }
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
-    with packed(files.folder, options.size_limit, files.needed, files.texts) as package:
+    with packed(files.folder, options.size_limit, files.needed, files.texts, options.file_limit) as package:
         from concord.execution.submission.cluster import Cluster  # imports Ray, which takes a second
 
         cluster = Cluster(profile)
@@ -168,6 +176,12 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     return result | {"status": "pending"}
 
 
+def _ascii(name: str) -> str:
+    """A name in the letters that Ray takes for ids."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^\w.-]+", "-", plain, flags=re.ASCII).strip("-._") or "run"
+
+
 class SentFiles:
     """The user's files in a submission, by their paths in the sent folder."""
 
@@ -177,8 +191,6 @@ class SentFiles:
         self.texts: dict[Path, str] = {}
 
     def _take(self, file: Path) -> str:
-        from concord.execution.submission.package import inside
-
         self.folder = self.folder or Path.cwd()
         self.needed.append(inside(file, self.folder))
         return str(self.needed[-1])

@@ -46,9 +46,10 @@ class BatchStream:
         batches_each: the number of batches of each.
         largest: examples of the largest environment of all processes; None: of these.
         readers: processes that read ahead what is not in memory; with 0 this process reads at each step.
+        epoch_steps: the least number of steps of an epoch.
 
     Attributes:
-        steps_per_epoch: the steps of one pass over the largest environment.
+        steps_per_epoch: the steps of one pass over the largest environment, or of several if these are too few.
 
     Raises:
         InputError: the batch size or ``batches_each`` is not positive, or ``together`` does not fit.
@@ -65,6 +66,7 @@ class BatchStream:
         batches_each: int = 1,
         largest: int | None = None,
         readers: int = 0,
+        epoch_steps: int = 0,
     ) -> None:
         if batch_size < 1:
             raise ArgumentError("batch_size", batch_size, "must be at least 1")
@@ -78,7 +80,8 @@ class BatchStream:
         self._sizes = [len(environment) for environment in environments]
         self._batch_size = batch_size
         passes = -(-(largest or max(self._sizes)) // batch_size)
-        self.steps_per_epoch = -(-passes // batches_each) * self.steps_per_round
+        rounds = max(-(-passes // batches_each), -(-epoch_steps // self.steps_per_round))
+        self.steps_per_epoch = rounds * self.steps_per_round
         self._seed = seed
         self._part = part or slice(0, batch_size)
         self._device = torch.device(device)

@@ -1,5 +1,6 @@
 """Named environments with their purposes, and checks that their data fit together."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -7,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.environments.purposes import environment_names, purposes_of, require_names
 from concord.environments.source import ContiguousBuilder, ExampleSource, InMemory, Part, Switching
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
+from concord.weighted import Weighted
 
 if TYPE_CHECKING:  # with pandas
     from concord.environments.table_encoder import TableEncoder
@@ -144,6 +146,8 @@ class Environment:
         return self._pair(self.take(examples))
 
     def _pair(self, data: Tree) -> tuple[Tensor, Tensor]:
+        if isinstance(data, Weighted):
+            return data.inputs, data.targets
         if not is_pair(data):
             found = ", ".join(named_leaves(data))
             raise InputError(
@@ -169,12 +173,14 @@ class RawRows:
         example: a few rows, a pandas frame.
         outputs: the names of the classes, or of the one number.
         target_scale: of the number; None for classes.
+        network: makes of the trained network one of rows as the encoder gives them; None if it takes these.
     """
 
     encoder: "TableEncoder"
     example: Any
     outputs: tuple[str, ...]
     target_scale: "TargetScale | None" = None
+    network: Callable[[nn.Module], nn.Module] | None = None
 
 
 class Environments:
@@ -188,6 +194,8 @@ class Environments:
         validation: whole environments to select models by, held out of training.
         test: whole environments to report on; they select nothing.
         monitored: further environments to report on, each under its own name. They may be parts of the training data.
+        held_out: whole environments to select evaluations by, in place of a part of each training environment; see
+            :meth:`holding_out`.
         version: text that differs when the data do, so that results on other data are not mixed up, or a function that
             gives it, called when it is needed first. None if the options alone decide the data.
 
@@ -197,6 +205,7 @@ class Environments:
         target_scale: of targets that are standardized numbers.
         rows: the places of an environment's examples in the data, by its name, int64 ``(examples,)``; an environment
             that is missing has its examples in order.
+        clusters: of these examples what each belongs to, such as a patient, text ``(examples,)``, if the data name it.
 
     Raises:
         InputError: there is no training environment, a name is no text or appears twice, or a monitored environment has
@@ -206,6 +215,7 @@ class Environments:
     classes: tuple[str, ...] | None = None
     target_scale: "TargetScale | None" = None
     rows: Mapping[str, Any] = MappingProxyType({})
+    clusters: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -215,11 +225,13 @@ class Environments:
         test: Iterable[str] = (),
         monitored: Iterable[str] = (),
         version: str | Callable[[], str | None] | None = None,
+        held_out: Iterable[str] = (),
     ) -> None:
         self._version = version
         self.learn = False
         self._load = load
         self.train = environment_names("train", train)
+        self.held_out = environment_names("held_out", held_out)
         self.validation = environment_names("validation", validation)
         self.test = environment_names("test", test)
         self.monitored = environment_names("monitored", monitored)
@@ -260,17 +272,39 @@ class Environments:
             self._version = self._version()
         return self._version
 
-    def leaving_out(self, name: str) -> "Environments":
-        """The same data with one training environment turned into the only validation environment.
+    def leaving_out(self, *names: str) -> "Environments":
+        """The same data with some training environments turned into the only validation environments.
 
         Raises:
-            InputError: it is not a training environment, or the only one.
+            InputError: they are not training environments, or all of them.
         """
-        require_names([name], self.train)
-        train = [each for each in self.train if each != name]
-        fewer = Environments(self._load, train, [name], self.test, self.monitored, self._version)
+        require_names(names, self.train)
+        train = [each for each in self.train if each not in names]
+        left_out = [each for each in self.train if each in names]
+        fewer = Environments(self._load, train, left_out, self.test, self.monitored, self._version)
         fewer.classes = self.classes
         return fewer
+
+    def holding_out(self, fraction: float, seed: int) -> "Environments":
+        """The same data with this fraction of the training environments held out whole, at least two if one is left.
+
+        The seed and the names choose them, whatever the order of the names and the other environments.
+        """
+
+        def drawn(name: str) -> int:
+            return int(torch.randint(2**62, (), generator=generator_for(seed, name, "held out whole")))
+
+        count = min(max(round(fraction * len(self.train)), 2), len(self.train) - 1)
+        held_out = sorted(self.train, key=drawn)[:count]
+        fewer = copy.copy(self)
+        fewer.train = tuple(name for name in self.train if name not in held_out)
+        fewer.held_out = tuple(name for name in self.train if name in held_out)
+        return fewer
+
+    @property
+    def to_leave_out(self) -> tuple[str, ...]:
+        """The environments that can be left out: those to train on, and those held out whole."""
+        return self.train + self.held_out
 
     @property
     def raw(self) -> RawRows | None:
@@ -278,8 +312,17 @@ class Environments:
         return None
 
     def fitted(self, fraction: float, seed: int) -> "Environments":
-        """The environments with what training rows that are not held out decide, such as scales and categories."""
+        """The environments with what training rows that are not held out decide, such as scales and categories.
+
+        ``fraction`` is that of :meth:`split`.
+        """
         return self
+
+    def units(self, name: str) -> Tensor | None:
+        """What each example of an environment belongs to, such as a patient, int64 ``(examples,)`` from 0; None if
+        each stands for itself. A unit is held out as a whole.
+        """
+        return None
 
     @staticmethod
     def none() -> "Environments":
@@ -290,12 +333,13 @@ class Environments:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names: training, validation, test, monitored."""
+        """All names: training, held out whole, validation, test, monitored."""
         return sum(self.by_purpose().values(), ())
 
     def by_purpose(self) -> dict[str, tuple[str, ...]]:
         """The names of each purpose, by argument of this class."""
-        return {"train": self.train, "validation": self.validation, "test": self.test, "monitored": self.monitored}
+        names = ("train", "held_out", "validation", "test", "monitored")
+        return {name: getattr(self, name) for name in names}
 
     def __getitem__(self, name: str) -> Environment:
         """The data of one environment.
@@ -318,8 +362,10 @@ class Environments:
         """These environments with a part of each held out, see :func:`split_held_out`; each example is in memory once.
 
         Training examples are contiguous on the device, so that :class:`BatchStream` does not copy them.
-        One environment is loaded at a time. If a source is not in memory, none is moved.
+        One environment is loaded at a time. If a source is not in memory, none is moved. If environments are held out
+        whole, no part of these is.
         """
+        fraction = self.fraction_of_examples(fraction)
         loaded = [self[names[0]]]
         if not isinstance(loaded[0].source, InMemory):
             return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
@@ -334,11 +380,15 @@ class Environments:
                 return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
             form = form or whole.form
             _require_form(whole, names[0], form)
-            kept, held = held_out_places(name, len(whole), fraction, seed)
+            kept, held = held_out_places(name, len(whole), fraction, seed, self.units(name))
             laid.add(whole.in_memory, kept)
             held_out.append(None if held is None else Environment(name, whole.take(held)))
         training = [Environment(*each) for each in zip(names, laid.moved(device), strict=True)]
         return [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
+
+    def fraction_of_examples(self, fraction: float) -> float:
+        """The fraction of each training environment that is held out: 0 if environments are held out whole."""
+        return 0.0 if self.held_out else fraction
 
     def only_names(self) -> "Environments":
         """The same names and purposes, without the function that loads the data, which may hold data."""
@@ -347,16 +397,16 @@ class Environments:
         return names
 
 
-def split_held_out(environment: Environment, fraction: float, seed: int) -> HeldOut:
+def split_held_out(environment: Environment, fraction: float, seed: int, units: Tensor | None = None) -> HeldOut:
     """Hold out a part of an environment's examples, chosen at random by the seed and the environment's name.
 
     At least one example is left to train on, and at least one is held out if the fraction is above 0. In a
-    :class:`Switching` source the same positions are held out before and after.
+    :class:`Switching` source the same positions are held out before and after. See :meth:`Environments.units`.
 
     Raises:
         InputError: the fraction is not in [0, 1), or there is only one example.
     """
-    kept, held = held_out_places(environment.name, len(environment), fraction, seed)
+    kept, held = held_out_places(environment.name, len(environment), fraction, seed, units)
     if kept is None or held is None:
         return HeldOut(environment, None)
     return HeldOut(*(Environment(environment.name, _at_places(environment.source, each)) for each in (kept, held)))
@@ -372,8 +422,13 @@ def _at_places(source: ExampleSource, places: Tensor) -> Tree | ExampleSource:
     return Part(source, places)
 
 
-def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """The positions of an environment's training examples, and of held-out ones; None for a fraction of 0."""
+def held_out_places(
+    name: str, examples: int, fraction: float, seed: int, units: Tensor | None = None
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The positions of an environment's training examples, and of held-out ones; None for a fraction of 0.
+
+    Of units, whole ones are drawn until the number of their examples is nearest to the fraction.
+    """
     if not 0 <= fraction < 1:
         raise ArgumentError("fraction", fraction, "the held-out fraction must lie in [0, 1)")
     if fraction == 0:
@@ -383,8 +438,19 @@ def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tup
         raise ArgumentError(
             "held_out", fraction, f"environment {name} has one example, which cannot be split; {advice}"
         )
+    generator = generator_for(seed, name, "held out")
+    if units is not None:
+        order = torch.randperm(int(units.max()) + 1, generator=generator)
+        if len(order) < 2:
+            expected = (
+                f"environment {name} has one unit of --cluster-by, which cannot be split; join it with others, or"
+            )
+            raise ArgumentError("held_out", fraction, f"{expected} give 0")
+        reached = units.bincount()[order].cumsum(0)[:-1]
+        held = torch.isin(units, order[: int((reached - fraction * examples).abs().argmin()) + 1])
+        return (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
     count = min(max(round(fraction * examples), 1), examples - 1)
-    order = torch.randperm(examples, generator=generator_for(seed, name, "held out"))
+    order = torch.randperm(examples, generator=generator)
     return order[count:].sort().values, order[:count].sort().values
 
 

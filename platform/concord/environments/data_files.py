@@ -1,13 +1,15 @@
 """Chooses the data files in a user's folder, and says which others are left out and why."""
 
 import codecs
+import os
 import re
+import socket
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from concord.errors import ArgumentError
-from concord.storage import is_remote, listing
+from concord.storage import display_path, is_remote, listing
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 _NAMED = 3  # files in a line
@@ -39,6 +41,15 @@ _KINDS: tuple[tuple[bytes, str, tuple[str, ...]], ...] = (
 )
 _BINARY = {ending for *_, endings in _KINDS for ending in endings}
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
+
+
+def missing(path: Path, kind: str, option: str = "data") -> ArgumentError:
+    """The error for a file or folder that does not exist; on a cluster it says on which of its machines."""
+    if is_remote(path) or "CONCORD_SUBMISSION" not in os.environ:
+        return ArgumentError(option, display_path(path), f"there is no such {kind}")
+    sent = "a file by its path relative to the folder that is sent, " if kind == "file" else ""
+    place = f"on {socket.gethostname()}, the cluster's head node; give {sent}a path on the nodes, or s3://…"
+    return ArgumentError(option, display_path(path), f"there is no such {kind} {place}")
 
 
 def stem(name: str) -> str:

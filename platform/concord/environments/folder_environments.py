@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from concord.environments.collection import Array, Environments
-from concord.environments.data_files import data_files, kind_by_content, stem
+from concord.environments.data_files import data_files, kind_by_content, missing, stem
 from concord.environments.parquet import read_table
 from concord.environments.purposes import purposes_of
 from concord.errors import ArgumentError, InputError, first_line
@@ -53,7 +53,7 @@ def from_folder(
     nothing = "has no .npz or .parquet file; add one for each environment"
     names = data_files(folder, _ENDINGS, option="data", shown=shown, place="NAME", nothing=nothing)
     if names is None:
-        raise ArgumentError("data", shown, "there is no such folder")
+        raise missing(folder, "folder")
     files = {stem(name): folder / name for name in names}
     purposes = purposes_of(files, validation, test)
 

@@ -1,5 +1,6 @@
 """Environments from a folder of images, ``DOMAIN/CLASS/IMAGE``, read a batch at a time."""
 
+import contextlib
 import hashlib
 import os
 import warnings
@@ -13,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from concord.environments.collection import Environments
-from concord.environments.data_files import data_files
+from concord.environments.data_files import data_files, missing
 from concord.environments.datasets import Transform, from_dataset
 from concord.environments.images import IMAGE_ENDINGS, plain_image, require_8_bits
 from concord.environments.purposes import purposes_of
@@ -82,7 +83,8 @@ def from_image_folder(
     Raises:
         InputError: the folder does not fit, or images cannot be read.
     """
-    shown, folder = display_path(Path(folder)), local(Path(folder))
+    given = Path(folder)
+    shown, folder = display_path(given), local(given)
     names = data_files(
         folder,
         IMAGE_ENDINGS,
@@ -93,7 +95,7 @@ def from_image_folder(
         one_each=False,
     )
     if names is None:
-        raise ArgumentError("data", shown, "there is no such folder")
+        raise missing(given, "folder")
     by_domain = _classes(names)
     train = purposes_of(by_domain, validation, test, options=True)["train"]
     if len(train) < 2:
@@ -153,6 +155,19 @@ def _readable(shown: str, folder: Path, names: Sequence[str], skip: bool) -> tup
         warnings.warn(f"{shown}: {problem}; left out", stacklevel=3)
     readable = [(name, size) for name, size in checked if isinstance(size, int)]
     return [name for name, _ in readable], hashlib.sha256(repr(readable).encode()).hexdigest()[:16]
+
+
+def longest_side(folder: Path) -> int | None:
+    """The longest side of the first image at each ``DOMAIN/CLASS``, from its header; None if no image can be read."""
+    sides = []
+    for images in local(folder).glob("*/*"):
+        endings = tuple(IMAGE_ENDINGS)
+        first = min((each for each in images.glob("[!.]*") if each.name.lower().endswith(endings)), default=None)
+        with contextlib.suppress(*_UNREADABLE):
+            if first is not None:
+                with Image.open(first) as image:
+                    sides.append(max(image.size))
+    return max(sides, default=None)
 
 
 def _size_or_problem(path: Path) -> int | str:

@@ -1,10 +1,11 @@
 """Encodes rows of a table as numbers: fitted on training rows, and applied to any rows.
 
-This module needs NumPy and pandas alone: a registered model carries the file, and predicts where Concord is not
-installed.
+This module needs NumPy and pandas alone, and tokenizers for columns of text: a registered model carries the file, and
+predicts where Concord is not installed.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,11 +56,60 @@ class CategoryColumn:
 
 
 @dataclass(frozen=True)
+class TextTokens:
+    """Columns of text as tokens.
+
+    Attributes:
+        columns: their names.
+        tokenizer: of the library tokenizers, as JSON.
+        length: the largest number of tokens of a text; others are cut off.
+    """
+
+    columns: tuple[str, ...]
+    tokenizer: str
+    length: int
+
+    @property
+    def width(self) -> int:
+        """The number of inputs."""
+        return self.length * len(self.columns)
+
+    def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
+        """The rows' tokens ``(rows, width)``; a missing text is an empty one."""
+        each = [self.of_texts(as_texts(frame[name]).fillna("").tolist()) for name in self.columns]
+        return np.concatenate(each, axis=1)
+
+    def of_texts(self, texts: Sequence[str]) -> NDArray[Any]:
+        """The tokens of texts as float32 ``(texts, length)``, -1 after the last."""
+        found = np.full((len(texts), self.length), -1, dtype=np.float32)
+        for row, each in zip(found, _tokenizer(self.tokenizer, self.length).encode_batch(list(texts)), strict=True):
+            row[: len(each.ids)] = each.ids
+        return found
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(tokenizer: str, length: int) -> Any:
+    from tokenizers import Tokenizer
+
+    found = Tokenizer.from_str(tokenizer)
+    found.enable_truncation(length)
+    return found
+
+
+@dataclass(frozen=True)
 class TableEncoder:
-    """Makes numbers of rows: two for each numeric column, then a code for each category."""
+    """Makes numbers of rows: two for each numeric column, then what texts become, then a code for each category.
+
+    Attributes:
+        numeric, categories: the columns.
+        between: the number of inputs of texts, 0 unless there are tokens.
+        tokens: of the columns of text.
+    """
 
     numeric: tuple[NumericColumn, ...]
     categories: tuple[CategoryColumn, ...]
+    between: int = 0
+    tokens: TextTokens | None = None
 
     @staticmethod
     def fit(frame: pd.DataFrame, kinds: Mapping[str, str]) -> "TableEncoder":
@@ -87,26 +137,31 @@ class TableEncoder:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a table that it needs."""
-        return tuple(dict.fromkeys([*(each.name for each in self.numeric), *(each.name for each in self.categories)]))
+        texts = () if self.tokens is None else self.tokens.columns
+        own = (*(each.name for each in self.numeric), *(each.name for each in self.categories), *texts)
+        return tuple(dict.fromkeys(own))
 
     @property
     def widths(self) -> tuple[int, list[int]]:
-        """The number of numeric inputs, and the number of codes of each category after them."""
-        return 2 * len(self.numeric), [FIRST_LEVEL + len(each.levels) for each in self.categories]
+        """The number of inputs before the codes of categories, and the number of codes of each."""
+        return 2 * len(self.numeric) + self.between, [FIRST_LEVEL + len(each.levels) for each in self.categories]
 
     def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
-        """The rows as float32 numbers ``(rows, 2 · numeric + categories)``."""
+        """The rows as float32 numbers ``(rows, 2 · numeric + between + categories)``."""
         frame = plain(frame)
         if lacking := [name for name in self.columns if name not in frame.columns]:
             raise ValueError(f"column {lacking[0]} is missing; the model needs {', '.join(self.columns)}")
-        found = np.empty((len(frame), 2 * len(self.numeric) + len(self.categories)), dtype=np.float32)
+        first, numbers = self.widths[0], 2 * len(self.numeric)
+        found = np.zeros((len(frame), first + len(self.categories)), dtype=np.float32)
+        if self.tokens is not None:
+            found[:, numbers:first] = self.tokens.encode(frame)
         for place, column in enumerate(self.numeric):
             values = as_numbers(frame[column.name], column.kind, column.part)
             missing = np.isnan(values)
             moved = np.where(missing, column.median, values) - column.mean
             found[:, 2 * place] = moved / column.scale if column.scale else 0.0
             found[:, 2 * place + 1] = missing & column.gaps
-        for place, category in enumerate(self.categories, 2 * len(self.numeric)):
+        for place, category in enumerate(self.categories, first):
             texts = as_texts(frame[category.name])
             codes = pd.Categorical(texts, categories=list(category.levels)).codes.astype(np.float32) + FIRST_LEVEL
             codes[codes < FIRST_LEVEL] = OTHER
@@ -129,9 +184,12 @@ class TableEncoder:
     @staticmethod
     def read(value: Mapping[str, Any]) -> "TableEncoder":
         """Read the encoder from JSON."""
+        tokens = value["tokens"]
         return TableEncoder(
             tuple(NumericColumn(**each) for each in value["numeric"]),
             tuple(CategoryColumn(each["name"], tuple(each["levels"])) for each in value["categories"]),
+            value["between"],
+            None if tokens is None else TextTokens(**{**tokens, "columns": tuple(tokens["columns"])}),
         )
 
 

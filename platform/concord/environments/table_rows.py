@@ -6,7 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -15,16 +15,17 @@ import pandas as pd
 import pyarrow as pa
 
 from concord.environments.csv_file import CsvFormat, exact, read_cells, typed
-from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, stem
+from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, missing, stem
 from concord.environments.parquet import read_table
+from concord.environments.periods import parts_of, periods
 from concord.environments.purposes import purposes_of
-from concord.environments.table_encoder import TableEncoder, plain, stripped
+from concord.environments.table_encoder import TableEncoder, as_texts, plain, stripped
 from concord.environments.unread_values import unread_values
 from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, local
 
 Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "regression", "ordinal", "count"]
 _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
 _MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values name the rows
 _LONGEST_EXAMPLE = 40  # letters of a value in an error
@@ -35,10 +36,18 @@ _ROW_NUMBERS = re.compile(r"Unnamed: \d+")  # pandas' name of a column without o
 
 
 class TargetScale(NamedTuple):
-    """A regression is trained on ``(target - mean) / deviation``, of the training rows."""
+    """A regression is trained on ``(target - mean) / deviation``, of the training rows.
+
+    Counts stay as they are, and the model's output is the logarithm of their rate: ``log``.
+    """
 
     mean: float
     deviation: float
+    log: bool = False
+
+    def in_units(self, outputs: Any) -> Any:
+        """Outputs of a model, an array, in the target's units."""
+        return np.exp(outputs) if self.log else self.mean + self.deviation * outputs
 
 
 @dataclass(frozen=True)
@@ -50,9 +59,14 @@ class Table:
         environment: the environment of each row.
         target: the name of the target's column.
         kinds: of the other columns, without ignored ones.
-        classes: the target's values in order; None for a regression.
+        classes: the target's values in order; None for a regression, and for counts.
         by_purpose: the names of the environments.
         without_target: the number of rows left out.
+        weight: the name of the column of the rows' weights, all above 0; None if all rows count alike.
+        task: what the target is.
+        text: the columns of text that an encoder takes.
+        between: the number of inputs of their vectors.
+        cluster: the name of the column that says what each row belongs to, as text; None if each stands for itself.
     """
 
     frame: pd.DataFrame
@@ -62,13 +76,22 @@ class Table:
     classes: tuple[Any, ...] | None
     by_purpose: Mapping[str, tuple[str, ...]]
     without_target: int
+    weight: str | None = None
+    cluster: str | None = None
+    task: Task = "classification"
+    text: tuple[str, ...] = ()
+    between: int = 0
 
     @functools.cached_property
     def version(self) -> str:
         """Text that differs when the rows do, or what is predicted, from what, in which environments."""
-        used = pd.concat([self.frame[[self.target, *sorted(self.kinds)]], self.environment], axis=1)
+        more = [each for each in (self.weight, self.cluster, *self.text) if each is not None]
+        used = pd.concat([self.frame[[self.target, *sorted(self.kinds), *more]], self.environment], axis=1)
         rows = hashlib.sha256(pd.util.hash_pandas_object(used, index=False).to_numpy().tobytes()).hexdigest()
-        what = repr((rows, self.target, sorted(self.kinds.items()), self.classes or "standardized"))
+        predicted: Any = self.classes or "standardized"
+        if self.task in ("ordinal", "count"):
+            predicted = (self.task, self.classes)
+        what = repr((rows, self.target, sorted(self.kinds.items()), predicted))
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
     @property
@@ -79,7 +102,7 @@ class Table:
     @functools.cached_property
     def widest(self) -> TableEncoder:
         """An encoder of all rows of the training environments: no fitted one has more levels."""
-        return fit_encoder(self.rows(self.by_purpose["train"]), self.kinds)
+        return replace(fit_encoder(self.rows(self.by_purpose["train"]), self.kinds), between=self.between)
 
     def rows(self, names: Collection[str]) -> pd.DataFrame:
         """The rows of these environments."""
@@ -89,8 +112,17 @@ class Table:
         """Mean and deviation of the numbers in these rows; None for classes."""
         if self.classes is not None:
             return None
-        values = rows[self.target].to_numpy(dtype=np.float64)
-        return TargetScale(float(values.mean()), float(values.std()) or 1.0)
+        values, weights = rows[self.target].to_numpy(dtype=np.float64), self.weights(rows)
+        if self.task == "count":
+            return TargetScale(float(np.average(values, weights=weights)), 1.0, log=True)
+        if weights is None:
+            return TargetScale(float(values.mean()), float(values.std()) or 1.0)
+        mean = float(np.average(values, weights=weights))
+        return TargetScale(mean, float(np.sqrt(np.average((values - mean) ** 2, weights=weights))) or 1.0)
+
+    def weights(self, rows: pd.DataFrame) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
+        """The weights of these rows, float64; None if all rows count alike."""
+        return None if self.weight is None else rows[self.weight].to_numpy(dtype=np.float64)
 
 
 def fit_encoder(rows: pd.DataFrame, kinds: Mapping[str, str]) -> TableEncoder:
@@ -113,6 +145,12 @@ def read_table_rows(
     kinds: Mapping[str, Kind] | None = None,
     task: Task | None = None,
     environment_bins: int | None = None,
+    environment_by: tuple[str | int, str] | None = None,
+    test_last: int | None = None,
+    weight: str | None = None,
+    cluster_by: str | None = None,
+    levels: Sequence[str] = (),
+    text: Sequence[str] = (),
 ) -> Table:
     """The rows of a table and what they are; the arguments are those of
     :func:`~concord.environments.table.from_table`, and the form of CSV files."""
@@ -121,15 +159,29 @@ def read_table_rows(
             raise ArgumentError("kinds", f"{name}={kind}", f"must be one of {', '.join(get_args(Kind))}")
     if environment_bins is not None and environment_bins < 2:
         raise ArgumentError("environment_bins", environment_bins, "must be at least 2")
+    option, unit = "environment", None
+    if environment_by is not None:
+        option, unit = "environment_by", str(environment_by[0])
+        parts_of(unit)
+        for other, given in (("environment", environment), ("environment_bins", environment_bins)):
+            if given is not None:
+                raise ArgumentError(
+                    "environment_by", environment_by, f"replaces --{other.replace('_', '-')}; leave that out"
+                )
+        environment = environment_by[1]
+    if test_last is not None and (unit is None or test or test_last < 1):
+        raise ArgumentError("test_last", test_last, "must be at least 1, with --environment-by and in place of --test")
     if isinstance(data, pd.DataFrame):
         if data.columns.nlevels > 1:
             raise ArgumentError("data", data.columns[0], "is the name of a column in several levels; join them to one")
         frame = _with_index(data, environment, target)
     else:
         texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
-        if environment_bins is None:
+        if environment_bins is None and unit is None:
             texts.add(environment or "environment")
-        frame, environment = _read(Path(data), target, environment, form, texts)
+        if cluster_by is not None:
+            texts.add(cluster_by)
+        frame, environment = _read(Path(data), target, environment, form, texts, named=unit is None)
     target = str(target)  # a frame's columns may have numbers as names
     kinds = {str(name): kind for name, kind in (kinds or {}).items()}
     environment = None if environment is None else str(environment)
@@ -138,12 +190,20 @@ def read_table_rows(
     frame = plain(frame)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
-    for option, name in (("environment", environment), ("target", target), *(("columns", each) for each in kinds)):
+    named = {option: environment, "target": target}
+    named |= {name: each for name, each in (("weight", weight), ("cluster_by", cluster_by)) if each is not None}
+    text = tuple(dict.fromkeys(text))
+    asked_for = [*named.items(), *(("text", each) for each in text), *(("columns", each) for each in kinds)]
+    for asked, name in asked_for:
         if name not in frame.columns:
-            raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
+            raise ArgumentError(asked, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
         raise ArgumentError("target", target, "is also the environment's column; give another")
-    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {environment, target}
+    taken = [*named.values(), *text]
+    for asked, name in asked_for[2 : len(taken)]:
+        if taken.count(name) > 1:
+            raise ArgumentError(asked, name, "is the column of another option, too; give another")
+    left_out = {name for name, kind in kinds.items() if kind == "ignore"} - {*taken}
     _require_single_values(frame.drop(columns=list(left_out)))
     frame = frame.reset_index(drop=True)
     frame[target] = stripped(frame[target])
@@ -151,30 +211,51 @@ def read_table_rows(
     rows = frame[labelled]
     if len(rows) < len(frame):
         warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=3)
-    names = _environment_names(rows[environment], environment, environment_bins)
-    purposes = purposes_of(sorted(set(names)), validation, test, options=True)
+    if unit is None:
+        names = _environment_names(rows[environment], environment, environment_bins)
+    else:
+        names = periods(rows[environment], unit, form.date_format)
+    if weight is not None:
+        rows = _weighed(rows, names, weight)
+        names = names[rows.index]
+    if cluster_by is not None:
+        rows = rows.assign(**{cluster_by: _clusters(rows[cluster_by], names, cluster_by)})
+    every = sorted(set(names))
+    purposes = purposes_of(every, validation, every[-test_last:] if test_last else test, options=True)
     train = purposes["train"]
     if len(train) < 2:
         raise ArgumentError(
-            "environment",
+            option,
             environment,
             f"two environments are needed for training; those that are not for validation or test are "
             f"{', '.join(train) or 'none'}",
         )
     training = rows[names.isin(train)]
     rows = rows.drop(columns=environment)
-    inferred = inferred_kinds(training.drop(columns=[environment, target, *left_out]))
-    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in (environment, target)}}
+    for name in text:
+        _require_words(training[name], name)
+    inferred = inferred_kinds(training.drop(columns=[*taken, *left_out]))
+    chosen = {**inferred, **{name: kind for name, kind in kinds.items() if name not in taken}}
     for name, kind in inferred.items():
         may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
         if may_hide and (unread := unread_values(training[name])):
             advice = f"or --columns {name}={kind}; it is {_TEXT_KINDS[kind]}"
             warnings.warn(f"column {name}: {unread}, {advice}", stacklevel=3)
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
-    if not used:
+    if not (used or text):
         raise ArgumentError("target", target, "no column is left to predict it from")
-    classes = _classes(rows, training, target, task)
-    return Table(rows, names, target, used, classes, purposes, int((~labelled).sum()))
+    classes: tuple[Any, ...] | None = None
+    if levels:
+        if task not in (None, "ordinal"):
+            raise ArgumentError("levels", levels, "give the order of an ordinal target; leave them out")
+        task, rows, classes = "ordinal", *_of_levels(rows, target, tuple(levels))
+    elif task == "count":
+        _require_counts(rows, training, target)
+    else:
+        classes = _classes(rows, training, target, task)
+        task = task or ("regression" if classes is None else "classification")
+    about = (int((~labelled).sum()), weight, cluster_by, task, text)
+    return Table(rows, names, target, used, classes, purposes, *about)
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
@@ -221,9 +302,9 @@ def _has_codes(texts: pd.Series) -> bool:
 
 
 def _read(
-    path: Path, target: str, environment: str | None, form: CsvFormat, texts: Collection[str]
+    path: Path, target: str, environment: str | None, form: CsvFormat, texts: Collection[str], *, named: bool
 ) -> tuple[pd.DataFrame, str | None]:
-    """The rows of a file or folder, and the name of the environment's column."""
+    """The rows of a file or folder, and the name of the environment's column, which files stand for if ``named``."""
     column = environment or "environment"
     read = functools.partial(_file, form=form, texts=texts, target=target, environment=column)
     nothing = "no .csv or .parquet file in this folder"
@@ -233,7 +314,7 @@ def _read(
     frames = []
     for name in files:
         frame = read(path / name)
-        frames.append(frame if column in frame.columns else frame.assign(**{column: stem(name)}))
+        frames.append(frame if column in frame.columns or not named else frame.assign(**{column: stem(name)}))
     return pd.concat(frames, ignore_index=True), column
 
 
@@ -244,7 +325,7 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
     shown = display_path(path)
     found = local(path)
     if not found.is_file():
-        raise ArgumentError("data", shown, "there is no such file")
+        raise missing(path, "file")
     suffix = path.suffix.lower()
     if kind := kind_by_content(found, _ENDINGS):
         raise ArgumentError("data", shown, f"is {kind}; give a CSV or Parquet file")
@@ -321,6 +402,50 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
     return column.astype("string")
 
 
+def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str) -> pd.DataFrame:
+    """The rows with a weight above 0, as float64 (ArgumentError for other weights, or an environment without one)."""
+    given = rows[weight]
+    weights = pd.to_numeric(given, errors="coerce").astype("float64")
+    wrong = ~(weights <= float(np.finfo(np.float32).max)) | (weights < 0)
+    for row in rows.index[wrong][:1]:
+        found = "no weight" if pd.isna(given[row]) else f"{given[row]}"
+        raise ArgumentError("weight", weight, f"row {row} has {found}; a weight is a number of at least 0")
+    known = names[weights > 0]
+    for name in sorted(set(names) - set(known)):
+        raise ArgumentError("weight", weight, f"environment {name} has no row with a weight above 0")
+    if len(known) < len(rows):
+        what = f"{len(rows) - len(known)} of {len(rows)} rows have the weight 0 and are left out"
+        warnings.warn(f"column {weight}: {what}", stacklevel=4)
+    return rows.assign(**{weight: weights}).loc[known.index]
+
+
+def _require_words(column: pd.Series, name: str) -> None:
+    """Refuse a column of text that has none, or names the rows (ArgumentError)."""
+    texts = as_texts(column).dropna()
+    if texts.empty or not _is_text(column):
+        found = "has numbers, dates or booleans" if len(texts) else "has no value in the training environments"
+        raise ArgumentError("text", name, f"{found}, and no text; leave it out")
+    if texts.is_unique and not texts.str.contains(r"\s").any():
+        found = f"has another value in each of {len(texts)} rows, such as {texts.iloc[0]!r:.40}, without a space"
+        raise ArgumentError("text", name, f"{found}, so it names them; leave it out")
+
+
+def _clusters(column: pd.Series, names: pd.Series, name: str) -> pd.Series:
+    """What each row belongs to, as text (ArgumentError if a row has none, or no two rows share one)."""
+    clusters = as_texts(column)
+    for row in clusters.index[(clusters.isna() | clusters.eq("")).to_numpy(dtype=bool)][:1]:
+        raise ArgumentError("cluster_by", name, f"row {row} has no value; fill it in or remove the row")
+    if clusters.is_unique:
+        raise ArgumentError("cluster_by", name, "each row has a value of its own, the same as without it; leave it out")
+    if clusters.nunique() < 2:
+        raise ArgumentError("cluster_by", name, "all rows have one value; give a column with several, or none")
+    places = names.groupby(clusters).nunique()
+    if several := places.index[places > 1].tolist():
+        what = f"{len(several)} of its {len(places)} values stand in several environments, such as {several[0]}"
+        warnings.warn(f"column {name}: {what}; a test there is not of new ones alone", stacklevel=4)
+    return clusters
+
+
 def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:
     values = training[target]
     if pd.api.types.is_float_dtype(values) and (infinite := frame.index[np.isinf(frame[target])].tolist()):
@@ -334,6 +459,9 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
         if values.nunique() < 2:
             raise ArgumentError("target", target, f"has one value in all training environments, {values.iloc[0]}")
         return None
+    if task == "ordinal" and not (numbers and few):
+        problem = "has texts" if not numbers else f"has {values.nunique()} values"
+        raise ArgumentError("target", target, f"{problem}; give its --levels, from the lowest to the highest")
     if task is None and not few and _is_text(values) and _kind(values) == "numeric":
         raise ArgumentError("target", target, "has numbers as text; make them numbers, or give --task classification")
     if task is None and _is_text(values) and (unread := unread_values(values)):
@@ -355,6 +483,28 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
     if strange := sorted(set(frame[target].unique().tolist()) - set(classes), key=str):
         raise ArgumentError("target", target, f"no training environment has its value {strange[0]}")
     return classes
+
+
+def _of_levels(rows: pd.DataFrame, target: str, levels: tuple[str, ...]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The rows with the target as text, and the levels (ArgumentError if a row has another value)."""
+    if len(set(levels)) < max(2, len(levels)):
+        raise ArgumentError("levels", levels, "must be two or more different values, from the lowest to the highest")
+    texts = as_texts(rows[target])
+    for row in rows.index[(~texts.isin(levels)).to_numpy(dtype=bool)][:1]:
+        raise ArgumentError("levels", levels, f"row {row} has {texts[row]}, which is none of these values of {target}")
+    return rows.assign(**{target: texts.astype(object)}), levels
+
+
+def _require_counts(rows: pd.DataFrame, training: pd.DataFrame, target: str) -> None:
+    """Refuse a target that does not count something (ArgumentError)."""
+    if not pd.api.types.is_numeric_dtype(rows[target]) or pd.api.types.is_bool_dtype(rows[target]):
+        raise ArgumentError("target", target, "has no numbers, which counts are")
+    values = rows[target].astype("float64")
+    for row in rows.index[~((values >= 0) & (values == values.round()) & np.isfinite(values))][:1]:
+        raise ArgumentError("target", target, f"row {row} has {values[row]:g}, and a count is a whole number from 0 on")
+    if training[target].nunique() < 2:
+        found = f"has one value in all training environments, {training[target].iloc[0]}"
+        raise ArgumentError("target", target, found)
 
 
 def _require_classes(values: pd.Series, target: str) -> None:

@@ -242,7 +242,7 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
     """The losses of a trained model in its training environments."""
     config, job, groups = trained.config, trained.job, settings.environments
     environments = job.job.environments_of(config).fitted(config.data.held_out, config.run.seed)
-    names = environments.train
+    names = (settings.split == "held-out" and environments.held_out) or environments.train
     if config.aggregation.per_example and not groups:
         raise ArgumentError(
             "environments", groups, f"in run {trained.name} every example is an environment; give the number of groups"

@@ -48,8 +48,10 @@ def table_columns(
     held_out = settings.split == "held-out"
     own = [each.held_out if held_out and each.held_out is not None else each.training for each in parts]
     others = environments.load(columns.environments[len(own) :])
-    rows = {each.name: some_examples(each, settings.examples, settings.seed, "columns") for each in (*own, *others)}
-    classes = tuple(map(str, environments.table.classes or ()))
+    # Without weights: what is shown of columns counts rows alike.
+    rows = {each.name: some_examples(each, settings.examples, settings.seed, "columns")[:2] for each in (*own, *others)}
+    known = environments.table.classes or ()
+    classes = tuple(map(str, range(len(known)) if environments.table.task == "ordinal" else known))
     model, loss = trained.model.to(device), trained.job.job.loss
     assert loss is not None
     use = use_of_columns(model, loss, rows, environments.encoder, classes, columns, settings.seed, advance)

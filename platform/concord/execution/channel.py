@@ -5,6 +5,7 @@ at all. This module has no slow imports, since the actor is a process of its own
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ class Message(NamedTuple):
     fields: dict[str, Any]
 
 
+SIGN_SECONDS = 5.0
+"""Between two signs of a worker."""
 FAILED = "failed"  # the name of a message about a failure that new workers would repeat
 
 
@@ -31,6 +34,34 @@ class Beginning(NamedTuple):
     over: bool
 
 
+class Sign(NamedTuple):
+    """What a worker says of itself every few seconds, from a thread beside its training.
+
+    Attributes:
+        node: the name of its machine.
+        steps: that it has done.
+        environments: on which it trains.
+    """
+
+    rank: int
+    node: str
+    steps: int
+    environments: tuple[str, ...]
+
+
+class Waiting(NamedTuple):
+    """A worker that the others wait for.
+
+    Attributes:
+        silent: seconds since its last sign.
+        still: seconds since its last step.
+    """
+
+    sign: Sign
+    silent: float
+    still: float
+
+
 class Channel:
     """The actor; ``checkpoint`` names the run's last one."""
 
@@ -39,9 +70,28 @@ class Channel:
         self._news = asyncio.Event()
         self._checkpoint = checkpoint
         self._over = False
+        self._controller: Any = None
+        self._signs: dict[int, tuple[Sign, float, float]] = {}  # with the times of the sign and of the last step
+
+    async def attend(self, controller: Any) -> None:
+        """Note the actor that controls the workers."""
+        self._controller = controller
+
+    async def hear(self, sign: Sign) -> None:
+        """Take a worker's sign."""
+        now = time.monotonic()
+        before, _, stepped = self._signs.get(sign.rank, (sign, now, now))
+        self._signs[sign.rank] = (sign, now, stepped if before.steps == sign.steps else now)
+
+    async def waiting(self) -> list[Waiting]:
+        """The workers, those with the oldest sign, and then with the fewest steps, first."""
+        now = time.monotonic()
+        found = [Waiting(sign, now - heard, now - stepped) for sign, heard, stepped in self._signs.values()]
+        return sorted(found, key=lambda each: (-each.silent // SIGN_SECONDS, each.sign.steps, each.sign.rank))
 
     async def begin(self) -> Beginning:
-        """The point at which workers begin."""
+        """The point at which workers begin; what workers said before is forgotten."""
+        self._signs.clear()
         return Beginning(self._checkpoint, self._over)
 
     async def send(self, messages: Sequence[Message]) -> bool:
@@ -65,6 +115,7 @@ class Channel:
         self._news.clear()
         return taken
 
-    async def stop(self) -> None:
-        """End the workers at their next message."""
+    async def stop(self) -> Any:
+        """End the workers at their next message; return the actor that controls them, None before it has begun."""
         self._over = True
+        return self._controller

@@ -21,6 +21,7 @@ from concord.execution.lifecycle import Info, send_again
 from concord.execution.model_card import model_card, result_lines
 from concord.execution.preflight import PreflightResult, preflight, required
 from concord.execution.spec import JOB
+from concord.execution.tested_rows import intervals_of_test
 from concord.execution.trained_model import last_model, model_of_run
 from concord.record import OpenRun, Run
 from concord.source_file import reason
@@ -31,7 +32,7 @@ from concord.training.advice import advice
 from concord.training.checkpoint import MODEL
 from concord.training.job import Job, JobFile
 from concord.training.metric_names import environments_of, short_metrics
-from concord.training.options import ResolvedConfig, ResolvedTrainConfig
+from concord.training.options import ResolvedConfig, ResolvedTrainConfig, in_short
 
 # MLflow's folder for the weights of a model that is not exported, and the line about it.
 _WEIGHTS = "weights"
@@ -92,6 +93,9 @@ def finish(
         tracked = True
     except (RunFailedError, InputError) as error:  # the training is finished
         info(f"the model could not be kept in MLflow: {error}; --resume tries again")
+    if model is not None and environments.test and environments.raw is not None:
+        named = next((name for name in ("accuracy", "mse") if name in checked.measures), None)
+        lines += filter(None, [named and intervals_of_test(environments, model, named, run.metrics)])
     for line in lines:
         info(line)
     registration = registered.reason if registered else None
@@ -211,10 +215,11 @@ def _figures(
 def shortfall(job: Job[Any], config: ResolvedConfig, metrics: Mapping[str, float]) -> str | None:
     """Why a run cannot be the champion, in words: the requirement of the job that it misses; None if it can.
 
-    A run with an environment left out is measured on that environment, so it is not compared with runs on all.
+    A run with environments left out is measured on them, so it is not compared with runs on all.
     """
-    if isinstance(config, ResolvedTrainConfig) and config.data.leave_out is not None:
-        return f"{config.data.leave_out} was left out of its training; promote it by hand"
+    if isinstance(config, ResolvedTrainConfig) and config.data.left_out:
+        were = "were" if len(config.data.left_out) > 1 else "was"
+        return f"{in_short(config.data.leave_out)} {were} left out of its training; promote it by hand"
     for name, least in required(job, config).items():
         value = metrics.get(name, math.nan)
         if not value >= least:  # so that NaN falls short

@@ -13,7 +13,7 @@ from concord.errors import InputError, RunFailedError, StoppedError
 from concord.execution.execute import CHECKPOINTS, checkpoint_step
 from concord.execution.failures import Termination, sigterm_as_interrupt
 from concord.execution.key import index_run, require_same, require_secrets
-from concord.execution.spec import RunSpec, new_names
+from concord.execution.spec import RunSpec, new_names, user_name
 from concord.record import (
     EVENTS,
     FOLDERS,
@@ -35,6 +35,7 @@ from concord.storage import (
     StorageError,
     disk_errors_in_one_line,
     display_path,
+    leased,
 )
 from concord.tracking import Mirror, Store
 from concord.tracking.mirror import CURSOR, recover, track
@@ -134,7 +135,7 @@ def _reserved(
     with sigterm_as_interrupt() as termination:
         folder = choose()
         folder.make()
-        with folder.locked(kind):
+        with folder.locked(kind), leased(folder, kind, user_name()):
             run = check(folder)
             if run is None:
                 folder.empty()  # at an address: left from a run of this name that was removed from the storage

@@ -31,6 +31,7 @@ _MOST_ROWS = 16  # of environments; more are summarized by purpose, so that a ca
 _MOST_NAMES = 12  # of inputs or classes
 # Options of the training that a card names.
 _NAMED_OPTIONS = ("optimizer", "lr", "l2", "epochs", "batch_size", "seed")
+_NAMED_OF_BASELINES = ("ridge_penalty", "boosting_trees", "boosting_rate", "boosting_leaves")
 
 
 def result_lines(
@@ -165,7 +166,8 @@ def _rule(config: ResolvedConfig, checked: PreflightResult) -> str:
     method = config.method or "the job's own loop"
     if checked.objective is not None:
         method = f"{checked.objective}, {method}"
-    told = [f"{name} {values[name]}" for name in _NAMED_OPTIONS if values.get(name) is not None]
+    names = [name for name in (*_NAMED_OF_BASELINES, *_NAMED_OPTIONS) if name not in config.unused()]
+    told = [f"{name} {values[name]}" for name in names if values.get(name) is not None]
     environments = len(checked.environments.train)
     over = f" over {environments} environments" if isinstance(config, ResolvedTrainConfig) else ""
     return f"{method}{over}; {', '.join(told)}."

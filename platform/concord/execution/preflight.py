@@ -34,6 +34,7 @@ from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig
 from concord.training.worker_data import check_environments
+from concord.weighted import Weighted
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,16 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
         fitted = "the model is fitted to all examples at once"
         config.require("workers", config.parallel.workers == 1, f"{fitted}, by one worker; give 1")
         config.require("objective", config.objective.objective == "erm", f"{fitted}, by a loss of its own; give erm")
+        averaged = config.aggregation.aggregator == "mean"
+        config.require("aggregator", averaged, f"{fitted}, and no gradients are aggregated; leave it out")
     config.require("threshold", not nothing, "no component ever passes the SAND-mask at 1; give less")
     if isinstance(rule, Weighting):  # Krum needs some number of environments
         weights_of(rule, torch.eye(config.num_gradients(len(environments.train))))
     name = environments.train[0]
     with as_input_error(job, f"environment {name} cannot be loaded"):
         first = environments[name]
-    trained = split_held_out(first, config.data.held_out, config.run.seed).training
+    held_out = environments.fraction_of_examples(config.data.held_out)
+    trained = split_held_out(first, held_out, config.run.seed, environments.units(name)).training
     with as_input_error(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
@@ -120,7 +124,7 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     if config.schedule.patience > 0:
         reported["out_of_patience"] = None
     _check_criterion(job, reported)
-    if config.schedule.keep == "best":
+    if config.schedule.keep != "last":
         best_by(job.job, config, reported, own)
     _check_required(job, config, reported)
     example = _example(job, config, model, first)
@@ -134,7 +138,7 @@ def _example(
 ) -> torch.Tensor | ModelCall | None:
     """A few inputs of the model, or the first call of it by the risk; None if the risk does not call it."""
     few = first.take(slice(4))
-    if is_pair(few):
+    if is_pair(few) or isinstance(few, Weighted):
         inputs: torch.Tensor = few[0]
         return inputs
     risk = job.job.risk_of(config)
@@ -193,6 +197,9 @@ def _check_batch(
 ) -> dict[str, Measure]:
     """Try model, loss or risk, and measures on two examples; return the measures."""
     batch = first.take(slice(2))
+    if isinstance(batch, Weighted):
+        config.require("per_example", not config.aggregation.per_example, "examples have weights; leave it out")
+        config.require("consistency", config.schedule.consistency == 0, "examples have weights; give 0")
     if job.job.loss is None:
         shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
         return _check_risk(job, config, objective, model, batch, f"a batch of environment {first.name}, {shapes}")

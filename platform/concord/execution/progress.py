@@ -5,7 +5,7 @@ import html
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -14,9 +14,16 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from concord import logs
+from concord.training.callback import Callback
 from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_WORKERS
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from concord.gradients import EnvironmentStep
+
 _FIRST_LINE_SECONDS, _LINE_SECONDS = 2.0, 10.0
+_STEP_SECONDS = 0.5  # between steps that a bar shows
 _SHOWN = ("train_accuracy", "ood_accuracy", "train_return", "unseen_return", "train_loss", "ood_loss", "kept_fraction")
 _NO_BREAK_SPACE = "\u00a0"
 
@@ -137,13 +144,14 @@ class Progress(abc.ABC):
         """The arguments of :meth:`Display.counting`."""
 
 
-class RunProgress(Progress):
-    """Shows how far a run is; around the whole run."""
+class RunProgress(Progress, Callback):
+    """Shows how far a run is; around the whole run. As its callback it shows steps between evaluations."""
 
     def __init__(self, info: Callable[[str], None]) -> None:
         super().__init__(info, "starting")
         self._metrics: dict[str, float] = {}
         self._epochs = 0
+        self._step, self._next_step = "", 0.0
 
     def training(self, epochs: int, first: str) -> None:
         """Begin to show training up to this epoch, with ``first`` as the first work."""
@@ -160,8 +168,21 @@ class RunProgress(Progress):
             self._begin(metrics[RESUMED_EPOCH])
             self._info(_resumed(metrics))
         elif "epoch" in metrics:
+            self._step = ""
             self._pace.at(metrics["epoch"])
         self._show()
+
+    def on_step(self, step: int, model: "nn.Module", result: "EnvironmentStep") -> None:  # noqa: ARG002
+        """Show the loss of a step, if a line or a bar is due."""
+        now = time.monotonic()
+        if now < (self._next_line if self._display is None else self._next_step):
+            return
+        self._step, self._next_step = f"step {step} loss {float(result.losses.mean()):.3f}", now + _STEP_SECONDS
+        if self._display is not None:
+            self._display.counting(*self._bar())
+        else:
+            self._begin(self._pace.done)
+            self._info(self.line())
 
     def line(self) -> str:
         """The progress in one line."""
@@ -173,7 +194,8 @@ class RunProgress(Progress):
         return "training", done, self._epochs, f"{done:.0f}/{self._epochs} epochs", left, details
 
     def _details(self) -> list[str]:
-        shown = [f"{name} {self._metrics[name]:.3f}" for name in _SHOWN if name in self._metrics]
+        shown = [self._step] * bool(self._step)
+        shown += [f"{name} {self._metrics[name]:.3f}" for name in _SHOWN if name in self._metrics]
         if "workers" in self._metrics:  # their number may change
             shown.append(f"workers {self._metrics['workers']:.0f}")
         return shown
@@ -202,7 +224,7 @@ class Pace:
         start, since = self._first or self._last
         self._first = (start, since - earlier_seconds)
 
-    def seconds_left(self, total: int) -> float | None:
+    def seconds_left(self, total: float) -> float | None:
         """The seconds left; None before any progress."""
         if self._first is None or self._last[0] <= self._first[0]:
             return None

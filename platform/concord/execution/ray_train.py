@@ -7,15 +7,18 @@ the result equals the undisturbed run's up to the order of additions.
 """
 
 import logging
+import socket
 import threading
-from collections.abc import Generator, Iterator, Mapping
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from concord import logs
 from concord.errors import InputError, TrainingFailedError, last_line, picklable
 from concord.execution import local_ray
-from concord.execution.channel import FAILED, Channel, Message
+from concord.execution.channel import FAILED, SIGN_SECONDS, Channel, Message, Sign, Waiting
 from concord.execution.execute import RunTask, Sink, evaluations_here, system_metrics
 from concord.execution.failures import end_at_sigterm, failure, is_outage
 from concord.execution.live_metrics import RUN_METRICS, Published, RunSamples
@@ -29,11 +32,14 @@ from concord.training.process import own_cores, tune_process
 
 # How often Ray Train checks for room for more workers (--min-workers). Growth loses the work since the last checkpoint.
 _RESIZE_SECONDS = 30.0
-# How long stopped workers may take to end. If all processes of a job receive SIGTERM, Ray Train replaces its workers
-# before they stop; those of a Ray that ends with this process are not waited for.
-_STOPPING_SECONDS, _LOCAL_STOPPING_SECONDS = 30.0, 5.0
+# How long stopped workers may take to end, far less than Ray waits before it kills a stopped job: its end must be
+# recorded. Those of a Ray that ends with this process are not waited for.
+_STOPPING_SECONDS, _LOCAL_STOPPING_SECONDS = 10.0, 5.0
 _TAKE_SECONDS = 0.5
+# After this time without a step, and after each doubling of it, a line says which worker is waited for.
+_STILL_SECONDS = 60.0
 _SCRATCH = "ray-train"
+_logger = logging.getLogger("concord.execution")
 
 
 def evaluations_on_ray(
@@ -51,8 +57,11 @@ def evaluations_on_ray(
     channel = actor.options(scheduling_strategy=here).remote(start)
     training = _Training(task, config, channel, scratch)
     training.start()
+    patience, looked = _STILL_SECONDS, time.monotonic()
     try:
         while True:
+            if time.monotonic() - looked > SIGN_SECONDS:
+                patience, looked = _tell_waiting(ray.get(channel.waiting.remote()), patience), time.monotonic()
             over = not training.is_alive()  # read first: then the following take gets all messages
             for message in ray.get(channel.take.remote(_TAKE_SECONDS)):
                 if message.name == FAILED:
@@ -68,10 +77,37 @@ def evaluations_on_ray(
         if training.is_alive():
             local = local_ray.is_running()
             local_ray.show_lines(not local)
-            channel.stop.remote()
+            _end(channel)
             training.join(_LOCAL_STOPPING_SECONDS if local else _STOPPING_SECONDS)
         ray.kill(channel)
         scratch.delete()
+
+
+def _tell_waiting(workers: Sequence[Waiting], patience: float) -> float:
+    """Say which worker the others wait for, after this number of seconds without a step; return the next patience."""
+    if not workers or (still := min(each.still for each in workers)) < patience:
+        return patience if workers and still >= _STILL_SECONDS else _STILL_SECONDS
+    first, most = workers[0], max(each.sign.steps for each in workers)
+    environments = ", ".join(first.sign.environments) or "not read yet"
+    of = f"worker {first.sign.rank} on {first.sign.node} (environments: {environments})"
+    since = f"since {datetime.now() - timedelta(seconds=still):%H:%M:%S}"
+    if first.silent > 3 * SIGN_SECONDS:
+        why = f"{of} has not answered for {first.silent:.0f} s, and the others wait for it"
+    elif first.sign.steps < most:
+        why = f"{of} is at step {first.sign.steps}, and the others, at step {most}, wait for it"
+    else:
+        why = f"all {len(workers)} workers answer, at step {most}"
+    _logger.warning("no step %s: %s", since, why)
+    return 2 * patience
+
+
+def _end(channel: Any) -> None:
+    """End Ray Train's controller with its workers: workers alone would be replaced by new ones."""
+    import ray
+
+    with suppress(ray.exceptions.RayError):
+        if (controller := ray.get(channel.stop.remote(), timeout=_STOPPING_SECONDS)) is not None:
+            ray.wait([controller.abort.remote()], timeout=_STOPPING_SECONDS)
 
 
 class _Training(threading.Thread):
@@ -139,8 +175,22 @@ def _trainer(task: RunTask, config: Any, channel: Any, scratch: Folder) -> Any:
             failure_config=FailureConfig(max_failures=config.parallel.max_failures),
             # The failure is reported once, by the exception here; Ray logs it with a traceback for every try.
             logging_config=LoggingConfig(log_level="CRITICAL"),
+            callbacks=[_attended(channel)],
         ),
     )
+
+
+def _attended(channel: Any) -> Any:
+    """A callback of the controller that makes itself known to the channel. Ray Train has no public way to end it."""
+    from ray.train.v2._internal.execution.callback import ControllerCallback
+
+    class Attended(ControllerCallback):
+        def after_controller_start(self, train_run_context: Any) -> None:  # noqa: ARG002
+            import ray
+
+            channel.attend.remote(ray.get_runtime_context().current_actor)
+
+    return Attended()
 
 
 class _StoppedError(Exception):
@@ -204,7 +254,11 @@ def work(loop_config: Mapping[str, Any]) -> None:
     try:
         file = task.sent.load()
         config = task.config(file)
-        with system_metrics(task, process.rank, tell.system), _exported(task, file.name, config, process) as so_far:
+        with (
+            system_metrics(task, process.rank, tell.system),
+            _exported(task, file.name, config, process) as so_far,
+            _signs(channel, process.rank, so_far),
+        ):
             for _ in evaluations_here(task, file.job, config, process, tell, beginning.checkpoint, so_far=so_far):
                 pass
         tell.finish()
@@ -236,6 +290,24 @@ def _exported(task: RunTask, job: str, config: Any, process: ProcessContext) -> 
     labels = {"run": str(config.run.name), "concord_job": job, "method": config.method, "rank": str(process.rank)}
     with Published(RUN_METRICS, labels, RunSamples(so_far, first=process.rank == 0)):
         yield so_far
+
+
+@contextmanager
+def _signs(channel: Any, rank: int, so_far: StepsSoFar) -> Iterator[None]:
+    """Tell the channel every few seconds that this worker is there, and at which step."""
+    over, node = threading.Event(), socket.gethostname()
+
+    def tell() -> None:
+        while not over.wait(SIGN_SECONDS):
+            channel.hear.remote(Sign(rank, node, so_far.steps, so_far.environments))
+
+    thread = threading.Thread(target=tell, name="concord-sign", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _quiet_ray_train() -> None:

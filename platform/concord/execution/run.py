@@ -137,7 +137,7 @@ def _train(
         option_values(config),
         run.folder,
         on_ray_train,
-        callbacks=tuple(callbacks),
+        callbacks=tuple(callbacks) if on_ray_train else (*callbacks, progress),
         system_seconds=sampling_seconds(),
     )
     with contextlib.closing(execute(task, job, take, start)) as evaluations:
@@ -196,8 +196,9 @@ def _method_and_data(
 
 def _purposes(environments: Environments, held_out: float) -> str:
     """The numbers of environments for training (a part held out), validation and test."""
-    part = f" ({held_out:.3g} of each held out)" if held_out else ""
+    part = f" ({held_out:.3g} of each held out)" if held_out and not environments.held_out else ""
     data = [f"{_count(len(environments.train), 'environment')} for training{part}"]
+    data += [f"{len(environments.held_out)} held out whole"] if environments.held_out else []
     data += [f"{len(environments.validation)} for validation"] if environments.validation else []
     data += [f"{len(environments.test)} for test"] if environments.test else []
     return ", ".join(data)
@@ -206,7 +207,8 @@ def _purposes(environments: Environments, held_out: float) -> str:
 def methods_command(job: JobFile, config: TrainConfig, given: Collection[str] = ()) -> str:
     """The command that compares methods on the data of a run: with the given options that say which data they are."""
     common = options_of(TrainConfig).keys() - {"data"}
-    values = {name: value for name, value in option_values(config).items() if name in {*given} - common}
+    asked = {name: value for name, value in option_values(config).items() if name in {*given} - common}
+    values = {name: value for name, value in asked.items() if value != config.baseline}  # which is compared in any case
     return job.command("compare", "methods", options=values)
 
 

@@ -59,6 +59,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a job opens files where the command runs, as with one worker
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would show a job's output twice
     if option_values(config).get("min_workers") is not None:
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _GROUP_SECONDS)

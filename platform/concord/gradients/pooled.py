@@ -19,7 +19,7 @@ from concord.errors import InputError
 from concord.gradients.capture import Capture, Pass
 from concord.gradients.collected import Collected
 from concord.gradients.layer_gradients import Call, formula_of, is_unit
-from concord.gradients.risk import Batch, MeanRisk, autocast_to, pair
+from concord.gradients.risk import Batch, MeanRisk, autocast_to, inputs_of, with_outputs
 from concord.gradients.sums import Sums
 
 
@@ -53,7 +53,7 @@ class PooledPass(Capture[Pass]):
         The batch is inputs and targets, ``(environments, examples, ...)``; the risk is multiplied by ``scale`` before
         backward.
         """
-        inputs, targets = pair(batch)
+        inputs = inputs_of(batch)
         if not isinstance(inputs, Tensor):
             raise InputError("pooled: the inputs are no tensor")
         examples = inputs.shape[1]
@@ -69,8 +69,8 @@ class PooledPass(Capture[Pass]):
         if not isinstance(outputs, Tensor) or len(outputs) != environments * examples:
             raise InputError("pooled: the model's output does not begin with the examples")
         outputs = outputs.float() if self._risk.autocast is not None else outputs
-        of_environments = outputs.unflatten(0, (environments, examples)), targets
-        risks, weights = vmap(lambda pair: self._of_outputs(pair, step))(of_environments)
+        of_environments = with_outputs(batch, outputs.unflatten(0, (environments, examples)))
+        risks, weights = vmap(lambda each: self._of_outputs(each, step))(of_environments)
         total = risks.sum() if scale is None else risks.sum() * scale
         with torch.autocast(self._risk.device.type, enabled=False):
             torch.autograd.grad(total, edges, allow_unused=True)

@@ -21,9 +21,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from concord.errors import InputError
+from concord.weighted import Weighted
 
 Batch = Any
 """A tree of tensors. What a gradient source gets begins with ``(environments, examples, ...)`` in all of its leaves,
@@ -40,21 +42,31 @@ Risk = Callable[[nn.Module, Batch, int], Tensor | tuple[Tensor, Tensor]]
 class Supervised:
     """The risk of a batch ``(inputs, targets)``: ``loss(model(inputs), targets)``.
 
-    Under autocast the layers compute in the lower precision, and the loss gets float32.
+    Of a :class:`~concord.weighted.Weighted` batch it is the sum of each example's loss times its weight, and
+    the sum of the weights. Under autocast the layers compute in the lower precision, and the loss gets float32.
     """
 
     loss: Loss
     of_outputs: ClassVar[bool] = True
     """It calls the model once, with the inputs, and all else is a function of outputs and targets."""
 
-    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
-        """The loss, a scalar."""
-        inputs, targets = pair(batch)
-        outputs = model(inputs)
+    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor | tuple[Tensor, Tensor]:
+        """The loss, a scalar; of weighted examples the sum and its weight."""
+        outputs = model(inputs_of(batch))
         if isinstance(outputs, Tensor) and torch.is_autocast_enabled(outputs.device.type):
             with torch.autocast(outputs.device.type, enabled=False):
-                return self.loss(outputs.float(), targets)
-        return self.loss(outputs, targets)
+                return self._of_outputs(outputs.float(), batch)
+        return self._of_outputs(outputs, batch)
+
+    def _of_outputs(self, outputs: Any, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+        if not isinstance(batch, Weighted):
+            return self.loss(outputs, batch[1])
+
+        def alone(output: Any, target: Tensor) -> Tensor:
+            return self.loss(pytree.tree_map(lambda leaf: leaf[None], output), target[None])
+
+        losses = vmap(alone)(outputs, batch.targets)
+        return (losses * batch.weights).sum(), batch.weights.sum()
 
 
 def as_risk(loss_or_risk: Any) -> Risk:
@@ -76,8 +88,20 @@ def as_risk(loss_or_risk: Any) -> Risk:
     return Supervised(loss_or_risk)
 
 
+def inputs_of(batch: Batch) -> Any:
+    """The inputs of a pair, weighted or not."""
+    return batch.inputs if isinstance(batch, Weighted) else pair(batch)[0]
+
+
+def with_outputs(batch: Batch, outputs: Any) -> Batch:
+    """A pair, weighted or not, with a model's outputs in place of its inputs."""
+    return batch._replace(inputs=outputs) if isinstance(batch, Weighted) else (outputs, batch[1])
+
+
 def pair(batch: Batch) -> tuple[Any, Any]:
     """Inputs and targets."""
+    if isinstance(batch, Weighted):
+        raise InputError("weight: this objective, gradient or measurement takes no weights of examples; leave them out")
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise InputError(
             f"batch of type {type(batch).__name__}: a loss needs (inputs, targets); for batches of another form give a "

@@ -6,7 +6,6 @@ functions.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from concord.studies.criterion import metric_on
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
 from concord.studies.page import check_page_file
 from concord.tracking import Store
+from concord.tracking.alive import shown_status
 from concord.tracking.run_search import Condition, field_name, find_runs
 from concord.training.callback import Callback
 from concord.training.comparison import Comparison as Table
@@ -220,8 +220,9 @@ def runs(
     if top < 1:
         raise InputError(f"--top {top}: must be at least 1")
     order = field_name(metric) if metric else None
+    store = Store.existing(Path(output), tracking_uri)
     found = find_runs(
-        Store.existing(Path(output), tracking_uri),
+        store,
         top,
         job=job,
         status=status,
@@ -231,13 +232,6 @@ def runs(
         metric=order,
         largest=mode == "max" or (mode is None and not str(order).endswith(_SMALL_IS_GOOD)),
         show=list(map(field_name, show)),
-        shown=partial(_with_interruption, Path(output)),
+        shown=lambda run: shown_status(store, run, lambda each: is_interrupted(Path(output), each.name, each.run_id)),
     )
     return Runs(found, Path(output), tracking_uri)
-
-
-def _with_interruption(output: Path, run: Any) -> Any:
-    """The run, as interrupted if MLflow shows it as running but no process holds its folder."""
-    if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
-        return dataclasses.replace(run, status="INTERRUPTED")
-    return run

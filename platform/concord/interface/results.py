@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from concord.analysis.uncertainty import Verdict
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.parquet import read_table
 from concord.errors import InputError
@@ -22,11 +23,13 @@ from concord.studies.page import check_page_file, write_file
 from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import ResultLine, StudyResult, read_study, table_of_lines
+from concord.studies.verdicts import recorded_verdict
 from concord.table import Table
 from concord.tracking import Store, TrackedRun, load_predictor
 from concord.training.job import JobFile
 from concord.training.left_out import PREDICTIONS
 from concord.training.metric_names import short_metrics
+from concord.training.row_estimates import intervals_of
 
 if TYPE_CHECKING:
     import pandas
@@ -189,6 +192,8 @@ class Comparison:
     Attributes:
         tables: by name.
         failed: the failures of runs, by label.
+        verdict: of environments left out in turn, and of methods: which one, by how much, whether that is more than
+            chance, and what to expect in a new environment, in numbers and in ``lines``; None of other tables.
     """
 
     def __init__(
@@ -197,8 +202,10 @@ class Comparison:
         failed: Mapping[str, str],
         result: ComparisonResult | MethodsResult | None = None,
         folder: Path | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
         self.result, self.failed, self._folder = result, dict(failed), folder
+        self.verdict = verdict if result is None else result.verdict
         self.tables = {table.name: table for table in tables}
 
     @property
@@ -234,6 +241,23 @@ class Comparison:
         if file is None or not file.exists():
             raise InputError("predictions: only leave-one-out keeps them, of jobs with a loss of inputs and targets")
         return read_table(file).to_pandas()
+
+    def intervals(self, measure: str | None = None) -> "pandas.DataFrame":
+        """Of environments left out in turn: each method's value in each environment with its 95 % interval over rows.
+
+        The columns are value (the mean over seeds), low and high (NaN where rows bound nothing), units (rows, or
+        clusters with ``--cluster-by``), seeds, and std, the standard deviation over seeds.
+
+        Args:
+            measure: by default the comparison's; another is computed from the predictions.
+
+        Raises:
+            InputError: there are no predictions, or the measure is not known of their rows.
+        """
+        predictions = self.predictions
+        if measure is None and self.verdict is not None:
+            measure = self.verdict.measure
+        return intervals_of(predictions, str(measure))
 
     def frame(self) -> "pandas.DataFrame":
         """The table with means, standard deviations and counts over seeds; several below one another."""
@@ -365,7 +389,8 @@ def load(
             return Run(require_run(folder), of, tracking_uri)
         if kind == "study":
             return Study(read_study(folder), of, tracking_uri)
-        return Comparison(list(_tables(folder.path / TABLES, record)), {}, folder=folder.path)
+        tables = list(_tables(folder.path / TABLES, record))
+        return Comparison(tables, {}, folder=folder.path, verdict=recorded_verdict(record, tables, folder.path))
     raise InputError(f"{name}: no run, study or comparison in {output} has this name; concord.runs() lists them")
 
 

@@ -16,6 +16,7 @@ from concord.models.table_network import TableNetwork
 
 _DEPTH = 8  # of a tree at most: a prediction takes a step for each level
 _ABSENT = -20.0  # the logit of a class that no training row has
+_ROWS_FOR_THREADS = 50_000
 _ITERATIONS = 1000  # of logistic regression at most
 
 
@@ -26,19 +27,31 @@ def one_hot(rows: Tensor, numeric: int, levels: Sequence[int]) -> Tensor:
     return torch.cat([rows[:, :numeric], *(each.to(rows.dtype) for each in columns)], 1)
 
 
-def fit_linear(network: TableNetwork, inputs: Tensor, targets: Tensor, penalty: float) -> None:
-    """Set the weights of a linear network to those of ridge regression, or of logistic regression with its penalty.
+def fit_linear(
+    network: TableNetwork, inputs: Tensor, targets: Tensor, penalty: float, weights_of_rows: Tensor | None = None
+) -> None:
+    """Set the weights of a linear network to those of ridge regression, or of logistic regression with its penalty, or
+    of Poisson regression for counts ``(rows, 1)``.
 
-    Both minimize the sum of the rows' losses and half the penalty times the sum of squared weights.
+    They minimize the sum of the rows' losses, each times the row's weight if it has one, and half the penalty times the
+    sum of squared weights.
     """
-    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 
     levels, linear = network.levels, network.rest
     assert isinstance(linear, nn.Linear)
     columns, values = one_hot(inputs, network.numeric, levels).double().numpy(), targets.numpy()
+    rows = None if weights_of_rows is None else weights_of_rows.double().numpy()
     if targets.is_floating_point():
-        ridge = Ridge(alpha=penalty / 2).fit(columns, values[:, 0])  # scikit-learn's loss is not halved
+        ridge = Ridge(alpha=penalty / 2).fit(
+            columns, values[:, 0], sample_weight=rows
+        )  # scikit-learn's loss is not halved
         weights, offsets = ridge.coef_.reshape(1, -1), np.array([ridge.intercept_])
+    elif targets.ndim == 2:
+        total = len(values) if rows is None else float(rows.sum())  # scikit-learn's loss is a mean
+        poisson = PoissonRegressor(alpha=penalty / total, solver="newton-cholesky", max_iter=_ITERATIONS)
+        poisson.fit(columns, values[:, 0], sample_weight=rows)
+        weights, offsets = poisson.coef_.reshape(1, -1), np.array([poisson.intercept_])
     else:
         outputs = linear.out_features
         present = np.unique(values)
@@ -47,7 +60,7 @@ def fit_linear(network: TableNetwork, inputs: Tensor, targets: Tensor, penalty: 
         if len(present) > 1:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it has not converged after many steps
-                found = LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS).fit(columns, values)
+                found = LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS).fit(columns, values, sample_weight=rows)
             chosen = present[1:] if len(present) == 2 else present  # of two classes the second's log-odds
             weights[chosen], offsets[chosen] = found.coef_, found.intercept_
     parts = np.split(weights, network.numeric + np.cumsum([0, *levels]), axis=1)
@@ -69,7 +82,7 @@ class BoostedTrees(nn.Module):
         leaves: the largest number of leaves of a tree.
 
     Input ``(batch, numeric + categories)``, output ``(batch, outputs)``: logits, of two classes 0 and the log-odds of
-    the second; or a number. Before :meth:`fit` the output is 0.
+    the second; or a number, of counts its logarithm. Before :meth:`fit` the output is 0.
     """
 
     features: Tensor
@@ -105,11 +118,12 @@ class BoostedTrees(nn.Module):
         scores = values.unflatten(1, (self.trees, -1)).sum(1) + self.offsets
         return nn.functional.pad(scores, (1, 0)) if self.outputs == 2 else scores
 
-    def fit(self, inputs: Tensor, targets: Tensor, rate: float, seed: int) -> None:
-        """Set the trees to those of scikit-learn on these rows."""
+    def fit(self, inputs: Tensor, targets: Tensor, rate: float, seed: int, weights: Tensor | None = None) -> None:
+        """Set the trees to those of scikit-learn on these rows, by their weights if they have some."""
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
 
-        numbers = targets.is_floating_point()
+        numbers = targets.is_floating_point() or targets.ndim == 2
         columns, values = one_hot(inputs, self.numeric, self.levels).numpy(), targets.numpy().reshape(len(targets))
         kind = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier
         present = np.unique(values)
@@ -125,8 +139,13 @@ class BoostedTrees(nn.Module):
         if not numbers and len(present) == 1:
             return
         sizes = {"max_iter": self.trees, "max_leaf_nodes": self.leaves, "max_depth": self.depth}
-        found = kind(learning_rate=rate, **sizes, random_state=seed, early_stopping=False)
-        self._take(found.fit(columns, values), present if not numbers and self.outputs > 2 else np.zeros(1, dtype=int))
+        loss = {"loss": "poisson"} if numbers and not targets.is_floating_point() else {}  # counts
+        found = kind(learning_rate=rate, **sizes, **loss, random_state=seed, early_stopping=False)
+        counted = None if weights is None else weights.double().numpy()
+        # On a busy machine threads that wait for one another take a hundred times longer than few rows need.
+        with threadpool_limits(1 if len(columns) < _ROWS_FOR_THREADS else torch.get_num_threads()):
+            found.fit(columns, values, sample_weight=counted)
+        self._take(found, present if not numbers and self.outputs > 2 else np.zeros(1, dtype=int))
 
     def _take(self, fitted: Any, scores: np.ndarray[Any, Any]) -> None:
         """Take scikit-learn's trees; ``scores`` are the places of its scores among all."""

@@ -1,11 +1,17 @@
-"""A network for encoded rows of a table: embeddings of categories beside the numbers, then a linear layer or an MLP."""
+"""Networks for encoded rows of a table: embeddings of categories beside the numbers, then a linear layer, an MLP, or
+both."""
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from concord.models.mlp import MLP
+
+if TYPE_CHECKING:
+    from concord.environments.table_rows import Table  # with pandas
 
 
 class TableNetwork(nn.Module):
@@ -63,4 +69,51 @@ class TableNetwork(nn.Module):
             outputs: Tensor = self.rest(numbers)
             return outputs + sum(embedded) if embedded else outputs
         answer: Tensor = self.rest(torch.cat([numbers, *embedded], dim=1))
+        return answer
+
+
+def begin_at_shares(network: nn.Module, table: "Table") -> nn.Module:
+    """The network of counts, whose last bias begins at the mean's logarithm, or of levels, at their shares."""
+    from concord.models.cumulative_logits import CumulativeLogits
+
+    target = table.rows(table.by_purpose["train"])[table.target]
+    if table.classes is not None:
+        return CumulativeLogits(network, [int((target == level).sum()) for level in table.classes])
+    last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    with torch.no_grad():
+        last.bias.fill_(math.log(target.mean()))
+    return network
+
+
+class WideAndDeep(nn.Module):
+    """The sum of a linear model and an MLP, both on all inputs (Cheng et al., Wide & Deep Learning for Recommender
+    Systems, 2016).
+
+    It begins as the constant 0, of a standardized target the mean: the linear part at 0, and the MLP's last layer as
+    well, so that the MLP learns what the linear part leaves over.
+
+    The arguments are those of :class:`TableNetwork`, with an MLP of at least one hidden layer.
+    """
+
+    def __init__(
+        self,
+        numeric: int,
+        levels: Sequence[int],
+        outputs: int,
+        hidden_layers: int = 1,
+        hidden_units: int = 64,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.codes = slice(numeric, None)
+        self.wide = TableNetwork(numeric, levels, outputs, hidden_layers=0)
+        self.deep = TableNetwork(numeric, levels, outputs, hidden_layers, hidden_units, dropout)
+        for part in (self.wide, self.deep):
+            *_, last = (module for module in part.modules() if isinstance(module, nn.Linear))
+            for parameter in last.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits, or a number."""
+        answer: Tensor = self.wide(rows) + self.deep(rows)
         return answer

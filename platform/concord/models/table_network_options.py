@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from concord.models.mlp_options import MLPOptions
-from concord.options import Detail
+from concord.options import Detail, options_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -12,14 +12,18 @@ if TYPE_CHECKING:
     from concord.environments.table_rows import Table  # with pandas, which takes a third of a second
 
 
+_BASELINES = {"ridge": ("ridge_penalty",), "boosting": ("boosting_trees", "boosting_rate", "boosting_leaves")}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableNetworkOptions(MLPOptions):
     """The network and its size, or a baseline in its place."""
 
     # fmt: off
-    network: Literal["mlp", "linear", "ridge", "boosting"] = "mlp"
-    """Network; linear is logistic or linear regression, trained by steps. Or a baseline of scikit-learn, fitted to all
-    training rows at once: ridge (logistic or ridge regression), or boosting (histogram gradient boosting)."""
+    network: Literal["wide-and-deep", "mlp", "linear", "ridge", "boosting"] = "mlp"
+    """Network; linear is logistic or linear regression, trained by steps, and wide-and-deep the sum of it and the MLP.
+    Or a baseline of scikit-learn, fitted to all training rows at once: ridge (logistic or ridge regression), or
+    boosting (histogram gradient boosting)."""
     ridge_penalty: Detail[float] = 1.0
     """Penalty of ridge: half of it times the squared weights is added to the sum of the rows' losses."""
     boosting_trees: Detail[int] = 100
@@ -39,28 +43,44 @@ class TableNetworkOptions(MLPOptions):
         self.require("boosting_leaves", self.boosting_leaves >= 2, "must be at least 2")
 
     @property
-    def fitted(self) -> bool:
-        """Whether it is a baseline."""
-        return self.network in ("ridge", "boosting")
+    def baseline(self) -> str | None:
+        """The network, if it is a baseline."""
+        return self.network if self.network in _BASELINES else None
+
+    def unused(self) -> frozenset[str]:
+        """The options of other baselines; those of a network, for a baseline."""
+        others = {name for baseline, names in _BASELINES.items() if baseline != self.network for name in names}
+        of_networks = options_of(MLPOptions).keys() if self.baseline is not None else set[str]()
+        return super().unused() | others | of_networks
 
     def build(self, table: "Table") -> "nn.Module":
         """The network for a table's columns and target."""
-        from concord.models.table_network import TableNetwork
+        from concord.models.table_network import TableNetwork, WideAndDeep
 
         if self.network == "boosting":
             from concord.models.table_baselines import BoostedTrees
 
             return BoostedTrees(*table.widest.widths, table.outputs, self.boosting_trees, self.boosting_leaves)
-        layers = self.hidden_layers if self.network == "mlp" else 0
-        return TableNetwork(*table.widest.widths, table.outputs, layers, self.hidden_units, self.dropout)
+        layers = 0 if self.network in ("linear", "ridge") else self.hidden_layers
+        kind = WideAndDeep if self.network == "wide-and-deep" else TableNetwork
+        ordered = table.task == "ordinal" and self.baseline is None
+        outputs = 1 if ordered else table.outputs
+        network = kind(*table.widest.widths, outputs, layers, self.hidden_units, self.dropout)
+        if ordered or table.task == "count":
+            from concord.models.table_network import begin_at_shares
 
-    def fit(self, network: "nn.Module", inputs: "Tensor", targets: "Tensor", seed: int) -> None:
-        """Fit a baseline to all training rows."""
+            return begin_at_shares(network, table)
+        return network
+
+    def fit(
+        self, network: "nn.Module", inputs: "Tensor", targets: "Tensor", weights: "Tensor | None" = None, *, seed: int
+    ) -> None:
+        """Fit a baseline to all training rows, by their weights if they have some."""
         from concord.models.table_baselines import BoostedTrees, fit_linear
         from concord.models.table_network import TableNetwork
 
         if isinstance(network, BoostedTrees):
-            network.fit(inputs, targets, self.boosting_rate, seed)
+            network.fit(inputs, targets, self.boosting_rate, seed, weights)
         else:
             assert isinstance(network, TableNetwork)
-            fit_linear(network, inputs, targets, self.ridge_penalty)
+            fit_linear(network, inputs, targets, self.ridge_penalty, weights)

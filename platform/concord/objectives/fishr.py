@@ -43,10 +43,11 @@ class Fishr(Represented, EnvironmentVectors):
     every: ClassVar[bool] = True
     changes_head: ClassVar[bool] = True
     default_weight: ClassVar[float | None] = 1e3
+    compared_weight: ClassVar[float | None] = 0.1
     display_name: ClassVar[str | None] = "Fishr"
     option_names: ClassVar[Mapping[str, str]] = {"momentum": "variance_momentum"}
     space: ClassVar[Entries] = {
-        "penalty_weight": LogUniform(1.0, 1e5),
+        "penalty_weight": LogUniform(1e-2, 1e4),
         "penalty_warmup": WARMUPS,
         "variance_momentum": Choice(0.0, 0.95),
     }

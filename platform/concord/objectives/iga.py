@@ -26,8 +26,9 @@ class IGA(EnvironmentVectors):
 
     name: ClassVar[str] = "iga"
     default_weight: ClassVar[float | None] = 1e3
+    compared_weight: ClassVar[float | None] = 0.1
     display_name: ClassVar[str | None] = "IGA"
-    space: ClassVar[Entries] = {"penalty_weight": LogUniform(10.0, 1e5)}
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1e-2, 1e4)}
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Refuse a model that is too large (InputError)."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from concord.aggregation.rule import accumulation_dtype
 from concord.errors import ArgumentError, InputError
-from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, pair, take
+from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, inputs_of, take, with_outputs
 from concord.objectives.objective import WARMUPS, PenalizedRisk, Rescaled
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.space import Entries, LogUniform
@@ -47,9 +47,10 @@ class IRMv1(Rescaled):
 
     coupled: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = 1e4
+    compared_weight: ClassVar[float | None] = 0.1
     display_name: ClassVar[str | None] = "IRMv1"
     option_names: ClassVar[Mapping[str, str]] = {"estimator": "penalty_estimator"}
-    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": WARMUPS}
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1e-2, 1e4), "penalty_warmup": WARMUPS}
 
     def __init__(
         self,
@@ -82,8 +83,7 @@ def _parts(
     """The mean risk of one environment, its penalty, and its weight: three scalars."""
     if isinstance(risk, Supervised):
         # One forward pass, also for halves; what it gives passes through a model that does nothing.
-        inputs, targets = pair(batch)
-        batch, model = (model(inputs), targets), nn.Identity()
+        batch, model = with_outputs(batch, model(inputs_of(batch))), nn.Identity()
     if estimator == "halves" and len(pytree.tree_leaves(batch)[0]) < 2:
         raise ArgumentError("penalty_estimator", "halves", "needs at least 2 examples of each environment at a step")
     if estimator == "squared":
@@ -100,12 +100,12 @@ def _slope(risk: Risk, model: nn.Module, batch: Batch, step: int) -> tuple[Tenso
     """The derivative of the mean risk by a factor on the outputs, at 1; the mean risk; and its weight."""
     # torch.autograd.grad takes a third of the time of torch.func.grad, but not within its transforms.
     graph = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-    if isinstance(risk, Supervised) and isinstance(batch[0], Tensor):
+    if isinstance(risk, Supervised) and type(batch) is tuple and isinstance(batch[0], Tensor):
         # By the chain rule, which leaves the factor out: a third of the operations for a small network.
         at = batch[0].to(accumulation_dtype([batch[0].dtype]))
 
         def value(at: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            mean = risk(model, (at, batch[1]), step)
+            mean = cast(Tensor, risk(model, (at, batch[1]), step))
             return mean, (mean, torch.full_like(mean.detach(), len(at)))
     else:
         tensors = pytree.tree_leaves(batch)

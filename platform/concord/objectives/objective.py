@@ -21,8 +21,9 @@ from concord.gradients.risk import (
     Supervised,
     as_risk,
     autocast_to,
-    pair,
+    inputs_of,
     take,
+    with_outputs,
 )
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.space import Choice, Entries
@@ -67,6 +68,8 @@ class Objective:
         takes_aggregator: whether the objective applies the run's aggregator itself, to its own gradients; it may then
             be coupled with an --aggregator other than the mean.
         default_weight: the default weight of the penalty; None if the objective has no penalty.
+        compared_weight: the weight with which comparisons of methods begin where the published default, which is of
+            image tasks, ruins a table (docs/table-results.md); None takes the default.
         display_name: the published name, for figures and tables; None for the name of the option.
         constants, option_names: see :mod:`concord.hyperparameters`.
         space: the domains in which ``compare methods`` searches the objective's options.
@@ -79,6 +82,7 @@ class Objective:
     compares: ClassVar[bool] = True
     alternates: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = None
+    compared_weight: ClassVar[float | None] = None
     display_name: ClassVar[str | None] = None
     constants: ClassVar[tuple[str, ...]] = ("loss", "autocast")
     option_names: ClassVar[Mapping[str, str]] = {"weight": "penalty_weight", "warmup": "penalty_warmup"}
@@ -201,12 +205,11 @@ class Objective:
         """
         first = pytree.tree_leaves(batch)[0]
         if self._supervised and not any(map(normalizes_over_the_batch, model.modules())):
-            inputs, targets = pair(batch)
-            inputs = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
+            inputs = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), inputs_of(batch))
             with autocast_to(first.device, self.autocast):
                 outputs = model(inputs) if weights is None else functional_call(model, dict(weights), (inputs,))
             # The loss gets these outputs through a model that does nothing.
-            batch = pytree.tree_map(lambda leaf: leaf.unflatten(0, first.shape[:2]), outputs), targets
+            batch = with_outputs(batch, pytree.tree_map(lambda leaf: leaf.unflatten(0, first.shape[:2]), outputs))
             model, weights = nn.Identity(), None
         risk = MeanRisk(model, self.risk, self.autocast, first.device)
         given = {f"model.{name}": value for name, value in (weights or {}).items()}

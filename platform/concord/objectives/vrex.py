@@ -17,8 +17,9 @@ class VREx(Rescaled):
     """
 
     default_weight: ClassVar[float | None] = 1e4
+    compared_weight: ClassVar[float | None] = 1.0
     display_name: ClassVar[str | None] = "V-REx"
-    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": WARMUPS}
+    space: ClassVar[Entries] = {"penalty_weight": LogUniform(1e-2, 1e4), "penalty_warmup": WARMUPS}
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """Mean and variance."""

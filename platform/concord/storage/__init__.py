@@ -20,6 +20,7 @@ from concord.storage.filesystem import (
 )
 from concord.storage.folder import LOCK, Folder
 from concord.storage.json_lines import JsonLines, append_line, json_line, read_lines
+from concord.storage.lease import leased
 
 __all__ = [
     "LOCK",
@@ -37,6 +38,7 @@ __all__ = [
     "file_checksum",
     "is_remote",
     "json_line",
+    "leased",
     "listing",
     "local",
     "one_at_a_time",

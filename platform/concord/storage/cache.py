@@ -39,6 +39,11 @@ def cached(path: Path, kind: str) -> Path:
     return _root() / kind / f"{scheme}-{server}" / rest
 
 
+def cache_folder(kind: str) -> Path:
+    """The folder in the cache for what this machine computes: below CONCORD_CACHE, or the system's cache folder."""
+    return _root() / kind
+
+
 def local(path: Path) -> Path:
     """Fetch the file or folder at an address; return the local path. A path on the disk is returned unchanged.
 

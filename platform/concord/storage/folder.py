@@ -3,7 +3,7 @@
 Files are uploaded in the given order, each as a whole, so that a record appears after the files that it names.
 
 Two processes must not use the same folder. A lock, which ends with its process, separates processes that see the same
-disk, but not a second machine that shares only an address.
+disk; a lease (:mod:`concord.storage.lease`) separates machines that share only an address.
 """
 
 import contextlib

@@ -29,13 +29,14 @@ from concord.options import (
 )
 from concord.space import frozen
 from concord.studies.criterion import TrialEvaluator
+from concord.studies.environment_folds import ends_of
 from concord.studies.job_tables import comparisons_of
 from concord.studies.plan import GroupPlan, check_group
 from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
 from concord.tracking import Store
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
 from concord.training.job import command_line, with_recorded_rule
-from concord.training.options import ResolvedConfig
+from concord.training.options import LeftOut, ResolvedConfig, in_short
 
 FOLDS = "left out"  # in the record of that table; no option has a space in its name
 _NAMED = 12  # rows in the message that there is no such row; a job may have hundreds
@@ -49,6 +50,7 @@ class ComparisonPlan(GroupPlan):
         given: the options of the command line, as JSON, without those of place and workers.
         where: the options of the command line of place and workers, without the folder's.
         keep: whether the last checkpoint of every run is kept.
+        hours: the longest expected time that begins without a question; None begins any.
     """
 
     kind = "comparison"
@@ -57,6 +59,7 @@ class ComparisonPlan(GroupPlan):
     given: Mapping[str, Any]
     where: Mapping[str, Any]
     keep: bool = False
+    hours: float | None = None
 
     @property
     def command(self) -> str:
@@ -169,7 +172,8 @@ def plan_tables(
     if check:
         (table, _), first = next(iter(configs.items()))  # one suffices: the others differ in few options
         folds = chosen[table].folds
-        preflight(job, first if folds is None else first.with_options(leave_out=folds.environments[0]))
+        for left_out in (None,) if folds is None else ends_of(folds.left_out):
+            preflight(job, first if left_out is None else first.with_options(leave_out=left_out))
     places = names_of(type(command), Role.PLACE, Role.UNKEPT) & {*given} - {"output", "name"}
     where = {name: value for name, value in option_values(command).items() if name in places}
     keep = isinstance(asked, CompareOptions) and asked.keep_checkpoints
@@ -179,9 +183,9 @@ def plan_tables(
     versions = _Versions(job) if check and job.job.loop is None else None
     for (table, row), config in configs.items():
         folds = chosen[table].folds
-        left_out: str | None
+        parts: Sequence[LeftOut] = [None] if folds is None else folds.left_out
         for seed in _seeds(chosen[table], asked):
-            for left_out in [None] if folds is None else folds.environments:
+            for left_out in parts:
                 part = config.with_options(seed=seed, **({} if left_out is None else {"leave_out": left_out}))
                 runs[table].append(_cell(plan, table, row, part.resolve(), versions))
     return plan
@@ -240,7 +244,7 @@ def _cell(plan: ComparisonPlan, table: str, row: str, config: ResolvedConfig, ve
     if versions is None:  # kept runs are searched, whatever their data were
         spec = dataclasses.replace(spec, key=dataclasses.replace(spec.key, data=None))
     usual, recorded = recorded_config(plan.job.job.config), recorded_config(spec.config)
-    label = f"{table}, {row}, seed {config.run.seed}" + ("" if left_out is None else f", without {left_out}")
+    label = f"{table}, {row}, seed {config.run.seed}" + ("" if left_out is None else f", without {in_short(left_out)}")
     # The key tells rows apart whose names are alike, and the same row with other options.
     name = f"{plain_name(f'{plan.name}-{label}', 'run')}-{spec.key.without_data[:6]}"
     parameters = {

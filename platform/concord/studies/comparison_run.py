@@ -1,6 +1,7 @@
 """Trains the missing runs of tables, and makes the tables (``concord compare``)."""
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections import Counter
@@ -12,20 +13,22 @@ import pandas
 from matplotlib.figure import Figure
 
 from concord import logs
+from concord.analysis.uncertainty import Verdict
 from concord.errors import RunFailedError, StoppedError
+from concord.execution.key import finished_run
 from concord.execution.spec import RunSpec
 from concord.options import option_values
 from concord.record import Run, read_run
 from concord.studies.comparison_page import REPORT, comparison_page
 from concord.studies.comparison_plan import ComparisonPlan, recorded_command
+from concord.studies.expected_time import require_time
 from concord.studies.leave_one_out import (
-    MAJORITY,
     explained,
     fold_predictions,
     fold_values,
     known_of_environments,
     left_out_table,
-    majority_share,
+    majority_shares,
     with_choices,
 )
 from concord.studies.proposals import GroupProgress, GroupRuns, ProposalList
@@ -39,8 +42,10 @@ from concord.studies.results import (
     results_file,
     write_results,
 )
+from concord.studies.verdicts import left_out_verdict
 from concord.table import Table
 from concord.training.left_out import PREDICTIONS
+from concord.training.options import ResolvedTrainConfig
 
 TABLES = "tables"
 
@@ -55,6 +60,7 @@ class ComparisonResult(GroupResult):
         failed: the failures of other runs, by run name.
         missing: the runs still to train, by table.
         predictions: for environments left out in turn, a row for each example, method and seed; None without any.
+        verdict: of environments left out in turn: which method, and what to expect of it; None of other tables.
     """
 
     plan: ComparisonPlan
@@ -64,6 +70,7 @@ class ComparisonResult(GroupResult):
     failed: Mapping[str, str]
     missing: Mapping[str, Sequence[RunSpec]]
     predictions: pandas.DataFrame | None = None
+    verdict: Verdict | None = None
 
     def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
         """The figures of the tables that have a run of every configuration."""
@@ -90,13 +97,16 @@ class ComparisonResult(GroupResult):
         return {"finished": float(self.finished), "failed": float(len(self.failed))}
 
     def note(self) -> str:
-        """The tables."""
-        return "\n\n".join(table.markdown() for table in self.tables)
+        """The tables, and the verdict."""
+        lines = () if self.verdict is None else self.verdict.lines
+        parts = [*(table.markdown() for table in self.tables), "\n".join(f"- {line}" for line in lines)]
+        return "\n\n".join(filter(None, parts))
 
     def output(self) -> list[str | Table]:
         """The tables, and their files."""
         parts: list[str | Table] = [
             *self.tables,
+            *(() if self.verdict is None else self.verdict.lines),
             f"runs      {self.finished} finished, {len(self.failed)} failed",
             f"tables    {(self.folder / TABLES).display_path}",
         ]
@@ -121,6 +131,7 @@ class ComparisonResult(GroupResult):
             "seconds": round(self.seconds, 3),
             "rows": [row for table in self.tables for row in table.as_json()],
             **({"environments": known_of_environments(lines)} if folds else {}),
+            **({} if self.verdict is None else {"verdict": self.verdict.as_json()}),
             "artifacts": self.folder.display_path,
             "figures": dict(self.drawn),
         }
@@ -133,7 +144,7 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
     started = time.perf_counter()
     logs.bind_context(study=plan.name, job=plan.job.name)
     try:
-        with open_group(plan, plan.record, info) as pool:
+        with open_group(plan, plan.record, info, functools.partial(_require_time, plan, info)) as pool:
             record = pool.group.run.record
             pool.group.run.describe(
                 asked={**record.get("asked", {}), **plan.asked},
@@ -147,6 +158,15 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
     except StoppedError:
         raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+
+def _require_time(plan: ComparisonPlan, info: Callable[[str], None], concurrent: int) -> None:
+    """Announce the time of a comparison that has a limit, and ask if it is above."""
+    runs = {spec.key.value: spec for spec in itertools.chain.from_iterable(plan.runs.values())}
+    left = [spec for spec in runs.values() if finished_run(plan.base.run.output, spec.key) is None]
+    if plan.hours is not None and left and isinstance(left[0].config, ResolvedTrainConfig):
+        trainings = f"{len(left)} trainings"
+        require_time(plan.job, left[0].config, len(left), trainings, concurrent, plan.hours, info)
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:
@@ -218,8 +238,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                     kept = fold_predictions(run, comparison.folds, row)
                     if kept is not None:
                         predicted.append(kept)
-                        share = majority_share(kept)
-                        cells |= {} if share is None else {f"{run.options['leave_out']}{MAJORITY}": share}
+                        cells |= majority_shares(kept)
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 # The run may have been made for another table or measure; the command is this table's.
                 origin = {**run.record.get("origin", {}), "command": command}
@@ -229,9 +248,12 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         else:
             lines = with_choices(lines, comparison.folds, len(comparison.configurations))
             tables.append(
-                left_out_table(name, lines, title=explained(comparison.folds), failed=failures, missing=lacking)
+                left_out_table(name, lines, title=explained(comparison.folds, lines), failed=failures, missing=lacking)
             )
         found[name] = rows
+    predictions = pandas.concat(predicted, ignore_index=True) if predicted else None
+    folds = {name: comparison.folds for name, comparison in plan.tables.items() if comparison.folds is not None}
+    verdicts = [left_out_verdict(table.runs, folds[table.name], predictions) for table in tables if table.name in folds]
     return ComparisonResult(
         folder=plan.folder,
         plan=plan,
@@ -240,5 +262,6 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         finished=len(distinct),
         failed=failed,
         missing=missing,
-        predictions=pandas.concat(predicted, ignore_index=True) if predicted else None,
+        predictions=predictions,
+        verdict=next(iter(verdicts), None),
     )

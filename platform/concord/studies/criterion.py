@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from concord.environments import Environments
 from concord.errors import InputError
 from concord.execution.preflight import PreflightResult, required
 from concord.studies.study_options import Selection, StudyOptions
@@ -16,7 +17,7 @@ from concord.tracking.run_search import Condition
 from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.declared_measures import Mode
 from concord.training.evaluation import worst
-from concord.training.metric_names import split_metric, split_of
+from concord.training.metric_names import environment_metric, split_metric, split_of
 
 
 class _Scored(Protocol):
@@ -31,6 +32,7 @@ class _Scored(Protocol):
 
 Scored = TypeVar("Scored", bound=_Scored)
 _LEFT_OUT = split_metric("validation", "")  # a left-out environment is the only validation environment
+_IN_LEFT_OUT = environment_metric("", "validation", "")
 _SPLITS: Mapping[Selection, str] = {
     "held-out": "held_out",
     "validation": "validation",
@@ -47,6 +49,8 @@ SCORED_ON: Mapping[Selection, str] = {
 }
 SPREAD = "spread"
 """The measure of how far the environments' held-out losses differ."""
+# With fewer environments, nothing is left to compare if one is left out.
+_LEAST_TO_LEAVE_OUT = 3
 _WORST = -1e30  # the score for NaN; finite, so that means and quantiles of scores are numbers
 
 
@@ -181,20 +185,57 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
 def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
     """The mean and, for measures with a mode, the worst over the environments left out in turn; nothing without folds.
 
-    A fold's validation metrics are those of its left-out environment, which is the only validation environment.
+    A fold's validation metrics are those of its left-out environments, which are the only validation environments.
     """
     metrics: dict[str, float] = {}
+    several = [_by_environment(fold) for fold in folds]
     for name in filter(lambda each: each.startswith(_LEFT_OUT), folds[0] if folds else ()):
         measure = name.removeprefix(_LEFT_OUT)
-        values = [fold[name] for fold in folds]
+        values = [value for fold, each in zip(folds, several, strict=True) for value in each.get(measure, [fold[name]])]
         metrics[split_metric("left_out", measure)] = sum(values) / len(values)
         if (mode := modes.get(measure)) is not None:
             metrics[split_metric("left_out", measure, worst=True)] = worst(values, mode)
     return metrics
 
 
+def default_selection(environments: Environments, measure: str | None, leave_out: bool = False) -> Selection:
+    """What scores trials without the test: validation environments if there are some, else held-out examples.
+
+    With ``leave_out`` three or more training environments are left out in turn before held-out examples, which have the
+    same shortcuts, are used. The spread is of held-out examples.
+    """
+    if measure == SPREAD:
+        return "held-out"
+    if environments.validation:
+        return "validation"
+    return "leave-one-out" if leave_out and len(environments.to_leave_out) >= _LEAST_TO_LEAVE_OUT else "held-out"
+
+
+def _by_environment(fold: Mapping[str, float]) -> dict[str, list[float]]:
+    """By measure the values in each of several environments left out together, where it is defined; else nothing."""
+    found: dict[str, dict[str, float]] = {}
+    for metric, value in fold.items():
+        measure, between, environment = metric.partition(_IN_LEFT_OUT)
+        if between:
+            found.setdefault(measure, {})[environment] = value
+    losses = found.get("loss", {})
+    if len(losses) < 2:
+        return {}
+    converged = {name for name, loss in losses.items() if math.isfinite(loss)}  # NaN there is no value
+    return {
+        measure: [value for name, value in values.items() if not (math.isnan(value) and name in converged)]
+        or [math.nan]
+        for measure, values in found.items()
+    }
+
+
 def choose_criterion(
-    job: JobFile, config: RunConfig, asked: StudyOptions, declared: str | None, checked: PreflightResult
+    job: JobFile,
+    config: RunConfig,
+    asked: StudyOptions,
+    selection: Selection,
+    declared: str | None,
+    checked: PreflightResult,
 ) -> tuple[str, Criterion, Mapping[str, Mode | None]]:
     """The measure that scores a study's trials, its criterion, and the modes of all measures.
 
@@ -204,14 +245,14 @@ def choose_criterion(
     usual = "accuracy" if "accuracy" in checked.measures else "loss"
     usual = usual if job.job.loop is None else next(iter(checked.measures))
     modes = dict(checked.measures)
-    if asked.selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
+    if selection == "held-out" and (spread := metric_on("held_out", SPREAD)) in checked.reported:
         modes[SPREAD] = checked.reported[spread]
     job_measure = measure_of(job.job.criterion or "", modes)
     measure = asked.metric or declared or job_measure or usual
     asked_mode = asked.mode or (job.job.mode if measure == job_measure else None)
     mode = modes[measure.removeprefix("worst_")] = chosen_mode(measure, asked_mode, modes)
-    criterion = Criterion.of(asked.selection, measure, mode)
-    unchanged = asked.metric is None and asked.selection in ("held-out", "validation")
+    criterion = Criterion.of(selection, measure, mode)
+    unchanged = asked.metric is None and selection in ("held-out", "validation")
     if isinstance(config, TrainConfig) and (unchanged or criterion.metric == job.job.criterion):
         criterion = dataclasses.replace(criterion, required=required(job.job, config))
     check_metric(criterion, _reported(checked, criterion, modes))
@@ -226,7 +267,7 @@ def _reported(checked: PreflightResult, criterion: Criterion, modes: Mapping[str
     if criterion.selection == "validation" and not checked.environments.validation:
         reported.discard(criterion.metric)  # without validation environments a run copies it from held-out examples
     if criterion.selection == "leave-one-out":
-        if len(checked.environments.train) < 2:
+        if len(checked.environments.to_leave_out) < 2:
             raise InputError("--selection leave-one-out: needs at least two training environments, and the job has one")
         reported |= {metric_on("left_out", each) for each in modes}
         reported |= {metric_on("left_out", f"worst_{each}") for each, mode in modes.items() if mode is not None}

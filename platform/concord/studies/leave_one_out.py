@@ -1,8 +1,8 @@
 """``concord compare JOB leave-one-out``: each method, trained with each training environment left out.
 
-A fold is a run that leaves one environment out. Its record has that environment's value at every evaluation, beside the
-value of the others' held-out examples. From the run's history follow both choices: what was chosen without the
-environment, and what choosing by it would have given (oracle).
+A fold is a run that leaves environments out: one, or of ten and more several. Its record has their values at every
+evaluation, beside the value of the others' held-out examples. From the run's history follow both choices: what was
+chosen without an environment, and what choosing by it would have given (oracle).
 """
 
 import dataclasses
@@ -14,18 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from concord.analysis.spread import finite
 from concord.environments.parquet import read_table
 from concord.errors import InputError, format_for_cli
 from concord.execution.preflight import preflight
 from concord.execution.restored_options import restored_config
-from concord.options import option_values
+from concord.options import Place, option_values
+from concord.space import frozen
 from concord.studies.comparison_plan import FOLDS, ComparisonPlan, plan_tables
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
+from concord.studies.environment_folds import drawn, folds_of
+from concord.studies.expected_time import HOURS
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
 from concord.studies.methods import changes_of, check_methods, method_names
-from concord.studies.plan import drawn
 from concord.studies.results import ResultLine, table_of_lines
-from concord.studies.study_options import CompareCommand, SeedsOptions, with_config
+from concord.studies.study_options import CompareCommand, SeedsOptions, check_folds, with_config
 from concord.table import Column, Table
 from concord.training import Comparison, Evaluation, JobFile, Run, Runs, TrainConfig
 from concord.training.comparison import Folds
@@ -33,7 +36,9 @@ from concord.training.declared_measures import Mode
 from concord.training.evaluation import worst
 from concord.training.left_out import PREDICTIONS
 from concord.training.metric_names import environment_metric
+from concord.training.options import as_names
 from concord.training.rule_file import RuleFile
+from concord.training.within_environment import ITSELF
 
 if TYPE_CHECKING:
     import pandas  # takes a third of a second
@@ -41,7 +46,14 @@ if TYPE_CHECKING:
 ORACLE, HELD_OUT, TEST = " (oracle)", " (held-out)", " (test)"
 # What is known of an environment beside its values: its rows, and the error of a constant.
 ROWS, MAJORITY, CONSTANT = " (rows)", " (majority share)", " (constant mse)"
+WITHIN = " (itself)"  # of a baseline: what it reaches if it is fitted there
+_KINDS = ("", HELD_OUT, ORACLE, TEST, ROWS, CONSTANT, WITHIN, MAJORITY)
+_MANY = 20  # of more environments text shows quartiles, and those that stand out
+_EXTREME, _MOST_EXTREME = 2, 5  # environments at each end that text shows in any case, and at most
+_QUARTILES = ("lower quartile", "median", "upper quartile")
+_FENCE = 1.5  # interquartile ranges beyond a quartile, as in Tukey's box plots
 CHOSEN, BEST = "chosen by held-out", "chosen by itself (oracle)"
+_FITTED_THERE = "in the environment itself (oracle)"
 # None of them needs tuning: V-REx at its default weight is the worst of every table in docs/table-results.md.
 USUAL = ("mean", "and-mask", "group-dro")
 _LEAST = 3  # with one of two left out, nothing is left to compare
@@ -63,9 +75,15 @@ class LeaveOneOutOptions(SeedsOptions):
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
-    """Number of environments left out in turn, drawn by the first seed; 0 takes all."""
+    """Number of folds of environments that are left out in turn, each environment once; 0 leaves each
+    out alone, from ten environments on in five folds."""
+    drawn: int = 0
+    """Number of environments that are left out, drawn by the first seed; the others always train; 0 takes all."""
+    hours: Place[float] = HOURS
+    """Longest expected time, in hours, that begins without a question; without a terminal a longer one is refused."""
     baselines: bool = True
-    """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn."""
+    """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn;
+    each also fitted in the left-out environment itself, by cross-validation, where it has 50 rows (an oracle)."""
     # fmt: on
 
     def check(self) -> None:
@@ -73,7 +91,8 @@ class LeaveOneOutOptions(SeedsOptions):
         super().check()
         own = next(filter(RuleFile.is_reference, method_names(self.methods)), None)
         self.require("methods", own is None, f"{own}: a rule of your own is not compared here; {METHODS} takes it")
-        self.require("folds", self.folds == 0 or self.folds >= 2, "must be at least 2, or 0 for all environments")
+        check_folds(self)
+        self.require("hours", self.hours > 0, "must be above 0")
 
 
 def leave_one_out_options_for(job: JobFile) -> CompareCommand:
@@ -108,7 +127,7 @@ def plan_leave_one_out(
     for method in (*(method_names(options.methods) or USUAL), *(job.job.baselines if options.baselines else ())):
         try:
             methods[method] = changes_of(job, base, method)
-            changed = base.with_options(leave_out=folds.environments[0], **methods[method])
+            changed = base.with_options(leave_out=folds.left_out[0], **methods[method])
             changed.check()
             if check:
                 preflight(job, changed)
@@ -116,24 +135,30 @@ def plan_leave_one_out(
             raise InputError(f"{method}: {format_for_cli(error)}") from error
     figures = {LEAVE_ONE_OUT: functools.partial(draw_left_out, folds)}
     table = Comparison(methods, seeds=_SEEDS, figures=figures, folds=folds)
-    return plan_tables(job, {LEAVE_ONE_OUT: table}, command, given, check)
+    plan = plan_tables(job, {LEAVE_ONE_OUT: table}, command, given, check)
+    return dataclasses.replace(plan, hours=options.hours)
 
 
 def _folds(job: JobFile, options: LeaveOneOutOptions, base: TrainConfig) -> Folds:
     checked = preflight(job, base.with_options(environments_per_step=0))  # no run trains on all of them
-    train = checked.environments.train
+    train = checked.environments.to_leave_out
     if len(train) < _LEAST:
         raise InputError(
             f"compare {LEAVE_ONE_OUT}: job {job.name} has {len(train)} training environments ({', '.join(train)}); "
             f"it needs at least {_LEAST}, so that two are left to compare"
         )
-    options.require("folds", options.folds <= len(train), f"there are {len(train)} training environments")
+    for option, count in (("folds", options.folds), ("drawn", options.drawn)):
+        options.require(option, count <= len(train), f"there are {len(train)} training environments")
     measure = options.metric or ("accuracy" if "accuracy" in checked.measures else "loss")
     mode = chosen_mode(measure, options.mode, checked.measures)
     if metric_on("held_out", measure) not in checked.reported:
         plain = measure.removeprefix("worst_")
         raise InputError(f"--metric {measure}: runs do not report it, since {plain} has no mode; give --metric {plain}")
-    return Folds(drawn(train, options.folds or len(train), options.first_seed or 0), measure, mode)
+    seed = options.first_seed or 0
+    left_out = drawn(train, options.drawn, seed)
+    folds = folds_of(left_out, options.folds, seed)
+    alone = len(folds) == len(left_out)
+    return Folds(left_out, measure, mode, () if alone else tuple(map(as_names, folds)))
 
 
 def leave_one_out_as_recorded(
@@ -147,7 +172,8 @@ def leave_one_out_as_recorded(
         )
     folds = given.pop(FOLDS)
     command = restored_config(leave_one_out_options_for(job), given).with_options(output=output, name=name)
-    return plan_leave_one_out(job, command, given, Folds(**{**folds, "environments": tuple(folds["environments"])}))
+    parts: dict[str, Any] = {name: frozen(value) for name, value in folds.items()}
+    return plan_leave_one_out(job, command, given, Folds(**parts))
 
 
 def chosen_evaluation(run: Run, folds: Folds) -> Evaluation:
@@ -161,41 +187,52 @@ def chosen_evaluation(run: Run, folds: Folds) -> Evaluation:
 
 
 def fold_values(run: Run, folds: Folds) -> dict[str, float]:
-    """The left-out environment's value at the chosen evaluation, by its name.
+    """The value of each left-out environment at the chosen evaluation, by its name.
 
     With ``(held-out)`` the value that chose, with ``(oracle)`` the left-out environment's own best, with ``(test)`` the
     test's; beside them what is known of the environment.
     """
-    name, chosen = str(run.options["leave_out"]), chosen_evaluation(run, folds).metrics
+    names, chosen = as_names(run.options["leave_out"]), chosen_evaluation(run, folds).metrics
     criterion = Criterion.of("held-out", folds.measure, folds.mode)
-    own = dataclasses.replace(criterion, metric=metric_on("validation", folds.measure))
-    best = max((each.metrics for each in run.history), key=own.score)
-    found = {name: chosen[own.metric], name + HELD_OUT: chosen[criterion.metric], name + ORACLE: best[own.metric]}
-    if (test := metric_on("ood", folds.measure)) in chosen:
-        found[name + TEST] = chosen[test]
-    for part in run.data:
-        if part["name"] == name:
-            found[name + ROWS] = float(part["examples"])
-    constant = environment_metric("constant_mse", "validation", name)
-    return found | ({name + CONSTANT: run.metrics[constant]} if constant in run.metrics else {})
+    test, rows = metric_on("ood", folds.measure), {part["name"]: float(part["examples"]) for part in run.data}
+    found: dict[str, float] = {}
+    for name in names:
+        alone = environment_metric(folds.measure.removeprefix("worst_"), "validation", name)
+        own = dataclasses.replace(criterion, metric=alone if len(names) > 1 else metric_on("validation", folds.measure))
+        best = max((each.metrics for each in run.history), key=own.score)
+        found |= {name: chosen[own.metric], name + HELD_OUT: chosen[criterion.metric], name + ORACLE: best[own.metric]}
+        found |= {name + TEST: chosen[test]} if test in chosen else {}
+        found |= {name + ROWS: rows[name]} if name in rows else {}
+        constant = environment_metric("constant_mse", "validation", name)
+        found |= {name + CONSTANT: run.metrics[constant]} if constant in run.metrics else {}
+        within = environment_metric(folds.measure.removeprefix("worst_"), ITSELF, name)
+        found |= {name + WITHIN: run.metrics[within]} if within in run.metrics else {}
+    return found
 
 
 def fold_predictions(run: Run, folds: Folds, method: str) -> "pandas.DataFrame | None":
-    """The predictions of the chosen evaluation for the left-out environment, a row each; None if the run kept none."""
+    """The predictions of the chosen evaluation for what is left out, a row each; None if the run kept none."""
     import pandas
 
     if PREDICTIONS not in run.folder.names():
         return None
     kept = read_table(run.folder.fetch(PREDICTIONS)).to_pandas()
     kept = kept[kept.step == chosen_evaluation(run, folds).step].drop(columns="step")
-    about = {"method": method, "seed": run.options["seed"], "environment": str(run.options["leave_out"])}
+    about: dict[str, Any] = {"method": method, "seed": run.options["seed"]}
+    if "environment" not in kept:  # of an older run, which left out one
+        about["environment"] = run.options["leave_out"]
     return pandas.concat([pandas.DataFrame(about, index=kept.index), kept], axis=1)
 
 
-def majority_share(predictions: "pandas.DataFrame") -> float | None:
-    """The share of the largest class in these rows; None if they have numbers."""
-    classes = any(name.startswith("probability_") for name in predictions.columns)
-    return float(predictions.target.value_counts(normalize=True).iloc[0]) if classes else None
+def majority_shares(predictions: "pandas.DataFrame") -> dict[str, float]:
+    """The share of the largest class in each environment; nothing if these rows have numbers."""
+    if not any(name.startswith("probability_") for name in predictions.columns):
+        return {}
+    counted = predictions.assign(weight=1.0) if "weight" not in predictions else predictions
+    by_class = counted.groupby(["environment", "target"]).weight.sum()
+    by_environment = by_class.groupby("environment")
+    shares = by_environment.max() / by_environment.sum()
+    return {f"{name}{MAJORITY}": float(share) for name, share in shares.items()}
 
 
 def with_choices(lines: Iterable[ResultLine], folds: Folds, methods: int) -> list[ResultLine]:
@@ -225,29 +262,66 @@ def with_choices(lines: Iterable[ResultLine], folds: Folds, methods: int) -> lis
                 best[name] = max((values[name + ORACLE] for values in each), key=rank)
         for row, values in ((CHOSEN, choice), (BEST, best)):
             choices.append(dataclasses.replace(rows[0], configuration=row, values=values, seconds=0.0))
-    rows = sorted([*found.values(), *choices], key=lambda line: line.configuration in (CHOSEN, BEST))
-    return [dataclasses.replace(line, values={**line.values, **_summary(line.values, folds)}) for line in rows]
+    rows = [*found.values(), *filter(None, map(_fitted_there, found.values())), *choices]
+    defined = _defined(list(found.values()), folds)
+    return [_summarized(line, folds, defined) for line in rows]
 
 
-def _summary(values: Mapping[str, float], folds: Folds) -> dict[str, float]:
-    """Mean and worst of the environments, if each has a value; and the test's mean over their models."""
+def _fitted_there(line: ResultLine) -> ResultLine | None:
+    """The line of a baseline that is fitted in each environment itself, with those that have rows enough."""
+    values = {name.removesuffix(WITHIN): value for name, value in line.values.items() if name.endswith(WITHIN)}
+    row = f"{line.configuration}, {_FITTED_THERE}"
+    return dataclasses.replace(line, configuration=row, values=values, seconds=0.0) if values else None
+
+
+def _defined(lines: Sequence[ResultLine], folds: Folds) -> list[str]:
+    """The environments without those in which no trained method has a value: the measure is not defined there."""
+    return [
+        name
+        for name in folds.environments
+        if any(math.isfinite(line.values.get(name, math.nan)) for line in lines)
+        or any(name not in line.values for line in lines)
+    ]
+
+
+def _summarized(line: ResultLine, folds: Folds, defined: Sequence[str]) -> ResultLine:
+    """The line with its environments in order, and the summary of those in which the measure is defined."""
+    own = {
+        name + kind: line.values[name + kind]
+        for name in folds.environments
+        for kind in _KINDS
+        if name + kind in line.values
+    }
+    return dataclasses.replace(line, values=own | _summary(own, folds, defined))
+
+
+def _summary(values: Mapping[str, float], folds: Folds, defined: Sequence[str]) -> dict[str, float]:
+    """Mean, worst and, of many, quartiles of the environments, if each has a value; the test's mean over all models."""
     found: dict[str, float] = {}
     for suffix in ("", ORACLE):
-        each = [values.get(name + suffix, math.nan) for name in folds.environments]
-        if all(map(math.isfinite, each)):
+        each = [values.get(name + suffix, math.nan) for name in defined]
+        if each and all(map(math.isfinite, each)):
             found[f"mean {folds.measure}{suffix}"] = statistics.fmean(each)
             found[f"worst {folds.measure}{suffix}"] = worst(each, folds.mode)
+            if len(folds.environments) > _MANY and not suffix:
+                quartiles = statistics.quantiles(each, method="inclusive")
+                found |= {f"{which} {folds.measure}": at for which, at in zip(_QUARTILES, quartiles, strict=True)}
     test = [values.get(name + TEST, math.nan) for name in folds.environments]
     if all(map(math.isfinite, test)):
         found[f"test {folds.measure}"] = statistics.fmean(test)
     return found
 
 
-def explained(folds: Folds) -> str:
+def explained(folds: Folds, lines: Sequence[ResultLine] = ()) -> str:
     """The meaning of the numbers, in one line."""
+    grouped = f" with its fold, one of {len(folds.folds)}" if folds.folds else ""
+    many = f"; of {len(folds.environments)} those that stand out" if len(folds.environments) > _MANY else ""
+    fitted = {name for line in lines if line.configuration.endswith(_FITTED_THERE) for name in line.values}
+    there = f"{len(fitted.intersection(folds.environments))} of {len(folds.environments)} environments"
+    many += f"; fitted in the environment itself, by cross-validation: {there} have rows enough" if fitted else ""
     return (
-        f"{folds.measure} in each environment where it is left out; the others' held-out examples choose evaluation "
-        "and method; (oracle): the left-out environment itself chooses"
+        f"{folds.measure} in each environment where it is left out{grouped}; the others' held-out examples choose "
+        f"evaluation and method; (oracle): the left-out environment itself chooses{many}"
     )
 
 
@@ -265,15 +339,37 @@ def known_of_environments(lines: Iterable[ResultLine]) -> dict[str, dict[str, fl
 def left_out_table(name: str, lines: Sequence[ResultLine], **parts: Any) -> Table:
     """The table of these lines: environments, their mean and worst, and the same with the oracle's evaluations.
 
-    In text each environment is a row, since they may be many, and each method and choice a column, after what is known
-    of the environment.
+    In text each environment is a row, of many those that stand out, and each method and choice a column, after what is
+    known of the environment.
     """
     headings = dict.fromkeys(heading for line in lines for heading in line.values)
-    environments = {heading.removesuffix(HELD_OUT) for heading in headings if heading.endswith(HELD_OUT)}
-    kinds = (HELD_OUT, ORACLE, TEST, ROWS, MAJORITY, CONSTANT)
-    hidden, known = {name + kind for name in environments for kind in kinds}, known_of_environments(lines)
-    columns = [Column(heading, about=known.get(heading, {})) for heading in headings if heading not in hidden]
+    environments = [heading.removesuffix(HELD_OUT) for heading in headings if heading.endswith(HELD_OUT)]
+    hidden = {name + kind for name in environments for kind in _KINDS if kind}
+    known, aside = known_of_environments(lines), {*environments} - _outstanding(lines, environments)
+    columns = [
+        Column(heading, about=known.get(heading, {}), aside=heading in aside)
+        for heading in headings
+        if heading not in hidden
+    ]
     return table_of_lines(name, lines, columns, transposed=True, **parts)
+
+
+def _outstanding(lines: Sequence[ResultLine], environments: Sequence[str]) -> set[str]:
+    """All environments, or of many those whose mean over the methods is far from the others'."""
+    if len(environments) <= _MANY:
+        return {*environments}
+    rows = [line.values for line in lines if line.configuration not in (CHOSEN, BEST)]
+    values = {name: finite(row[name] for row in rows if name + HELD_OUT in row) for name in environments}
+    means = {name: statistics.fmean(each) for name, each in values.items() if each}
+    if len(means) <= _MANY:
+        return {*means}
+    ranked = sorted(means, key=lambda name: means[name])
+    low, _, high = statistics.quantiles(means.values(), method="inclusive")
+    reach = _FENCE * (high - low)
+    below = sum(value < low - reach for value in means.values())
+    above = sum(value > high + reach for value in means.values())
+    first, last = (min(max(count, _EXTREME), _MOST_EXTREME) for count in (below, above))
+    return {*ranked[:first], *ranked[-last:]}
 
 
 def draw_left_out(folds: Folds, runs: Runs) -> object:

@@ -16,31 +16,33 @@ from typing_extensions import Doc
 
 from concord.aggregation import RULES
 from concord.aggregation.rules_by_name import has_chance, masks, searched
-from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
-from concord.execution.execute import only_process
+from concord.errors import InputError, RunFailedError, StoppedError, format_for_cli
 from concord.execution.failures import sigterm_as_interrupt
 from concord.execution.lifecycle import Info
 from concord.execution.preflight import preflight
 from concord.execution.progress import Pace, duration
 from concord.execution.session import ray_session
 from concord.objectives import OBJECTIVES, objective_type
-from concord.options import OptionGroup, Place, Role, did_you_mean, group, names_of, option_values, options_of
+from concord.options import OptionGroup, Place, Role, did_you_mean, flag_of, group, names_of, option_values, options_of
 from concord.record import Run, folder_of, read_record, read_run
 from concord.redaction import is_secret
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
 from concord.studies.comparison_plan import comparison_name, recorded_command, without_place
+from concord.studies.criterion import default_selection
+from concord.studies.environment_folds import most_left_out
+from concord.studies.expected_time import HOURS, require_time
 from concord.studies.job_tables import METHODS
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult, write_lines
 from concord.studies.search import config_at
-from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
+from concord.studies.study_options import SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.declared_measures import Mode
 from concord.training.job import with_rule
-from concord.training.loop import estimated_seconds
+from concord.training.options import ResolvedTrainConfig
 from concord.training.rule_file import RuleFile, config_with_rule
 
 _OBJECTIVES = tuple(name for name in OBJECTIVES if name != "erm")
@@ -53,8 +55,6 @@ _METHODS_HELP = (
     f"{', '.join(USUAL[:-1])} and {USUAL[-1]}, without those that the job cannot use. All methods are compared with "
     "the first one."
 )
-# With fewer environments, nothing is left to compare if one is left out.
-_LEAST_TO_LEAVE_OUT = 3
 
 
 def method_names(given: Sequence[str]) -> tuple[str, ...]:
@@ -92,9 +92,14 @@ class MethodsOptions(OptionGroup):
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
-    """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
+    """Number of folds of environments that are left out in turn under leave-one-out, each environment once; 0 leaves
+    each out alone, from ten environments on in five folds."""
+    drawn: int = 0
+    """Number of environments that are left out, drawn by the seed; the others always train; 0 takes all."""
     baselines: bool = True
     """Compare the job's baselines: of a table logistic or ridge regression, and gradient boosting, of scikit-learn."""
+    hours: Place[float] = HOURS
+    """Longest expected time, in hours, that begins without a question; without a terminal a longer one is refused."""
     results: Place[Path | None] = None
     """Folder for the values of each method's seeds, one JSON line a seed."""
     html: Place[Path | None] = None
@@ -109,6 +114,7 @@ class MethodsOptions(OptionGroup):
         chosen = method_names(self.methods)
         self.require("methods", len(chosen) != 1, "give at least two, or none for the default ones")
         self.require_at_least(1, "trials")
+        self.require("hours", self.hours > 0, "must be above 0")
         self.require("seeds", self.seeds >= 2, "must be at least 2, to have a spread")
 
 
@@ -136,6 +142,7 @@ class MethodsPlan:
         baselines: those that are baselines.
         left_out: the default methods that the job cannot use, with the reasons.
         environments: the least number that a trial trains on.
+        hours: the longest expected time that begins without a question.
         command: the command, as files of results have it.
         results: the folder for them, if any.
     """
@@ -146,6 +153,7 @@ class MethodsPlan:
     baselines: Collection[str]
     left_out: Mapping[str, str]
     environments: int
+    hours: float
     command: str
     results: Path | None
 
@@ -155,10 +163,8 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     options, base = command.comparison, command.config
     check_methods(command, given)
     environments = preflight(job, base).environments
-    train = len(environments.train)
-    alone: Selection = "leave-one-out" if train >= _LEAST_TO_LEAVE_OUT else "held-out"
-    best: Selection = "validation" if environments.validation else alone
-    selection = best if options.selection == "auto" else options.selection
+    usual = default_selection(environments, options.metric, leave_out=True)
+    selection = usual if options.selection == "auto" else options.selection
     name = methods_name(job, command)
     baselines = job.job.baselines if options.baselines else {}
     shared = {each: value for each, value in option_values(options).items() if each in options_of(StudyOptions)}
@@ -181,7 +187,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
                 method_job, job=dataclasses.replace(method_job.job, studies={method: Study(space)})
             )
             fixed = {*given} & options_of(type(base)).keys()
-            studies[method] = plan_study(method_job, TuneOptions(study=asked, config=changed), fixed | {"selection"})
+            studies[method] = plan_study(method_job, TuneOptions(study=asked, config=changed), fixed)
         except InputError as error:
             if method in chosen or method == USUAL[0]:
                 raise InputError(f"{method}: {format_for_cli(error)}") from error
@@ -189,10 +195,10 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     if len(studies) < 2:
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
-    fewer = train - (selection == "leave-one-out")
+    fewer = len(environments.train) - max(most_left_out(study.folds) for study in studies.values())
     words = without_place(command, given)
     recorded = recorded_command(job, METHODS, words, option_values(base))
-    return MethodsPlan(job, base, studies, baselines.keys(), left_out, fewer, recorded, options.results)
+    return MethodsPlan(job, base, studies, baselines.keys(), left_out, fewer, options.hours, recorded, options.results)
 
 
 def check_methods(command: Any, given: Collection[str]) -> None:
@@ -202,6 +208,9 @@ def check_methods(command: Any, given: Collection[str]) -> None:
     for option in ("aggregator", "objective"):
         if option in given:
             raise InputError(f"--{option} {values[option]}: the methods are compared; leave it out")
+    if (baseline := command.config.baseline) is not None:
+        option = next(name for name, value in values.items() if value == baseline)
+        raise InputError(f"{flag_of(option)} {baseline}: baselines are compared in any case; leave it out")
     if "register" in given and values["register"]:
         raise InputError("--register: methods are compared and no model is kept; leave it out")
 
@@ -239,6 +248,9 @@ def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
     if method in _OBJECTIVES:
         changes |= {"aggregator": "mean", "objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
         changes |= {"accumulate": 1, "compile": False}  # which change no more than rounding and dropout's masks
+        weight = objective_type(method).compared_weight
+        if weight is not None and base.objective.penalty_weight is None:
+            changes["penalty_weight"] = weight
     elif base.objective.objective != "erm":
         changes["objective"] = "erm"
     if not has_chance(RULES.get(method)):
@@ -282,6 +294,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     ``words`` are the command's options, for the message on how to continue.
     """
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
+    from concord.studies.trial import trial_resources
 
     started = time.perf_counter()
     found: dict[str, StudyResult] = {}
@@ -292,7 +305,11 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
         with sigterm_as_interrupt(), ray_session(plan.base):
             left = {method: _trainings_left(study) for method, study in plan.studies.items()}
             total = sum(left.values())
-            info(_time_needed(plan, total, info))
+            first = next(iter(plan.studies.values()))
+            concurrent = trial_resources(first.sharing, first.base, info).concurrent
+            resolved = cast(ResolvedTrainConfig, first.base.resolve())
+            trainings = f"{total} trainings of {len(plan.studies)} methods"
+            require_time(plan.job, resolved, total, trainings, concurrent, plan.hours, info)
             pace = Pace()
             pace.at(0.0)
             for method, study in plan.studies.items():
@@ -321,24 +338,6 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     if (results := plan.results) is not None:
         info(f"kept in {write_lines(result.result_lines(plan.command), results, plan.job.name, METHODS)}")
     return dataclasses.replace(result, train=_train_command(plan, result))
-
-
-def _time_needed(plan: MethodsPlan, left: int, info: Info) -> str:
-    """The trainings that are left and about how long they take, in words."""
-    from concord.studies.trial import trial_resources  # imports Ray Tune, which takes seconds
-
-    first = next(iter(plan.studies.values()))
-    concurrent = trial_resources(first.sharing, first.base, info).concurrent
-    trainings = f"{left} trainings of {len(plan.studies)} methods, {concurrent} at a time"
-    if left == 0:
-        return trainings
-    try:
-        each = estimated_seconds(plan.job.job, cast(TrainConfig, first.base).resolve(), only_process(first.base))
-    except Exception as error:  # the job's own code; its trials report it
-        return f"{trainings}; how long they take is unknown ({first_line(error)})"
-    takes = duration(left * each / concurrent)
-    about = f"about {takes}, since the first method takes {duration(each)} here"
-    return f"{trainings}: {about}; the start of each study's processes comes on top"
 
 
 def _trainings_left(study: StudyPlan) -> int:

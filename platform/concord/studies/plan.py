@@ -9,8 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import numpy as np
-
 from concord.aggregation import threshold_at_chance
 from concord.errors import InputError, format_for_cli
 from concord.execution.key import plain, recorded_config, require_same, require_secrets
@@ -22,7 +20,8 @@ from concord.record import Kind as GroupKind
 from concord.redaction import is_secret
 from concord.space import Point, Space
 from concord.storage import Folder
-from concord.studies.criterion import Criterion, StopRule, TrialEvaluator, choose_criterion
+from concord.studies.criterion import Criterion, StopRule, TrialEvaluator, choose_criterion, default_selection
+from concord.studies.environment_folds import drawn, ends_of, folds_of, most_left_out
 from concord.studies.proposals import Kind, Trial
 from concord.studies.search import (
     OwnPoint,
@@ -37,7 +36,7 @@ from concord.studies.search import (
 from concord.studies.study_options import SharingOptions, StudyOptions
 from concord.tracking import Store
 from concord.training import JobFile, RunConfig, TrainConfig
-from concord.training.options import parallel_of
+from concord.training.options import LeftOut, in_short, parallel_of
 
 # The number of environments left out for the short list, without --folds.
 _SHORTLIST_FOLDS = 4
@@ -134,8 +133,8 @@ class StudyPlan(GroupPlan):
         measure: the measure of the score, such as ``accuracy``.
         suggested: points to try first, from the job or the command line.
         own: the point of the job's own settings, which is tried first without suggestions.
-        folds: environments that every trial leaves out in turn.
-        shortlist_folds: environments that the short list leaves out in turn.
+        folds: what every trial leaves out in turn: environments, or folds of several.
+        shortlist_folds: environments that the short list leaves out in turn; none if every trial leaves some out.
     """
 
     kind = "study"
@@ -146,7 +145,7 @@ class StudyPlan(GroupPlan):
     measure: str
     suggested: tuple[Point, ...]
     own: OwnPoint | None
-    folds: tuple[str, ...]
+    folds: tuple[LeftOut, ...]
     shortlist_folds: tuple[str, ...]
     trials: int
     checked: PreflightResult
@@ -187,6 +186,12 @@ class StudyPlan(GroupPlan):
         return range(self.base.run.seed + 1, self.base.run.seed + 1 + self.options.reruns)
 
     @property
+    def repetitions(self) -> tuple[int, int]:
+        """The trainings after the search: of the best trials with environments left out, of the best with new seeds."""
+        shortlist = min(self.options.shortlist, self.trials)
+        return shortlist * len(self.shortlist_folds), self.options.reruns * (1 + len(self.folds))
+
+    @property
     def first(self) -> tuple[Point, ...]:
         """The points to try first."""
         return (self.own.point,) if self.own is not None else self.suggested
@@ -205,7 +210,7 @@ class StudyPlan(GroupPlan):
         trial: int,
         point: Point,
         seed: int | None = None,
-        folds: Sequence[str] = (),
+        folds: Sequence[LeftOut] = (),
         stop_when: str = "",
     ) -> list[RunSpec]:
         """The runs of a trial, or of its repetition with another seed: on all environments, and without each fold.
@@ -217,28 +222,29 @@ class StudyPlan(GroupPlan):
         if kind == "left-out":
             assert isinstance(config, TrainConfig)
             # One evaluation is enough unless evaluations choose the weights that are kept.
-            choosing = config.schedule.keep == "best" or config.schedule.stop_spread > 0
+            choosing = config.schedule.keep != "last" or config.schedule.stop_spread > 0
             config = config.with_options(consistency=0, **({} if choosing else {"evaluations": 1}))
         tags = {
             "concord.study": self.name,
             "concord.trial": str(trial),
             "concord.seed": str(config.run.seed),
             "concord.method": self.method,
-            "concord.selection": self.options.selection,
+            "concord.selection": self.criterion.selection,
         }
         found = []
-        for left_out in [*([] if kind == "left-out" else [None]), *folds]:
+        whole: list[LeftOut] = [] if kind == "left-out" else [None]
+        for left_out in [*whole, *folds]:
             without: dict[str, Any] = {} if left_out is None else {"left_out": left_out}
             part = config if left_out is None else config.with_options(leave_out=left_out)
             spec = RunSpec.of(self.job, part.resolve(), version, stop_when if left_out is None else "")
             resolved = _derived(part, spec.config)
             words = [self.name, "left-out" if kind == "left-out" else "trial", str(trial)]
             words += [] if seed is None else ["seed", str(seed)]
-            words += [] if left_out is None else ["without", left_out]
+            words += [] if left_out is None else ["without", in_short(left_out)]
             name = plain_name("-".join(words), "trial")
             parameters = {**self.space.fixed(point), **point, **resolved, **seeded}
             place = {"kind": kind, "trial": trial, "point": point, "resolved": resolved, **seeded, **without}
-            fold_tags = {f"concord.{name}": value for name, value in without.items()}
+            fold_tags = {} if left_out is None else {"concord.left_out": in_short(left_out)}
             found.append(self.member(spec, name, place, version, parameters, tags | fold_tags))
         return found
 
@@ -260,6 +266,10 @@ class StudyPlan(GroupPlan):
             "stop_when": str(self.stop_rule),
             "suggestions": list(self.suggested),
         }
+        if any(
+            isinstance(fold, tuple) for fold in self.folds
+        ):  # a number alone, of an older study, was of environments
+            deciding["folds"] = f"{len(self.folds)} of several environments"
         parameters = {
             **{name: value for name, value in option_values(self.options).items() if value not in (None, ())},
             "seed": self.base.run.seed,
@@ -272,7 +282,7 @@ class StudyPlan(GroupPlan):
             **self.run_tags,
             "concord.study": self.name,
             "concord.method": self.method,
-            "concord.selection": self.options.selection,
+            "concord.selection": self.criterion.selection,
             "concord.oracle": self.test_usage or "no",
         }
         key = RunSpec.of(self.job, self.base.resolve(), self._version).key
@@ -321,15 +331,10 @@ def plan_study(
         own_loop.check_trial(base)
     base = base.with_options(**resolved_paths(base))
     method, study = chosen_study(job.job.studies, asked, base)
-    if "selection" not in given:
-        asked = dataclasses.replace(asked, selection=study.selection if own_loop is None else "own")
-        asked.check()
-    if (own_loop is not None) != (asked.selection == "own"):
-        wrong = (
-            "is for jobs with a loop of their own"
-            if own_loop is None
-            else "the job's own loop decides what it evaluates; leave it out"
-        )
+    if own_loop is None and asked.selection == "own":
+        raise InputError("--selection own: is for jobs with a loop of their own")
+    if own_loop is not None and asked.selection not in (None, "own"):
+        wrong = "the job's own loop decides what it evaluates; leave it out"
         raise InputError(f"--selection {asked.selection}: {wrong}")
     folders = (folder_of(base.run.output, name, "study") for name in new_names(f"{job.name}-{method}", base))
     name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
@@ -339,9 +344,20 @@ def plan_study(
     checked = preflight(job, config)
     stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
-    measure, criterion, modes = choose_criterion(job, config, asked, study.metric, checked)
-    train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
-    environments = len(train) - leave_out
+    record = read_record(folder_of(base.run.output, name, "study"), "study")
+    began = None if record is None else record["criterion"]["selection"]
+    usual = default_selection(checked.environments, asked.metric or study.metric)
+    selection = "own" if own_loop is not None else asked.selection or began or study.selection or usual
+    asked = dataclasses.replace(asked, selection=selection)
+    asked.check()
+    measure, criterion, modes = choose_criterion(job, config, asked, selection, study.metric, checked)
+    train, leave_out = checked.environments.to_leave_out, selection == "leave-one-out"
+    folds: tuple[LeftOut, ...] = ()
+    if leave_out:
+        for option, count in (("folds", asked.folds), ("drawn", asked.drawn)):
+            asked.require(option, count <= len(train), f"there are {len(train)} training environments")
+        folds = folds_of(drawn(train, asked.drawn, base.run.seed), asked.folds, base.run.seed)
+    environments = len(checked.environments.train) - most_left_out(folds)
     fixed = base.data.leave_out if isinstance(base, TrainConfig) else None
     if leave_out and fixed is not None:
         raise InputError(
@@ -349,15 +365,14 @@ def plan_study(
         )
     if leave_out:
         try:
-            preflight(job, config.with_options(leave_out=train[0]))
+            for fold in ends_of(folds):
+                preflight(job, config.with_options(leave_out=fold))
         except InputError as error:
             raise InputError(f"{format_for_cli(error)}, since --selection leave-one-out leaves one out") from error
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
     masks_by_signs = isinstance(checked.config, TrainConfig) and checked.config.aggregation.aggregator != "t-mask"
     if isinstance(base, TrainConfig) and smallest is not None and masks_by_signs:
         threshold_at_chance(smallest, base.num_gradients(environments))  # refuses what too few can have
-    if asked.folds > len(train):
-        raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, asked.suggest, study.suggestions))
     alone = suggested or asked.search == "grid"  # a grid is searched from its first point
     plan = StudyPlan(
@@ -373,9 +388,9 @@ def plan_study(
         evaluator=TrialEvaluator(criterion, modes, stop_rule),
         suggested=suggested,
         own=None if alone else own_point(space, base, environments),
-        folds=drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
-        shortlist_folds=drawn(train, asked.folds or _SHORTLIST_FOLDS, base.run.seed)
-        if len(train) > 1 and fixed is None
+        folds=folds,
+        shortlist_folds=drawn(train, min(asked.drawn or _SHORTLIST_FOLDS, len(train)), base.run.seed)
+        if len(train) > 1 and fixed is None and not leave_out
         else (),
         trials=asked.trials,
         checked=checked,
@@ -383,7 +398,7 @@ def plan_study(
     size = plan.search().size
     if size is not None and ("trials" not in given or asked.trials > size):
         plan = dataclasses.replace(plan, trials=size)
-    if (record := read_record(plan.folder, "study")) is not None:
+    if record is not None:
         try:
             recorded = StopRule.read(record["deciding"]["stop_when"])
         except InputError as error:
@@ -419,11 +434,3 @@ def _check_same(plan: StudyPlan, record: dict[str, Any]) -> None:
             f"{plan.criterion.direction}; give another name"
         )
     require_same(what, plan.spec().key, {**record, "config": record["deciding"]}, plan.name, "give another name")
-
-
-def drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:
-    """This number of the names, drawn by the seed, in their order."""
-    if count >= len(names):
-        return names
-    order = np.random.default_rng(seed).permutation(len(names))[:count]
-    return tuple(names[index] for index in sorted(order))

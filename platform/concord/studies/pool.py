@@ -77,16 +77,22 @@ _RAY_TUNE = {
 
 
 @contextmanager
-def open_group(plan: GroupPlan, record: Callable[[Store], Mapping[str, Any]], info: Info) -> Iterator["Pool"]:
+def open_group(
+    plan: GroupPlan,
+    record: Callable[[Store], Mapping[str, Any]],
+    info: Info,
+    approve: Callable[[int], None] = lambda _: None,
+) -> Iterator["Pool"]:
     """Begin or continue a group in a Ray session; at the end record and MLflow state how it ended.
 
-    ``record`` makes that of a new group. Invalid input leaves nothing of one. The caller appends how to continue to a
-    StoppedError.
+    ``record`` makes that of a new group, and ``approve``, called with the number of parallel runs, may refuse it.
+    Invalid input leaves nothing of one. The caller appends how to continue to a StoppedError.
     """
     base = plan.base
     check_trial_resources(plan.sharing, base)  # before anything is written
     with reserved_group(plan.kind, base, plan.folder) as reserved, ray_session(base) as dashboard:
         resources = trial_resources(plan.sharing, base, info)
+        approve(resources.concurrent)
         with open_run(reserved, record(reserved.store), info) as group:
             if group.resumed:  # a killed process may have left them
                 for name in (*(each for each in group.run.folder.names() if each.startswith("tune-")), _SCRATCH):

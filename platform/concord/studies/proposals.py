@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from concord.errors import InputError
 from concord.execution.key import Key
@@ -14,6 +14,7 @@ from concord.execution.spec import RunSpec
 from concord.record import EVENTS, RECORD, Evaluation, Run, folder_of, read_run
 from concord.space import Point, frozen
 from concord.studies.criterion import Criterion, TrialEvaluator, left_out_metrics
+from concord.training.options import LeftOut
 
 Kind = Literal["trial", "left-out", "seed", "cell"]
 """A trial of a search; the best trials with environments left out, or with another seed; a cell of a table."""
@@ -27,7 +28,7 @@ class Trial:
         number: from 0.
         point: of the space.
         resolved: the values of options whose defaults follow from others, such as ``auto``.
-        parts: its runs, by the environment that is left out; None is the run on all environments.
+        parts: its runs, by what is left out; None is the run on all environments.
     """
 
     kind: Kind
@@ -35,7 +36,7 @@ class Trial:
     point: Point
     seed: int | None
     resolved: Point
-    parts: Mapping[str | None, Run]
+    parts: Mapping[LeftOut, Run]
     evaluator: TrialEvaluator = field(repr=False)
 
     @property
@@ -45,7 +46,7 @@ class Trial:
 
     @property
     def folds(self) -> list[Run]:
-        """The runs that leave an environment out."""
+        """The runs that leave environments out."""
         return [run for left_out, run in self.parts.items() if left_out is not None]
 
     @property
@@ -162,12 +163,13 @@ class GroupRuns:
 
     def begun(self, kind: Kind) -> list[Trial]:
         """The trials of this kind, in the order in which they were asked for."""
-        places: dict[tuple[int, int | None], dict[str | None, Mapping[str, Any]]] = {}
+        places: dict[tuple[int, int | None], dict[LeftOut, Mapping[str, Any]]] = {}
         made_for: dict[str, Mapping[str, Any]] = {}  # by run; later requests may differ in options without an effect
         for place in self._group.asked:
             made_for.setdefault(place["run"], place)
             if place["kind"] == kind:
-                places.setdefault((place["trial"], place.get("seed")), {})[place.get("left_out")] = place
+                parts_of = places.setdefault((place["trial"], place.get("seed")), {})
+                parts_of[cast(LeftOut, frozen(place.get("left_out")))] = place
         found = []
         for (number, seed), asked in places.items():
             first = next(iter(asked.values()))
@@ -239,7 +241,7 @@ STUDY_METRICS = (
 
 
 class GroupProgress(Progress):
-    """Counts and shows trials or runs; around the pool's work. A trial has ``parts`` runs."""
+    """Counts and shows trials or runs; around the pool's work. Trials have ``parts`` runs; ``after`` runs follow."""
 
     def __init__(
         self,
@@ -248,9 +250,10 @@ class GroupProgress(Progress):
         info: Callable[[str], None],
         criterion: Criterion | None = None,
         parts: int = 1,
+        after: int = 0,
     ) -> None:
         super().__init__(info, f"starting {what}")
-        self._what, self._total, self._parts = what, total, parts
+        self._what, self._total, self._parts, self._after = what, total, parts, after
         self._criterion = criterion
         self._running: dict[str, float] = {}  # per cent by name
         self._done = self._ended_here = 0.0
@@ -294,7 +297,8 @@ class GroupProgress(Progress):
         """The progress in one line."""
         left = self._left()
         parts = [f"{self._done:.0f}/{self._total} {self._what}", *self._details()]
-        return ", ".join(parts if left is None else [*parts, f"{duration(left)} left"])
+        parts += [] if left is None else [f"{duration(left)} left"]
+        return ", ".join(parts + self._then())
 
     def _count(self, earlier_seconds: float = 0.0) -> None:
         # Running trials count by their progress, so that bar and estimate do not jump at each end.
@@ -302,11 +306,20 @@ class GroupProgress(Progress):
         self._show()
 
     def _bar(self) -> tuple[str, float, int, str, float | None, str]:
-        count, details = f"{self._done:.0f}/{self._total}", ", ".join(self._details())
+        count, details = f"{self._done:.0f}/{self._total}", ", ".join(self._details() + self._then())
         return self._what, self._pace.done, self._total, count, self._left(), details
 
     def _left(self) -> float | None:
         return self._pace.seconds_left(self._total) if self._ended_here else None
+
+    def seconds_of(self, runs: int) -> float | None:
+        """The time of this number of further runs at the pace so far; None if none ended here."""
+        return self._pace.seconds_left(self._pace.done + runs / self._parts) if self._ended_here else None
+
+    def _then(self) -> list[str]:
+        takes = self.seconds_of(self._after)
+        about = "" if takes is None else f" of about {duration(takes)}"
+        return [f"then {self._after} trainings{about}"] if self._after else []
 
     def _details(self) -> list[str]:
         parts = [f"{len(self._running)} running"]

@@ -1,20 +1,24 @@
 """The result of a comparison of methods: one table with spread over seeds, and the recommended method.
 
-The methods are ranked by their studies' criterion, never by the test. Seeds are paired: a method counts as better than
-the average only by differences on the same seeds and data.
+The methods are ranked by their studies' criterion, never by the test. A method counts as better than the average only
+by the paired differences of :mod:`concord.analysis.uncertainty`: over environments, or over seeds if fewer than three
+environments judge.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from concord.aggregation import chance_of
 from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
+from concord.analysis.intervals import LEAST_ENVIRONMENTS
 from concord.analysis.method_names import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
+from concord.analysis.uncertainty import ByEnvironment, Verdict, verdict
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, SPREAD, metric_on
 from concord.studies.results import ResultLine, StudyResult
@@ -22,8 +26,6 @@ from concord.table import Column, Table
 
 TEST = "o.o.d. test"  # the heading of the test's values begins so
 _DIGITS = 3
-# A difference below this number of standard errors may change its sign with other seeds.
-_CLEAR = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,29 @@ class MethodsResult:
         """The metric of the criterion."""
         return self._first.criterion.metric
 
+    @functools.cached_property
+    def verdict(self) -> Verdict | None:
+        """Over the environments that judge, if there are three, else over seeds; None if no method has all values."""
+        by_environment = {method: self._by_environment(method) for method in self.studies}
+        judges = dict.fromkeys(name for each in by_environment.values() for name in each)
+        if len(judges) >= LEAST_ENVIRONMENTS:
+            return self._verdict(by_environment, self._first.measure, "environments")
+        runs = {method: self._runs(method) for method in self.studies}
+        by_seed = {
+            method: {f"seed {seed}": [each[seed][self.metric]] for seed in each if self._has_value(method, seed)}
+            for method, each in runs.items()
+        }
+        return self._verdict(by_seed, self.metric, "seeds")
+
+    def _verdict(
+        self, values: Mapping[str, ByEnvironment], measure: str, unit: Literal["environments", "seeds"]
+    ) -> Verdict | None:
+        return verdict(values, measure, self._first.criterion.mode, unit=unit, label=method_name, digits=_DIGITS)
+
     @property
     def recommended(self) -> str:
-        """The best method; the first one if no other is clearly better."""
-        best = max(self.studies, key=self._score)
-        return best if best == self._simplest or self._clear(best) else self._simplest
+        """The best method that is better than the first by more than chance; the first one if none is."""
+        return self._simplest if self.verdict is None else self.verdict.recommended
 
     def table(self) -> Table:
         """The methods, best first; the test, which selected nothing, is last."""
@@ -77,21 +97,16 @@ class MethodsResult:
     def lines(self) -> list[str]:
         """The recommendation, its evidence and the rule behind it, one line each."""
         ranked = sorted(self.studies, key=self._score, reverse=True)
-        simplest, best = self._simplest, ranked[0]
-        metric = self.metric.replace("_", " ")
-        if best == simplest:
-            why = f"no other method has a better {metric}: {self._evidence(simplest, ranked[1])}"
-        else:
-            owner = f"{method_name(best)}'s " if self.recommended == simplest else ""
-            why = f"{owner}{metric} {self._evidence(best, simplest)}, {self._difference(best)}"
-        judged = SCORED_ON[self._first.criterion.selection]
-        lines = [
-            f"recommended: {method_name(self.recommended)}; {why}",
-            f"judged by {judged}; a method replaces {method_name(simplest)} only if "
-            f"its advantage, seed by seed, is above {_CLEAR:g} standard errors: other seeds rarely reverse that",
-        ]
+        best = ranked[0]
+        found, judged = self.verdict, SCORED_ON[self._first.criterion.selection]
+        lines = [*found.lines[:1]] if found is not None else [f"recommended: {method_name(self.recommended)}"]
         if best in self.baselines:
-            lines.insert(1, self._won(best, next(each for each in ranked if each not in self.baselines)))
+            lines.append(self._won(best, next(each for each in ranked if each not in self.baselines)))
+        lines.append(
+            f"judged by {judged}, which also chose the settings; a method replaces {method_name(self._simplest)} only "
+            "if it is better by more than chance"
+        )
+        lines += [] if found is None else found.lines[1:]
         for method in ranked:
             lacking = ", ".join(str(seed) for seed in self.seeds if not self._has_value(method, seed))
             if lacking:
@@ -142,6 +157,7 @@ class MethodsResult:
             "failed": dict(self.failed),
             "recommended": self.recommended,
             "reasons": self.lines(),
+            **({} if self.verdict is None else {"verdict": self.verdict.as_json()}),
             "seconds": round(self.seconds, 3),
             "train": self.train,
         }
@@ -197,16 +213,20 @@ class MethodsResult:
     def _sign(self) -> int:
         return 1 if self._first.criterion.mode == "max" else -1
 
-    def _paired(self, method: str) -> list[float]:
-        """The advantage over the first method, seed by seed."""
-        pair = (self._values(each, self.metric) for each in (method, self._simplest))
-        return [self._sign * (value - first) for value, first in zip(*pair, strict=True)]
-
-    def _clear(self, method: str) -> bool:
-        if self._score(self._simplest) == -math.inf:
-            return True  # it has no value on some seed
-        paired = self._paired(method)
-        return statistics.fmean(paired) > _CLEAR * statistics.stdev(paired) / math.sqrt(len(paired))
+    def _by_environment(self, method: str) -> dict[str, list[float]]:
+        """The values over seeds in each environment that judges; none if the score is another, or a seed is missing."""
+        study, found = self.studies[method], dict[str, list[float]]()
+        leaves_out = study.criterion.selection == "leave-one-out"
+        mean = metric_on("left_out" if leaves_out else "validation", study.measure)
+        if study.criterion.metric != mean or not all(self._has_value(method, seed) for seed in self.seeds):
+            return found
+        for trial in study.repeated:
+            runs = trial.folds if leaves_out else trial.runs[:1]
+            for metric, value in (pair for run in runs if trial.seed in self.seeds for pair in run.metrics.items()):
+                measure, *place = metric.split("/", 2)
+                if measure == study.measure and place[:1] == ["validation"]:
+                    found.setdefault(place[1], []).append(value)
+        return found
 
     def _evidence(self, method: str, other: str) -> str:
         """The values of two methods over seeds, in words."""
@@ -222,15 +242,6 @@ class MethodsResult:
             f"a baseline ranks first: {method_name(baseline)} has {self.metric.replace('_', ' ')} "
             f"{self._evidence(baseline, method)}; no rule or objective here is above what people would use anyway"
         )
-
-    def _difference(self, method: str) -> str:
-        """The advantage over the first method, in words."""
-        if self._score(self._simplest) == -math.inf:
-            return f"and {method_name(self._simplest)} has no finite value on some seed"
-        paired = self._paired(method)
-        error = statistics.stdev(paired) / math.sqrt(len(paired))
-        clear = "" if self._clear(method) else ", which is not clear"
-        return f"better by {statistics.fmean(paired):.{_DIGITS}f} with standard error {error:.{_DIGITS}f}{clear}"
 
 
 _OTHERS = {"held-out": "held_out", TEST: "ood"}

@@ -49,6 +49,7 @@ from concord.space import (
 )
 from concord.studies.study_options import StudyOptions
 from concord.training import RunConfig, Study, TrainConfig
+from concord.training.options import ASK_FOR_A_MASK
 
 _Varied = Domain | OneOf
 
@@ -101,6 +102,8 @@ def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: RunC
     """The method's name and its study."""
     known = dict(studies)
     if isinstance(base, TrainConfig):
+        if ASK_FOR_A_MASK & {_varied_name(text) for text in options.vary}:
+            base = base.with_options(threshold=0.5)  # so that the derived space is that of the rule of its points
         known |= {name: Study(space(base)) for name, space in FOR_EVERY_JOB.items() if name not in known}
     else:  # the options of a job's own loop are unknown
         known = known or {"own": Study(Space({}))}
@@ -108,6 +111,11 @@ def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: RunC
     if name not in known:
         raise InputError(f"--method {name}: there is no such method; there are {', '.join(known)}")
     return name, known[name]
+
+
+def _varied_name(text: str) -> str:
+    """The option of a ``--vary``."""
+    return text.partition("=")[0].strip().lstrip("-").replace("-", "_")
 
 
 def study_space(
@@ -126,8 +134,7 @@ def study_space(
     texts: dict[str, str] = {}
     hints = {name: option.hint for name, option in options_of(type(base)).items()}
     for text in options.vary:
-        name, equals, domain = text.partition("=")
-        name = name.strip().lstrip("-").replace("-", "_")
+        name, (_, equals, domain) = _varied_name(text), text.partition("=")
         if not equals or not name or not domain:
             raise InputError(f"--vary {text}: give NAME=VALUES, such as lr=log:1e-4:1 or batch_size=64,128")
         if name in vary:

@@ -17,6 +17,7 @@ from concord.execution.finish import finish
 from concord.execution.key import recorded_config
 from concord.execution.lifecycle import Info, reopened
 from concord.execution.preflight import preflight
+from concord.execution.progress import duration
 from concord.execution.spec import RunSpec
 from concord.record import OpenRun, Run, require_run
 from concord.space import Point, format_point
@@ -27,7 +28,7 @@ from concord.studies.proposals import GroupProgress, ProposalList, Trial
 from concord.studies.results import StudyResult, study_result, write_results
 from concord.studies.search import config_at
 from concord.studies.trial import PROGRESS, SCORE
-from concord.training.options import TrainConfig
+from concord.training.options import LeftOut, TrainConfig
 from concord.training.worker_data import check_environments
 
 # How long MLflow may take to have the best trial before its model is registered.
@@ -65,7 +66,7 @@ class _Search:
         self.again = [each for each in begun if not each.complete]
         self._begun = len(begun)
         self._finished: list[Trial] = []
-        self._ended: dict[int, dict[str | None, Run]] = {}  # of each trial that is not over, by what is left out
+        self._ended: dict[int, dict[LeftOut, Run]] = {}  # of each trial that is not over, by what is left out
         for each in runs.ended("trial"):
             self._observe(each)
             self._replay(each)
@@ -144,9 +145,10 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     )
     varied = f"**Study of {plan.job.name}**: {plan.method}, {plan.trials} trials ({plan.options.search}) of "
     pool.group.run.append("note", part="beginning", text=f"{varied}{', '.join(plan.space.entries)}; {judged}")
+    info(f"varied: {', '.join(plan.space.entries)}{_rule(plan)}")
     if not pool.group.resumed and plan.own is not None:
         info(f"the first trial has the job's own settings: {plan.own}")
-    _search(plan, pool, info)
+    progress = _search(plan, pool, info)
     finished = runs.finished("trial")
     if not finished:
         failed = runs.ended("trial")
@@ -162,16 +164,26 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
         *(spec for seed in plan.new_seeds for spec in plan.parts("seed", best.number, best.point, seed, plan.folds)),
     ]
     if left := [spec for spec, run in pool.ask(wanted) if run is None]:
+        takes = progress.seconds_of(len(left)) or len(left) * best.runs[0].seconds / pool.resources.concurrent
+        info(f"the search is over; {len(left)} trainings of the best trials follow, about {duration(takes)}")
         pool.run(ProposalList(left), GroupProgress("trainings of the best trials", len(left), info))
     if plan.base.run.register:
         pool.group.run.describe(**_register(plan, best, pool, info))
     return write_results(study_result(pool.group.run, runs), info, pool.group)
 
 
+def _rule(plan: StudyPlan) -> str:
+    """The method of a study's points, in words, if they have one."""
+    point = plan.first[0] if plan.first else plan.search().suggest(0)
+    config = config_at(plan.base, plan.space, point or {}).resolve()
+    fixed = "aggregator" not in plan.varied and "objective" not in plan.varied
+    return f"; trained with {config.method}" if isinstance(config, TrainConfig) and fixed else ""
+
+
 def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[RunSpec]:
     """The best trials with environments left out in turn, so that all selections can be compared."""
     folds = plan.shortlist_folds
-    if plan.folds or not folds:
+    if not folds:
         return []
     fewer = plan.checked.environments.only_names().leaving_out(folds[0])
     try:
@@ -185,21 +197,26 @@ def _left_out(plan: StudyPlan, shortlist: Sequence[Trial], info: Info) -> list[R
     return [spec for each in shortlist for spec in plan.parts("left-out", each.number, each.point, folds=folds)]
 
 
-def _search(plan: StudyPlan, pool: Pool, info: Info) -> None:
+def _search(plan: StudyPlan, pool: Pool, info: Info) -> GroupProgress:
     parts = 1 + len(plan.folds)
-    progress = GroupProgress("trials", plan.trials, info, plan.criterion, parts)
+    progress = GroupProgress("trials", plan.trials, info, plan.criterion, parts, sum(plan.repetitions))
     proposer = _Search(plan, pool, progress)
     if proposer.again:
         info(f"{len(proposer.again)} unfinished trials are resumed or repeated")
     if proposer.over:
-        return
-    for run in (run for trial in pool.runs().ended("trial") for run in trial.runs):
+        return progress
+    ended = pool.runs().ended("trial")
+    for run in (run for trial in ended for run in trial.runs):
         progress.earlier(run)
+    of_best = zip(plan.repetitions, ("with environments left out", "with new seeds"), strict=True)
+    if after := " and ".join(f"{count} {what}" for count, what in of_best if count):
+        info(f"trainings in the search: {(plan.trials - len(ended)) * parts}; after it of the best: {after}")
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
     out_of_time = pool.run(proposer, progress, proposer.stopping, plan.options.max_minutes, labels)
     info(progress.line())
     if out_of_time:
         info(f"--max-minutes {plan.options.max_minutes:g}: the time has run out; the same --name continues the search")
+    return progress
 
 
 def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping[str, object]:
@@ -207,7 +224,7 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping
     lineage = {
         "concord.study": plan.name,
         "concord.trial": str(winner.number),
-        "concord.selection": plan.options.selection + (" (oracle)" if plan.test_usage else ""),
+        "concord.selection": plan.criterion.selection + (" (oracle)" if plan.test_usage else ""),
     }
     config = config_at(plan.base, plan.space, winner.point)
     assert winner.run is not None
@@ -219,7 +236,8 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping
     if plan.job.job.has_model and kept_checkpoint(run) is None:
         # It was stopped early, or another group has it: its checkpoint was not kept.
         point = format_point(winner.point)
-        info(f"the best trial, {winner.number}, has no checkpoint and is trained once more: {point}")
+        takes = f"about {duration(winner.run.seconds)}"
+        info(f"the best trial, {winner.number}, has no checkpoint and is trained once more, {takes}: {point}")
         (spec,) = plan.parts("trial", winner.number, winner.point)
         spec = dataclasses.replace(spec, name=f"{spec.name}-again", place={**spec.place, "kind": "winner"})
         pool.run(ProposalList([spec], keep=True), GroupProgress("training of the best trial", 1, info))

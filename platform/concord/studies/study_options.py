@@ -36,6 +36,15 @@ class SharingOptions(OptionGroup):
         self.require("gpus_per_trial", self.gpus_per_trial > 0, "must be above 0")
 
 
+def check_folds(options: Any) -> None:
+    """Refuse a number of folds, or of drawn environments, that leaves nothing to compare (InputError)."""
+    for option in ("folds", "drawn"):
+        count = getattr(options, option)
+        options.require(option, count == 0 or count >= 2, "must be at least 2, or 0 for all environments")
+    drawn = options.drawn or options.folds
+    options.require("folds", options.folds <= drawn, f"only {drawn} environments are left out (--drawn)")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions(OptionGroup):
     """Run one study; the same --name continues it. Options of the job on the command line are not varied."""
@@ -58,19 +67,22 @@ class StudyOptions(OptionGroup):
     startup: int = 20
     """Number of random trials before TPE suggests."""
 
-    selection: Selection = "held-out"
+    selection: Selection | None = None
     """Examples that score a trial: held-out examples of the training environments, validation environments, training
     environments left out in turn, or the o.o.d. test (results are then marked as oracle); by default the selection of
-    the job's study."""
+    the job's study, else validation environments if the job has some, else held-out examples."""
     metric: str | None = None
     """Measure of the score, such as accuracy, worst_accuracy or spread; by default that of the job's study, else of
     its criterion, else accuracy, or loss without one."""
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
-    """Number of environments left out in turn under leave-one-out, drawn by the seed; 0 takes all."""
+    """Number of folds of environments that are left out in turn under leave-one-out, each environment once; 0 leaves
+    each out alone, from ten environments on in five folds."""
+    drawn: int = 0
+    """Number of environments that are left out, drawn by the seed; the others always train; 0 takes all."""
     shortlist: Place[int] = 4
-    """Number of best trials that are also trained without each of 4 (or --folds) environments at the end, so that the
+    """Number of best trials that are also trained without each of 4 (or --drawn) environments at the end, so that the
     selections can be compared."""
 
     stop_when: tuple[str, ...] | None = None
@@ -93,11 +105,11 @@ class StudyOptions(OptionGroup):
         """Validate the options (InputError)."""
         super().check()
         self.require_at_least(1, "trials", "startup", "top", "keep_trials")
-        self.require_at_least(0, "folds", "shortlist", "max_minutes", "reruns")
+        self.require_at_least(0, "folds", "drawn", "shortlist", "max_minutes", "reruns")
         if self.selection == "leave-one-out":
             expected = "leave-one-out scores a trial only at its end; give another --selection, or no scheduler"
             self.require("scheduler", self.scheduler == "none", expected)
-            self.require("folds", self.folds != 1, "must be at least 2, or 0 for all environments")
+            check_folds(self)
 
 
 @dataclass(frozen=True, kw_only=True)

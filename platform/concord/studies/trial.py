@@ -170,7 +170,7 @@ class SharedData:
     Attributes:
         options: the options on which the data may depend, with values.
         environments: names and purposes, without data.
-        left_out: the environment that all runs leave out.
+        left_out: the environments that all runs leave out.
     """
 
     options: dict[str, Any]
@@ -178,12 +178,13 @@ class SharedData:
     training: _Part
     held_out: _Part | None
     eval_only: _Part | None
-    left_out: str | None = None
+    left_out: tuple[str, ...] = ()
 
     def fits(self, config: TrainConfig) -> bool:
-        """Whether these are the data of this configuration, with or without the environment that it leaves out."""
-        left_out = config.data.leave_out
-        if left_out != self.left_out and (self.left_out is not None or self.environments.learn):
+        """Whether these are the data of this configuration, with or without the environments that it leaves out."""
+        # What is left out changes what a table's encoder learns, and which environments are held out whole.
+        depends = self.left_out or self.environments.learn or self.environments.held_out
+        if config.data.left_out != self.left_out and depends:
             return False
         return self.options.items() <= option_values(config).items()
 
@@ -219,7 +220,7 @@ def share_data(job: Job[Any], given: TrainConfig, varied: Collection[str]) -> Sh
             training=_put([pair.training for pair in prepared.training]),
             held_out=_put(held_out) if held_out else None,
             eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
-            left_out=config.data.leave_out,
+            left_out=config.data.left_out,
         )
     except (_ReadsLearningError, TypeError, pickle.PicklingError):  # also a source with the options or an open file
         return None
@@ -233,31 +234,34 @@ def learning_groups(kind: type[TrainConfig]) -> frozenset[str]:
 
 
 def data_options(kind: type[TrainConfig]) -> frozenset[str]:
-    """The options on which data may depend, besides the environment that is left out."""
+    """The options on which data may depend, besides the environments that are left out."""
     learning, roles = learning_groups(kind), (Role.SCIENCE, Role.SCORING)
     options = [each for each in options_of(kind).values() if each.role in roles and each.name != "leave_out"]
     return frozenset(each.name for each in options if not learning & {*each.groups})
 
 
-def without(prepared: WorkerData, left_out: str, fraction: float = 0.0, seed: int = 0) -> WorkerData:
-    """The same data with one training environment turned into the only validation environment.
+def without(prepared: WorkerData, left_out: Sequence[str], fraction: float = 0.0, seed: int = 0) -> WorkerData:
+    """The same data with some training environments turned into the only validation environments.
 
-    Its held-out part, of which ``fraction`` and ``seed`` decided, stands behind the others of its examples.
+    Their held-out parts, of which ``fraction`` and ``seed`` decided, stand behind the others of their examples.
     """
-    environments = prepared.environments.leaving_out(left_out)
-    pair = next(pair for pair in prepared.training if pair.training.name == left_out)
-    parts = [part for part in pair if part is not None]
-    sources = [part.source for part in parts]
-    in_memory = [source for source in sources if isinstance(source, InMemory)]
-    joint = merged([source.data for source in in_memory], torch.cat) if len(in_memory) == len(sources) else None
-    whole = Environment(left_out, ConcatSource(sources) if joint is None else joint)
-    kept, held = held_out_places(left_out, len(whole), fraction, seed)
-    if kept is not None and held is not None:
-        environments.rows = {left_out: torch.cat([kept, held]).numpy()}
+    environments = prepared.environments.leaving_out(*left_out)
+    rows: dict[str, Any] = {}
+    validation: list[tuple[str, Environment]] = []
+    for pair in (pair for pair in prepared.training if pair.training.name in left_out):
+        name, sources = pair.training.name, [part.source for part in pair if part is not None]
+        in_memory = [source for source in sources if isinstance(source, InMemory)]
+        joint = merged([source.data for source in in_memory], torch.cat) if len(in_memory) == len(sources) else None
+        whole = Environment(name, ConcatSource(sources) if joint is None else joint)
+        kept, held = held_out_places(name, len(whole), fraction, seed)
+        if kept is not None and held is not None:
+            rows[name] = torch.cat([kept, held]).numpy()
+        validation.append((name, whole))
+    environments.rows = rows
     unchanged = {*environments.test, *environments.monitored}
     others = [(name, environment) for name, environment in prepared.eval_only if name in unchanged]
-    training = [each for each in prepared.training if each is not pair]
-    return WorkerData(environments, training, [(left_out, whole), *others])
+    training = [pair for pair in prepared.training if pair.training.name not in left_out]
+    return WorkerData(environments, training, [*validation, *others])
 
 
 def _put(environments: Sequence[Environment]) -> _Part:
@@ -424,12 +428,11 @@ class TrialProcess(Trainable):
             yield from execute(task, self._job, self._take, None, load)
 
     def _shared(self, config: TrainConfig) -> WorkerData:
-        shared, left_out = self._pool.shared, config.data.leave_out
+        shared, left_out = self._pool.shared, config.data.left_out
         assert shared is not None
         if self._prepared is None:
             self._prepared = shared.prepared()
-        same = left_out == shared.left_out
-        if same or left_out is None:
+        if left_out in (shared.left_out, ()):
             return self._prepared
         return without(self._prepared, left_out, config.data.held_out, config.run.seed)
 

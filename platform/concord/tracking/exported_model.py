@@ -5,6 +5,7 @@ and predictions import neither Concord nor the user's module.
 """
 
 import copy
+import importlib.metadata
 import inspect
 import json
 import re
@@ -74,6 +75,8 @@ def log_model(
             elif raw is None:
                 signature = _save(model, input_example.detach().cpu(), path, description, classes)
             else:
+                if raw.network is not None:
+                    model, input_example = raw.network(model), torch.from_numpy(raw.encoder.encode(raw.example))
                 inner = _save(model, input_example.detach().cpu(), network, Model(run_id=run_id))
                 found = inner.outputs.inputs[0].shape[1:]
                 if found != (len(raw.outputs),):
@@ -237,6 +240,7 @@ def _save_table(raw: "RawRows", network: Path, path: Path, description: Any) -> 
     # The encoder says in one line what is wrong with a column; MLflow would print the table with it.
     inputs = [ColSpec(AnyType(), name, required=False) for name in raw.encoder.columns]
     outputs = [ColSpec(DataType.double, name) for name in raw.outputs]
+    tokenizers = [] if raw.encoder.tokens is None else [f"tokenizers=={importlib.metadata.version('tokenizers')}"]
     signature = ModelSignature(inputs=Schema(inputs), outputs=Schema(outputs))
     mlflow.pyfunc.save_model(
         path,
@@ -246,7 +250,7 @@ def _save_table(raw: "RawRows", network: Path, path: Path, description: Any) -> 
         code_paths=[table_encoder.__file__],
         signature=signature,
         input_example=raw.example,
-        pip_requirements=[*_requirements(), f"pandas=={pandas.__version__}"],
+        pip_requirements=[*_requirements(), f"pandas=={pandas.__version__}", *tokenizers],
     )
     return signature
 

@@ -26,6 +26,7 @@ from concord.record import EVENTS, Event, OpenRun, Run, read_events, write_recor
 from concord.redaction import redact
 from concord.storage import StorageError, append_line, read_lines
 from concord.storage.typed_json import Count
+from concord.tracking.alive import ALIVE, EVERY_SECONDS, sign
 from concord.tracking.client import import_mlflow, is_final, one_line, post
 from concord.tracking.store import NOTE, PARENT, Store, clean_parameters
 
@@ -118,6 +119,8 @@ class _Mirrored:
 
     Attributes:
         closed: whether its last event was written.
+        alive_at: when the store last heard that it is at work; None before its beginning, after its end, and of a
+            group's run.
         earlier: whether its MLflow run may have been deleted or lost since an earlier process made it.
         unsure: whether a request to create its MLflow run may have been carried out.
     """
@@ -126,6 +129,7 @@ class _Mirrored:
         self.run, self.group = run, group
         self.file, self.cursor = run.folder.path / EVENTS, run.folder.path / CURSOR
         self.sent, self.closed, self.refused = 0, False, False
+        self.alive_at: float | None = None
         begun = self.file.stat().st_size > 0
         self.earlier, self.unsure = begun and run.run_id is not None, begun and run.run_id is None
         run.folder.fetch(CURSOR)
@@ -243,6 +247,7 @@ class Mirror:
             try:
                 for mirrored in records:
                     sent = self._send_all(mirrored)
+                    self._send_sign(mirrored)
                     if sent and down:
                         _logger.warning("tracking at %s answers again; the kept events are being sent", self._shown)
                         down = False
@@ -300,6 +305,8 @@ class Mirror:
         tags = {f"concord.{name}": str(ended[name]) for name in ("stopped", "failure") if ended.get(name)}
         # The record has all notes, so a repeated piece sets the same description.
         tags |= {NOTE: run.description} if piece.noted else {}
+        alive = mirrored.group is None and piece.began is not None and piece.ended is None
+        tags |= {ALIVE: sign()} if alive else {}
         tags = {name: redact(value)[:_LONGEST_TAG] for name, value in tags.items()}
         first = mirrored.group is not None and piece.began is not None
         parameters = clean_parameters(run.record["tracking"]["parameters"]) if first else {}
@@ -309,8 +316,22 @@ class Mirror:
                 self._store.log_files(run_id, file, path.rpartition("/")[0] or None)
         if piece.ended is not None:
             client.set_terminated(run_id, piece.ended.fields["status"], piece.ended.at)
+            mirrored.alive_at = None
         elif piece.began is not None:  # it may have ended in an earlier attempt
             client.update_run(run_id, status="RUNNING")
+            mirrored.alive_at = time.monotonic() if alive else None
+
+    def _send_sign(self, mirrored: _Mirrored) -> None:
+        """Say that a run is at work; somebody may have taken it for dead while the store could not be reached."""
+        if mirrored.alive_at is None or time.monotonic() - mirrored.alive_at < EVERY_SECONDS:
+            return
+        run_id = str(mirrored.run.run_id)
+        self._log(run_id, [], {}, {ALIVE: sign()})
+        if self._store.uri.startswith(("http://", "https://")):
+            post(self._store.uri, "/api/2.0/mlflow/runs/update", {"run_id": run_id, "status": "RUNNING"}, _HTTP_SECONDS)
+        else:
+            self._store.client.update_run(run_id, status="RUNNING")
+        mirrored.alive_at = time.monotonic()
 
     def recover(self, run: Run) -> bool:
         """Restore, or forget, a record's MLflow run that was deleted or lost; return whether it was."""

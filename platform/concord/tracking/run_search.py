@@ -88,13 +88,14 @@ def find_runs(
     conditions += ["tags.`concord.kind` != ''"] if study is not None else []
     conditions += [f"tags.`concord.job` = {_quoted('job', job)}"] if job else []
     conditions += [f"tags.`concord.study` = {_quoted('study', study)}"] if study else []
-    tracked = "RUNNING" if status == "interrupted" else (status or "").upper()
-    conditions += [f"attributes.status = '{tracked}'"] if status else []
+    # MLflow shows an interrupted run as running, or as killed.
+    unclear = status in ("interrupted", "running", "killed")
+    conditions += [f"attributes.status = '{status.upper()}'"] if status and status != "interrupted" else []
     conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{name}%')}"] if name else []
     order = f"metrics.`{metric}` {'DESC' if largest else 'ASC'}" if metric else NEWEST
     known: set[str] = set()
     found: list[TrackedRun] = []
-    few = not where and tracked != "RUNNING"  # all that the store finds are wanted
+    few = not where and not unclear  # all that the store finds are wanted
     for run in map(shown, store.search(" AND ".join(conditions), order, page=min(most, _MANY) if few else _MANY)):
         known |= run.metrics.keys() | run.parameters.keys()
         if status and run.status.lower() != status:

@@ -77,7 +77,7 @@ class TrackedRun:
     """One tracked run, at the time of the request.
 
     `metrics` has the latest values; `started` is in UTC. `experiment` is the job's name, for runs of groups with the
-    kind of group.
+    kind of group. `group` is the id of the group's run, for a run of a group.
     """
 
     run_id: str
@@ -88,6 +88,7 @@ class TrackedRun:
     tags: dict[str, str]
     started: datetime
     experiment: str
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,13 @@ class Store:
         with failures(self.uri, f"finish run {run_id}"):
             self.client.set_terminated(run_id, status)
 
+    def end_silent_run(self, run_id: str, tags: Mapping[str, str], at: int) -> None:
+        """End a run whose process is gone: killed at this time, in milliseconds since 1970."""
+        with failures(self.uri, f"finish run {run_id}"):
+            for name, value in tags.items():
+                self.client.set_tag(run_id, name, value)
+            self.client.set_terminated(run_id, "KILLED", at)
+
     def delete_run(self, run_id: str) -> None:
         """Delete the run; MLflow can restore it until ``mlflow gc``."""
         with failures(self.uri, f"delete run {run_id}"):
@@ -315,6 +323,7 @@ class Store:
             tags={key: value for key, value in entry.data.tags.items() if not key.startswith(("mlflow.", KEY))},
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
             experiment=experiment,
+            group=entry.data.tags.get(PARENT),
         )
 
     def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[TrackedRun]:

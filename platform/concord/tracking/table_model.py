@@ -25,11 +25,12 @@ class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         """Read encoder and network."""
         about = json.loads(Path(context.artifacts["table"]).read_text())
         self.encoder, self.outputs = TableEncoder.read(about["encoder"]), about["outputs"]
-        self.mean, self.deviation = map(float, about["target"] or (0, 1))
+        mean, deviation, log = about["target"] or (0.0, 1.0, False)
+        self.mean, self.deviation, self.log = float(mean), float(deviation), bool(log)
         self.network = mlflow.pyfunc.load_model(context.artifacts["network"], model_config={"device": "cpu"})
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:  # noqa: ARG002
-        """Probabilities by class, or the predicted number.
+        """Probabilities by class, or the predicted number; of counts the expected one.
 
         A missing column, or one of another type, is an MlflowException of one line, which a server returns.
         """
@@ -44,7 +45,7 @@ class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
             answer = np.exp(answer - answer.max(1, keepdims=True))
             answer /= answer.sum(1, keepdims=True)
         else:
-            answer = self.mean + self.deviation * answer
+            answer = np.exp(answer) if self.log else self.mean + self.deviation * answer
         return pd.DataFrame(answer, columns=self.outputs, index=model_input.index)
 
 

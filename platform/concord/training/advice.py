@@ -29,7 +29,7 @@ from concord.record import Evaluation
 from concord.training.declared_measures import Mode
 from concord.training.evaluation import worst
 from concord.training.job import Job
-from concord.training.metric_names import environment_metric, split_metric
+from concord.training.metric_names import environment_metric, names_by_split, split_metric
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig
 from concord.training.regression import no_better_than_constant
 
@@ -40,6 +40,7 @@ _REACHES = 3
 # From here on neighbouring float32 numbers are 1024 apart, so that steps of an optimizer are rounded away.
 LARGE = 1e10
 _FEWEST = 6  # evaluations; with fewer a fall cannot be told from noise
+_STEADY, _FEWEST_STEADY = 8, 4  # unless the loss fell at all of so many
 _CERTAIN = 2.6  # standard deviations of Kendall's statistic: one history without a trend in two hundred
 _OF_LOSS, _OF_FIRST = 0.03, 0.02
 _HIGHER_AGAIN = 1.01
@@ -71,8 +72,8 @@ def advice(
                 f"warning: --average {schedule.average}: averages about {reach:.0f} steps, and the run has "
                 f"{steps}: it still holds first weights; give a smaller decay, or more epochs"
             )
-    if schedule.keep == "best":
-        yield f"--keep best: the model of epoch {end['kept_epoch']:.0f} is kept"
+    if "kept_epoch" in end and schedule.keep != "last":  # a baseline has one model
+        yield f"--keep {schedule.keep}: the model of epoch {end['kept_epoch']:.0f} is kept"
     found = (
         large_losses(history),
         empty_masks(history, config, len(environments.train)),
@@ -119,36 +120,41 @@ def empty_masks(history: Sequence[Evaluation], config: ResolvedTrainConfig, envi
 
 
 def underfitting(history: Sequence[Evaluation], config: ResolvedTrainConfig) -> str | None:
-    """A held-out loss that was still falling.
+    """A held-out loss that was still falling, so that more epochs under the same schedule would lower it.
 
-    The schedule flattens every run in the end, so only the evaluations count before the learning rate first falls, see
-    :func:`late_fall`. A run whose held-out loss rose after that is not underfitted.
+    A falling rate flattens every run in the end, and lowers a converged loss by less noise. So only the evaluations
+    count before the rate is half of --lr, see :func:`late_fall`. A run whose held-out loss rose after that is not
+    underfitted.
     """
-    lr_decay_start = config.schedule.lr_decay_start
     loss = split_metric("held_out", "loss")
     seen = [(each.epoch, each.metrics[loss]) for each in history if loss in each.metrics]
-    before = [(epoch, loss) for epoch, loss in seen if epoch <= lr_decay_start * config.schedule.epochs]
+    if not seen:
+        return None
+    halved = config.schedule.lr_halved(history[-1].step * config.schedule.epochs // history[-1].epoch)
+    before = [(epoch, loss) for epoch, loss in seen if epoch <= halved * config.schedule.epochs]
     losses = [loss for _, loss in before]
-    fall = late_fall(losses)
+    steady = len(seen) >= _STEADY and all(later < earlier for (_, earlier), (_, later) in itertools.pairwise(seen))
+    fall = late_fall(losses, steady=steady)
     if fall is None or not seen[-1][1] <= _HIGHER_AGAIN * losses[-1]:
         return None
     since = before[-_late(len(before))][0]
-    when = "at the end of the run" if lr_decay_start == 1 else f"at epoch {before[-1][0]}, when --lr was lowered"
+    when = "at the end of the run" if halved == 1 else f"at epoch {before[-1][0]}, when --lr was lowered"
     return (
         f"the held-out loss was still falling {when}: by {fall:.3g} since epoch {since}, to {losses[-1]:.3g}; "
         f"more --epochs than {config.schedule.epochs} or a larger --lr than {config.optimizer.lr:g} may learn more"
     )
 
 
-def late_fall(losses: Sequence[float]) -> float | None:
+def late_fall(losses: Sequence[float], *, steady: bool = False) -> float | None:
     """The fall over the last 60 % of the losses, if it is a trend that matters; None otherwise.
 
     It is a trend if Kendall's rank statistic of loss and time is 2.6 standard deviations below zero, which one of two
     hundred sequences without a trend reaches. It matters if the fall, by the median slope of all
     pairs, is at least 3 % of the last loss and 2 % of the first, since a loss near 0 never stops falling. Fewer than
-    six losses, or one that is not finite, give None.
+    six losses, or one that is not finite, give None. Of a ``steady`` run, whose loss fell at each of eight or more
+    evaluations, four losses are enough: the last three then have a trend.
     """
-    if len(losses) < _FEWEST or not all(map(math.isfinite, losses)):
+    if len(losses) < (_FEWEST_STEADY if steady else _FEWEST) or not all(map(math.isfinite, losses)):
         return None
     late = losses[-_late(len(losses)) :]
     count = len(late)
@@ -156,13 +162,13 @@ def late_fall(losses: Sequence[float]) -> float | None:
     order = sum((late[j] > late[i]) - (late[j] < late[i]) for i, j in pairs)
     deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     fall = -statistics.median((late[j] - late[i]) / (j - i) for i, j in pairs) * (count - 1)
-    certain = -order - 1 >= _CERTAIN * deviation
+    certain = steady or -order - 1 >= _CERTAIN * deviation
     matters = fall >= max(_OF_LOSS * abs(late[-1]), _OF_FIRST * abs(losses[0]))
     return fall if certain and matters else None
 
 
 def _late(count: int) -> int:
-    return max(_FEWEST, math.ceil(0.6 * count))
+    return max(_FEWEST, math.ceil(0.6 * count)) if count >= _FEWEST else 3
 
 
 def shortcuts(
@@ -187,7 +193,8 @@ def shortcuts(
     held_out = split_metric("held_out", measure)
     if mode is None or held_out not in end:
         return None
-    inside, each = end[held_out], [end[environment_metric(measure, "held_out", name)] for name in environments.train]
+    names_inside = names_by_split(environments)["held_out"]
+    inside, each = end[held_out], [end[environment_metric(measure, "held_out", name)] for name in names_inside]
     for split, names, what in (
         ("validation", environments.validation, "validation environments"),
         ("ood", environments.test, "the test (oracle: only it shows this; do not select by it)"),
@@ -238,6 +245,8 @@ def _against_shortcuts(job: Job[Any], config: ResolvedTrainConfig, environments:
     elif possible and plain:
         tries.append(f"{'--aggregator and-mask ' * averaged}--significance {possible[0]:g}")
     tries.append(f"more training environments than {environments}")
+    if config.baseline is not None:
+        return tries[-1]
     if plain and 1 < num_gradients == environments and (isinstance(rule, SignMask) or (averaged and few)):
         tries.append("--aggregator t-mask --environment-momentum 0.9")
     if environments > 1 and not config.aggregation.per_example and job.objective is None:
@@ -258,6 +267,10 @@ def mask_lines(config: ResolvedTrainConfig, environments: int, compare: str) -> 
     what = "example" if config.aggregation.per_example else what
     count = f"{num_gradients} {what}{'s' * (num_gradients != 1)}"
     rule, own_rule = config.rule(environments), config.aggregation.own_rule
+    if config.baseline is not None:
+        return [
+            f"baseline: fitted to all training examples at once, without steps; to compare it with methods: {compare}"
+        ]
     if isinstance(rule, Mean) and config.objective.objective == "erm" and environments > 1:
         return [f"average: gradients are averaged, without a mask; to find a better method: {compare}"]
     if isinstance(rule, TMask) and own_rule is None and num_gradients > 1:

@@ -7,15 +7,13 @@ same data, held-out examples, seeds, record, checkpoint and registered model.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from concord.space import Choice, LogUniform, Space, Value
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-Fit = Callable[["nn.Module", "Tensor", "Tensor"], None]
-"""Sets the weights of a model from all training inputs and targets, ``(examples, ...)``, on the CPU."""
+Fit = Callable[..., None]
+"""Sets the weights of a model from all training inputs and targets, ``(examples, ...)``, on the CPU, and the examples'
+weights ``(examples,)`` if they have some: ``fit(model, inputs, targets)``."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Baseline:
 def fit_table(config: Any) -> Fit | None:
     """How a table's baseline is fitted; None for a network, which is trained by steps."""
     options = config.network_options
-    return functools.partial(options.fit, seed=config.run.seed) if options.fitted else None
+    return None if options.baseline is None else functools.partial(options.fit, seed=config.run.seed)
 
 
 TABLE_BASELINES = {

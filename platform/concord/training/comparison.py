@@ -8,19 +8,27 @@ from typing import Any, Literal
 from concord.errors import InputError
 from concord.record import Evaluation, Run
 from concord.training.declared_measures import Mode
+from concord.training.options import LeftOut
 
 
 @dataclass(frozen=True)
 class Folds:
-    """Training environments that a comparison leaves out in turn, one a run.
+    """Training environments that a comparison leaves out in turn, each once: one a run, or folds of several.
 
     Attributes:
-        measure: the measure that chooses, on the others' held-out examples, and that is shown of the one left out.
+        measure: the measure that chooses, on the others' held-out examples, and that is shown of those left out.
+        folds: the environments that are left out together; none for each alone.
     """
 
     environments: tuple[str, ...]
     measure: str
     mode: Mode
+    folds: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What each run leaves out."""
+        return self.folds or self.environments
 
 
 Runs = Mapping[str, Sequence[Run]]

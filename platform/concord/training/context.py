@@ -87,6 +87,7 @@ class StepsSoFar:
 
     Attributes:
         steps: done by this process.
+        environments: on which this process trains.
         epoch: epochs done, with the fraction of the current one.
         sizes: ``(parameters,)`` float32, the components of each.
         losses: of the latest evaluation, by split.
@@ -94,6 +95,7 @@ class StepsSoFar:
 
     clock: StepClock = field(default_factory=StepClock)
     steps: int = 0
+    environments: tuple[str, ...] = ()
     epoch: float = 0.0
     epochs: int = 0
     latest: EnvironmentStep | None = None

@@ -63,7 +63,8 @@ class EnvironmentEvaluation:
         modes: all names that the function gives: ``max`` if large is good, ``min`` if small is, or None, see
             :class:`Measure`.
         of_outputs: whether the function maps outputs and targets of all examples of an environment instead, on the CPU.
-            They are those of the loss, so that it costs no further pass of the model.
+            They are those of the loss, so that it costs no further pass of the model. If examples have weights,
+            these are its third argument ``(examples,)``.
         compares: whether its first number with a mode compares models unless the job has a criterion.
 
     Raises:

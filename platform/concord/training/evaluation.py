@@ -20,6 +20,7 @@ from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_r
 from concord.training.context import ProcessContext
 from concord.training.declared_measures import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.metric_names import environment_metric, names_by_split, split_metric
+from concord.weighted import Weighted
 
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of a monitored environment."""
@@ -49,17 +50,28 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
 ACCURACY = Measure(correct, "max")
 
 
-def area_under_roc(scores: Values, positive: Values) -> float | None:
-    """The area under the ROC curve, from scores and truth ``(examples,)``; None where all examples are of one class.
+def area_under_roc(scores: Values, positive: Values, weights: Values | None = None) -> float | None:
+    """The area under the ROC curve, from scores, truth and weights ``(examples,)``; None where all are of one class.
 
     scikit-learn's takes a millisecond for any number of examples, too long for hundreds of environments.
     """
     pairs = int(positive.sum()) * int((~positive).sum())
     if pairs == 0:
         return None
+    if weights is not None:
+        return _weighted_area(scores, positive, weights)
     others = np.sort(scores[~positive])
     below, up_to = (int(np.searchsorted(others, scores[positive], side).sum()) for side in ("left", "right"))
     return (below + up_to) / (2 * pairs)
+
+
+def _weighted_area(scores: Values, positive: Values, weights: Values) -> float:
+    order = np.argsort(scores[~positive])
+    others = scores[~positive][order]
+    summed = np.append(0.0, np.cumsum(weights[~positive][order]))
+    below, up_to = (summed[np.searchsorted(others, scores[positive], side)] for side in ("left", "right"))
+    own = weights[positive]
+    return float((own * (below + up_to)).sum() / (2 * own.sum() * summed[-1]))
 
 
 def auc(outputs: Tensor, targets: Tensor) -> dict[str, float]:
@@ -161,7 +173,7 @@ def evaluate_batch(
         mean, weight = MeanRisk(model, risk, None, device)(batch, step)
     if measures and not seen:
         raise InputError(f"measure {next(iter(measures))}: the risk does not call the model, so there are no outputs")
-    wanted = batch[1] if isinstance(risk, Supervised) else batch
+    wanted = batch[1] if isinstance(risk, Supervised) else batch  # also of weighted pairs
     values = {name: measure(seen[0], wanted) for name, measure in measures.items()}
     return EvaluatedBatch(mean, weight, values, seen[0] if seen else None)
 
@@ -178,7 +190,7 @@ def evaluate(
     evaluation: EnvironmentEvaluation | None = None,
     numbers: Sequence[Mapping[str, float | None]] = (),
     readers: int = 0,
-    see: Callable[[EvaluatedPart, Tensor, Tensor], None] | None = None,
+    see: Callable[..., None] | None = None,
 ) -> dict[str, float]:
     """Evaluate all parts; every worker calls it with the same parts and its own data, and gets the same result.
 
@@ -186,7 +198,8 @@ def evaluate(
     examples of the split, ``worst_{split}_{measure}`` of the split's worst environment if the measure has a mode, and
     ``{measure}/{split}/{environment}``. A risk with a weight of its own is averaged by that weight, not by examples.
     ``numbers`` are the evaluation's results for each part; without them an evaluation of outputs computes its own.
-    ``see`` is called with each part of this process's, its outputs and its targets, if a loss has them.
+    ``see`` is called with each part of this process's, its outputs, its targets, and weights if there are some, if a
+    loss has them. Weighted examples count by their weights everywhere.
     """
     known = as_measures(measures)
     risk = as_risk(loss)
@@ -200,7 +213,7 @@ def evaluate(
     pieces = [(at, start) for at, data in own.items() for start in range(0, len(data), examples_at_once)]
     readers = 0 if all(isinstance(data.source, InMemory) for data in own.values()) else readers
     of_outputs = evaluation is not None and not numbers and reads_outputs(risk, evaluation)
-    found: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    found: dict[int, list[tuple[Tensor, ...]]] = {}
     batches = read_ahead(functools.partial(_piece, own, examples_at_once), pieces, readers, process.device)
     for (at, _), batch in zip(pieces, batches, strict=True):
         row, weight = sums[at], weights[at]
@@ -210,22 +223,29 @@ def evaluate(
             row[0] += float(evaluated.risk) * in_batch
         weight[0] += in_batch
         for index, values in enumerate(evaluated.values.values(), start=1):
+            if isinstance(batch, Weighted):
+                row[index] += float((values.double() * batch.weights).sum())
+                weight[index] += float(batch.weights.double().sum())
+                continue
             row[index] += float(values.double().sum())
             weight[index] += len(values)
         if of_outputs or (see is not None and isinstance(risk, Supervised)):
-            found.setdefault(at, []).append((evaluated.outputs.float().cpu(), batch[1].cpu()))
+            found.setdefault(at, []).append((evaluated.outputs.float().cpu(), *(each.cpu() for each in batch[1:])))
     model.train(training)
     joined = {at: tuple(map(torch.cat, zip(*each, strict=True))) for at, each in found.items()}
     if evaluation is not None and of_outputs:
-        measured = {at: evaluation.checked(parts[at].name, evaluation.function(*pair)) for at, pair in joined.items()}
+        measured = {at: evaluation.checked(parts[at].name, evaluation.function(*each)) for at, each in joined.items()}
         numbers = [measured.get(at, {}) for at in range(len(parts))]
     if see is not None:
-        for at, (outputs, targets) in joined.items():
-            see(parts[at], outputs, targets)
-    for row, weight, part, given in zip(sums, weights, parts, numbers, strict=False):
+        for at, each in joined.items():
+            see(parts[at], *each)
+    for at, given in enumerate(numbers):
+        row, weight, examples = sums[at], weights[at], float(len(parts[at].data or ()))
+        if at in joined and len(joined[at]) == 3:
+            examples = float(joined[at][2].double().sum())
         for index, value in enumerate(given.values(), start=1 + len(known)):
             if value is not None:
-                weight[index] = len(part.data or ())
+                weight[index] = examples
                 row[index] = value * weight[index]
     if process.world_size > 1:
         sums, weights = process.all_reduce(torch.stack([sums, weights]).to(process.device)).cpu().unbind()

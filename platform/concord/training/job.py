@@ -94,7 +94,7 @@ class Job(Generic[Config]):
         loop: replaces the platform's loop, with environments, loss or risk; see :class:`Loop`.
         parameter_groups: maps the model and the configuration to groups of its parameters with options of their own, as
             :mod:`torch.optim` takes them: ``[{"params": biases, "weight_decay": 0.0}, {"params": others}]``. What a
-            group does not give is the run's; schedules multiply the rate of every group.
+            group does not give is the run's; schedules multiply the rate of every group. None: no groups.
         fit: maps the configuration to a function that sets the model's weights from all training examples, in place of
             steps, or to None to train by steps, see :mod:`concord.training.baseline`.
         baselines: configurations that ``concord compare JOB methods`` and ``leave-one-out`` compare with the methods.
@@ -123,7 +123,7 @@ class Job(Generic[Config]):
         default=None, kw_only=True
     )
     loop: Loop[Config] | None = field(default=None, kw_only=True)
-    parameter_groups: Callable[[nn.Module, Config], Sequence[Mapping[str, Any]]] | None = field(
+    parameter_groups: Callable[[nn.Module, Config], Sequence[Mapping[str, Any]] | None] | None = field(
         default=None, kw_only=True
     )
     fit: Callable[[Config], Fit | None] | None = field(default=None, kw_only=True)
@@ -165,18 +165,20 @@ class Job(Generic[Config]):
         return self.objective(config).risk
 
     def environments_of(self, config: Config) -> Environments:
-        """The data of this configuration, without the environment that ``--leave-out`` names."""
+        """The data of this configuration: without the environments that ``--leave-out`` names, and with those that are
+        held out whole apart."""
         from concord.environments import Environments
 
         environments = self.environments(config)
         if not isinstance(environments, Environments):
             raise InputError(f"job {self.name}: environments gave {type(environments).__name__}, expected Environments")
-        left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
-        if left_out is None:
+        if not isinstance(config, TrainConfig):
             return environments
-        config.require("leave_out", left_out in environments.train, f"give one of {', '.join(environments.train)}")
-        config.require("leave_out", len(environments.train) > 1, "is the only training environment")
-        return environments.leaving_out(left_out)
+        # Of all environments, so that a run without some of them holds out as a run on all does.
+        whole, left_out = config.data.holds_out_whole(environments), config.data.left_out
+        if left_out:
+            environments = _without(environments, left_out, config)
+        return environments.holding_out(config.data.held_out_environments, config.run.seed) if whole else environments
 
     def evaluation_of(self, config: Config) -> EnvironmentEvaluation | None:
         """The job's own evaluation, of this configuration."""
@@ -200,9 +202,10 @@ class Job(Generic[Config]):
         from concord.gradients.layout import trainable
 
         known = trainable(model)
-        if self.parameter_groups is None:
+        given = None if self.parameter_groups is None else self.parameter_groups(model, config)
+        if given is None:
             return list(known.values())
-        groups = [{**group, "params": list(group["params"])} for group in self.parameter_groups(model, config)]
+        groups = [{**group, "params": list(group["params"])} for group in given]
         found = Counter(id(parameter) for group in groups for parameter in group["params"])
         for name, parameter in known.items():
             if (number := found[id(parameter)]) != 1:
@@ -230,6 +233,18 @@ class Job(Generic[Config]):
         raise InputError(f"job {self.name}: reports none of {', '.join(usual)} with a mode; give criterion=…, mode=…")
 
 
+def _without(environments: Environments, left_out: Sequence[str], config: TrainConfig) -> Environments:
+    """The environments without these, which must be training environments (ArgumentError)."""
+    known, several = environments.train, len(left_out) > 1
+    right = f"give {'some' if several else 'one'} of {', '.join(known)}"
+    config.require("leave_out", set(left_out) <= set(known), right)
+    none_left = (
+        "are all training environments; leave one to train on" if several else "is the only training environment"
+    )
+    config.require("leave_out", len(known) > len(left_out), none_left)
+    return environments.leaving_out(*left_out)
+
+
 @dataclass(frozen=True)
 class Study:
     """The search of ``concord tune JOB --method NAME``.
@@ -238,14 +253,15 @@ class Study:
         space: the options that are varied, and those that make the method, fixed.
         stop_when: conditions such as ``train_accuracy>0.97``; a trial ends early when all hold.
         suggestions: points of the space that are tried first.
-        selection: how trials are scored, unless ``--selection`` is given.
+        selection: how trials are scored, unless ``--selection`` is given; None: by validation environments, or
+            by held-out examples without any.
         metric: the measure of the score, unless ``--metric`` is given; None: accuracy, or the loss without one.
     """
 
     space: Space
     stop_when: tuple[str, ...] = ()
     suggestions: tuple[Mapping[str, Value], ...] = ()
-    selection: Literal["held-out", "validation", "leave-one-out", "oracle"] = "held-out"
+    selection: Literal["held-out", "validation", "leave-one-out", "oracle"] | None = None
     metric: str | None = None
 
 

@@ -148,15 +148,18 @@ class BestWeights:
 def best_by(
     job: Job[Any], config: TrainConfig, reported: Mapping[str, Mode | None], own: Iterable[str]
 ) -> tuple[str, Mode]:
-    """The metric of ``--keep best``, never of the test or of an environment left out, and its mode (InputError)."""
-    metric, mode = job.compared_by(reported, own)
-    if config.data.leave_out is not None:  # the only validation environment
+    """The metric of ``--keep``, never of the test or of an environment left out, and its mode (InputError)."""
+    mode: Mode
+    keep, metric, mode = config.schedule.keep, "validation_loss", "min"
+    if keep == "best":
+        metric, mode = job.compared_by(reported, own)
+    if config.data.left_out:  # the only validation environments
         metric = metric.replace("validation_", "held_out_", 1)
         chosen = f"{metric} chooses, not the environment left out"
-        config.require("leave_out", metric in reported, f"with --keep best {chosen}, and no run reports it")
-    if metric.removeprefix("worst_").startswith(("validation_", "held_out_")):
+        config.require("leave_out", metric in reported, f"with --keep {keep} {chosen}, and no run reports it")
+    if metric in reported and metric.removeprefix("worst_").startswith(("validation_", "held_out_")):
         return metric, mode
     what = "there are neither validation environments nor held-out examples; give --held-out above 0"
-    if job.criterion is not None:
+    if job.criterion is not None and keep == "best":
         what = f"the job's criterion {job.criterion} is not of validation environments or held-out examples; give last"
-    raise InputError(f"--keep best: {what}")
+    raise InputError(f"--keep {keep}: {what}")

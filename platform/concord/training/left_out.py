@@ -1,4 +1,4 @@
-"""Predictions for an environment that is left out of training, as its run keeps them in a Parquet file.
+"""Predictions for environments that are left out of training, as their run keeps them in a Parquet file.
 
 Every evaluation predicts each of its examples; which evaluation counts is chosen later, by the other environments.
 """
@@ -17,58 +17,81 @@ from concord.training.checkpoint import verify_checkpoint
 from concord.training.evaluation import Values
 
 PREDICTIONS = "predictions.parquet"
+CLUSTER = "cluster"  # its column of what several rows belong to, if the data name it
 _STATE = "predictions.safetensors"  # in a checkpoint
+_TARGETS, _WEIGHTS = "targets", "weights"
 
 
 class LeftOutPredictions:
-    """The predictions of a run for the environment that it leaves out.
+    """The predictions of a run for the environments that it leaves out.
 
     Args:
-        environments: of the run, with that environment as the only one for validation.
+        environments: of the run, with those environments as the only ones for validation.
     """
 
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
-        self._targets: Tensor | None = None
-        self._outputs: dict[int, Tensor] = {}
+        self._targets: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._outputs: dict[int, dict[str, Tensor]] = {}
 
-    def add(self, step: int, outputs: Tensor, targets: Tensor) -> None:
-        """Take the outputs ``(examples, ...)`` of the evaluation after this many steps, and the targets."""
-        self._outputs[step], self._targets = outputs, targets
+    def add(self, step: int, name: str, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
+        """Take the outputs ``(examples, ...)`` of an environment after this many steps, targets and weights."""
+        self._outputs.setdefault(step, {})[name], self._targets[name] = outputs, targets
+        if weights is not None:
+            self._weights[name] = weights
 
     def write_state(self, folder: Path) -> None:
         """Write the predictions so far into the folder of a checkpoint."""
-        if self._targets is not None:
-            outputs = {str(step): each.contiguous() for step, each in self._outputs.items()}
-            save_file({"targets": self._targets.contiguous(), **outputs}, folder / _STATE)
+        outputs = {str(step): found for step, found in self._outputs.items()}
+        kinds = {_TARGETS: self._targets, _WEIGHTS: self._weights, **outputs}
+        tensors = {
+            kind if place == 0 else f"{kind}/{place}": found[name].contiguous()
+            for kind, found in kinds.items()
+            for place, name in enumerate(self._environments.validation)
+            if name in found
+        }
+        if tensors:
+            save_file(tensors, folder / _STATE)
 
     def read_state(self, folder: Path) -> None:
         """Read the predictions so far (CheckpointError if a file is damaged)."""
         verify_checkpoint(folder)
         if (folder / _STATE).exists():
-            found = load_file(folder / _STATE)
-            self._targets = found.pop("targets")
-            self._outputs = {int(step): each for step, each in sorted(found.items(), key=lambda item: int(item[0]))}
+            kinds: dict[str, dict[str, Tensor]] = {}
+            for key, tensor in load_file(folder / _STATE).items():
+                kind, _, place = key.partition("/")
+                kinds.setdefault(kind, {})[self._environments.validation[int(place or 0)]] = tensor
+            self._targets, self._weights = kinds.pop(_TARGETS), kinds.pop(_WEIGHTS, {})
+            self._outputs = {step: kinds[str(step)] for step in sorted(map(int, kinds))}
 
     def write(self, file: Path) -> None:
-        """Write a row for each example and evaluation: step, row in the data, target, prediction, probabilities.
+        """Write a row for each example and evaluation: step, environment, row in the data, weight and cluster if it has
+        one, target, prediction, probabilities.
 
         Several numbers an example have a column each, ``target_0`` and so on.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        (name,), outputs, targets = self._environments.validation, list(self._outputs.values()), self._targets
-        assert targets is not None
-        rows = self._environments.rows.get(name, np.arange(len(targets)))
+        names, steps = self._environments.validation, list(self._outputs)
+        sizes = [len(self._targets[name]) for name in names]
+        rows = [self._environments.rows.get(name, np.arange(size)) for name, size in zip(names, sizes, strict=True)]
         columns: dict[str, Any] = {
-            "step": np.repeat(np.array(list(self._outputs)), len(targets)),
-            "row": np.tile(rows, len(outputs)),
+            "step": np.repeat(np.array(steps), sum(sizes)),
+            "environment": np.tile(np.repeat(np.array(names, dtype=object), sizes), len(steps)),
+            "row": np.tile(np.concatenate(rows), len(steps)),
         }
-        every = torch.cat([targets] * len(outputs))
-        pq.write_table(pa.table(columns | self._predicted(torch.cat(outputs), every)), file)
+        if self._weights:
+            columns["weight"] = np.tile(torch.cat([self._weights[name] for name in names]).numpy(), len(steps))
+        if clusters := [self._environments.clusters[name] for name in names if name in self._environments.clusters]:
+            columns[CLUSTER] = np.tile(np.concatenate(clusters), len(steps))
+        outputs = torch.cat([self._outputs[step][name] for step in steps for name in names])
+        targets = torch.cat([self._targets[name] for name in names] * len(steps))
+        pq.write_table(pa.table(columns | self.columns(outputs, targets)), file)
 
-    def _predicted(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    def columns(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Target, prediction and probabilities of outputs ``(examples, ...)``, in the data's own terms."""
         if outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point() and outputs.shape[1] > 1:
             names = self._environments.classes or tuple(map(str, range(outputs.shape[1])))
             probabilities = outputs.softmax(1).numpy()
@@ -78,10 +101,11 @@ class LeftOutPredictions:
         pairs = {"target": targets.double(), "prediction": outputs.double()}
         columns: dict[str, Any] = {}
         for kind, values in pairs.items():
-            flat = values.view(len(values), -1)
-            flat = flat if scale is None else scale.mean + scale.deviation * flat
+            flat = values.view(len(values), -1).numpy()
+            if scale is not None and not (scale.log and kind == "target"):  # counts are as they are
+                flat = scale.in_units(flat)
             ends = [""] if flat.shape[1] == 1 else [f"_{at}" for at in range(flat.shape[1])]
-            columns |= {f"{kind}{end}": flat[:, at].numpy() for at, end in enumerate(ends)}
+            columns |= {f"{kind}{end}": flat[:, at] for at, end in enumerate(ends)}
         return columns
 
 

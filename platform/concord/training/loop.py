@@ -65,6 +65,7 @@ from concord.training.metric_names import (
 )
 from concord.training.optimization import Optimization
 from concord.training.options import ResolvedTrainConfig, RunConfig, TrainConfig
+from concord.training.within_environment import ITSELF, cross_validated
 from concord.training.worker_data import WorkerData, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
@@ -167,13 +168,14 @@ def _fitted(run: "_Run", fit: Fit, context: RunContext, resume_from: Path | None
         return
     epochs = run.config.schedule.epochs
     step = epochs * run.steps_per_epoch
-    parts = [part.data.pairs(slice(None)) for part in run.parts if part.split == "train" and part.data is not None]
-    inputs, targets = (torch.cat([each.cpu() for each in of_parts]) for of_parts in zip(*parts, strict=True))
-    fit(run.model.cpu(), inputs, targets)
+    parts = [part.data.take(slice(None)) for part in run.parts if part.split == "train" and part.data is not None]
+    examples = (torch.cat([each.cpu() for each in of_parts]) for of_parts in zip(*parts, strict=True))
+    fit(run.model.cpu(), *examples)
     run.model.to(run.process.device)
     metrics = {"epoch": float(epochs)} | run.evaluate(step)
     if run.left_out is not None:
         context.keep(PREDICTIONS, run.left_out.write)
+        metrics |= run.within_environments(fit)
     run.so_far.evaluated(metrics)
     yield Evaluation(epochs, step, metrics)
     progress = Progress(epochs)
@@ -187,7 +189,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
     if schedule.stop_spread > 0:
         first = math.ceil(schedule.stop_from * schedule.epochs)
         stopping = BestWeights("held_out_spread", "min", schedule.stop_spread, first)
-    elif schedule.keep == "best":
+    elif schedule.keep != "last":
         stopping = BestWeights(*run.best_by(), patience=schedule.patience)
     if resume_from and stopping is not None:
         stopping.read(resume_from)
@@ -318,6 +320,7 @@ class _Run:
         self.environments = prepared.environments
         self.job = job
         training = [pair.training for pair in prepared.training]
+        so_far.environments = tuple(environment.name for environment in training)
         places: Sequence[int] = range(config.data.batch_size)
         places = share(places, process) if config.aggregation.per_example else places
         part = slice(places[0], places[-1] + 1)
@@ -334,6 +337,7 @@ class _Run:
             batches_each,
             largest,
             config.data.readers,
+            config.schedule.epoch_steps,
         )
         # This process's part of each batch.
         self._part = len(places) / config.data.batch_size
@@ -382,7 +386,7 @@ class _Run:
         self.parts = self._parts(prepared)
         self.measures = as_measures(_measures(job, self.model, training[0], process.device))
         self.left_out = None
-        if config.data.leave_out is not None and process.rank == 0 and isinstance(self.risk, Supervised):
+        if config.data.left_out and process.rank == 0 and isinstance(self.risk, Supervised):
             self.left_out = LeftOutPredictions(self.environments)
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
@@ -428,7 +432,7 @@ class _Run:
         self.average.renew_batch_norm(batches, self.risk)
 
     def best_by(self) -> tuple[str, Mode]:
-        """The metric of ``--keep best`` and its mode."""
+        """The metric of ``--keep`` and its mode."""
         measures = modes(self.measures, self.evaluation)
         reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
         return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.criteria)
@@ -559,7 +563,7 @@ class _Run:
             see=None if self.left_out is None else functools.partial(self._see, step),
         )
         if self.config.data.held_out > 0:
-            losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
+            losses = [metrics[f"loss/held_out/{name}"] for name in names_by_split(self.environments)["held_out"]]
             metrics["held_out_spread"] = float(np.std(losses))
         if not self.environments.validation:
             for measure in modes(self.measures, own):
@@ -568,17 +572,44 @@ class _Run:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
 
-    def _see(self, step: int, part: EvaluatedPart, outputs: Tensor, targets: Tensor) -> None:
-        """Take the outputs for the environment that is left out, the only one for validation."""
+    def _see(
+        self, step: int, part: EvaluatedPart, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+    ) -> None:
+        """Take the outputs for an environment that is left out; no others are for validation."""
         if part.split == "validation" and self.left_out is not None:
-            self.left_out.add(step, outputs, targets)
+            self.left_out.add(step, part.name, outputs, targets, weights)
+
+    def within_environments(self, fit: Fit) -> dict[str, float]:
+        """The measures of a baseline fitted in each left-out environment itself, where there are rows enough."""
+        assert isinstance(self.risk, Supervised)
+        found: dict[str, float] = {}
+        for part in self.parts:
+            if part.split != "validation" or part.data is None:
+                continue
+            inputs, targets = part.data.pairs(slice(None))
+            build = functools.partial(build_model, self.job, self.config)
+            outputs = cross_validated(build, fit, inputs.cpu(), targets.cpu(), self.config.run.seed)
+            if outputs is None:
+                continue
+            numbers: dict[str, float | None] = {"loss": float(self.risk.loss(outputs, targets))}
+            numbers |= {name: float(each(outputs, targets).double().mean()) for name, each in self.measures.items()}
+            if self.evaluation is not None and reads_outputs(self.risk, self.evaluation):
+                numbers |= self.evaluation.function(outputs, targets)
+            known = {name: value for name, value in numbers.items() if value is not None}
+            found |= {environment_metric(name, ITSELF, part.name): value for name, value in known.items()}
+        return found
 
     def without_many(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics without the evaluation's of single environments if they are many: to keep them takes longer."""
+        """The metrics without the evaluation's of single environments if they are many: to keep them takes longer.
+
+        Those of environments that are left out are kept, since which evaluation counts is decided later.
+        """
         measures = () if self.evaluation is None else tuple(self.evaluation.modes)
         if len(measures) * len(self.parts) <= _MOST_OF_ENVIRONMENTS:
             return metrics
-        many = {environment_metric(name, part.split, part.name) for name in measures for part in self.parts}
+        left_out = "validation" if self.config.data.left_out else None
+        others = [part for part in self.parts if part.split != left_out]
+        many = {environment_metric(name, part.split, part.name) for name in measures for part in others}
         return {name: value for name, value in metrics.items() if name not in many}
 
     def consistency(self) -> dict[str, float]:

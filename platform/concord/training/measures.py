@@ -11,6 +11,7 @@ the area with one class alone, the environment is left out of its mean and its w
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ class _Predictions:
         scores: the log-odds of each class.
         predicted, positive: whether a class is predicted, and whether it is right.
         several: whether an example may have several labels.
+        weights: of the examples ``(examples,)``.
+        weighted: whether some were given; else they are 1.
         at_cutoff: of two classes, the examples whose probability of the second reaches the cutoff; None without one.
     """
 
@@ -38,15 +41,21 @@ class _Predictions:
     predicted: Values
     positive: Values
     several: bool
+    weights: Values
+    weighted: bool
     at_cutoff: Values | None = None
 
     @staticmethod
-    def of(outputs: Tensor, targets: Tensor, cutoff: float | None = None) -> "_Predictions":
+    def of(outputs: Tensor, targets: Tensor, weights: Tensor | None, cutoff: float | None = None) -> "_Predictions":
         """From logits ``(examples, classes)``, and classes ``(examples,)``, or labels of the logits' shape, 0 or 1."""
         outputs = outputs.nan_to_num().double()
+        counted = np.ones(len(outputs)) if weights is None else weights.double().numpy()
+        weighing: dict[str, Any] = {"weights": counted, "weighted": weights is not None}
         if targets.shape == outputs.shape:
             outputs, targets = outputs.view(len(outputs), -1), targets.view(len(outputs), -1)
-            return _Predictions(outputs.numpy(), (outputs > 0).numpy(), (targets > 0.5).numpy(), several=True)
+            return _Predictions(
+                outputs.numpy(), (outputs > 0).numpy(), (targets > 0.5).numpy(), several=True, **weighing
+            )
         if targets.ndim != 1 or targets.is_floating_point() or outputs.ndim != 2 or outputs.shape[1] < 2:
             raise InputError(
                 f"classification: outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}; expected outputs "
@@ -58,7 +67,8 @@ class _Predictions:
         predicted, positive = (outputs.argmax(1)[:, None] == classes), (targets[:, None] == classes)
         scores = outputs - torch.stack(others, 1)
         reached = None if cutoff is None else (scores[:, 1].sigmoid() >= cutoff).numpy()
-        return _Predictions(scores.numpy(), predicted.numpy(), positive.numpy(), several=False, at_cutoff=reached)
+        found = scores.numpy(), predicted.numpy(), positive.numpy()
+        return _Predictions(*found, several=False, at_cutoff=reached, **weighing)
 
     @property
     def probabilities(self) -> Values:
@@ -73,52 +83,70 @@ class _Predictions:
             if positive.any():
                 yield scores, positive
 
+    def mean(self, values: Values, examples: Values | slice = slice(None)) -> Values:
+        """The mean over these examples, by their weights."""
+        found: Values = np.average(values[examples], axis=0, weights=self.weights[examples])
+        return found
+
+    def count(self, examples: Values) -> Values:
+        """The weight of the examples of each column ``(examples, classes)``."""
+        found: Values = (examples * self.weights[:, None]).sum(0)
+        return found
+
+    def share(self, right: Values, examples: Values | slice = slice(None)) -> float | None:
+        """The part of these examples that are right; None without one."""
+        return float(self.mean(right, examples)) if len(right[examples]) else None
+
 
 def _auc(given: _Predictions) -> float | None:
-    areas = [area_under_roc(*pair) for pair in given.columns()]
+    areas = [area_under_roc(*pair, given.weights if given.weighted else None) for pair in given.columns()]
     known = [area for area in areas if area is not None]
     return sum(known) / len(known) if known else None
 
 
 def _average_precision(given: _Predictions) -> float | None:
-    found = [_precision_over_recall(*pair) for pair in given.columns()]
+    found = [_precision_over_recall(*pair, given.weights) for pair in given.columns()]
     return sum(found) / len(found) if found else None
 
 
-def _precision_over_recall(scores: Values, positive: Values) -> float:
+def _precision_over_recall(scores: Values, positive: Values, weights: Values) -> float:
     """The mean over the positive examples of the precision among those that score as high."""
     found = scores[positive]
-    hits, reached = (len(each) - np.searchsorted(np.sort(each), found) for each in (found, scores))
-    return float((hits / reached).mean())
+    hits, reached = (_weight_above(*each, found) for each in ((found, weights[positive]), (scores, weights)))
+    return float(np.average(hits / reached, weights=weights[positive]))
+
+
+def _weight_above(scores: Values, weights: Values, at: Values) -> Values:
+    """The weight of the scores that are not below each of these."""
+    order = np.argsort(-scores, kind="stable")
+    summed = np.append(0.0, np.cumsum(weights[order]))
+    found: Values = summed[np.searchsorted(-scores[order], -at, "right")]
+    return found
 
 
 def _brier(given: _Predictions) -> float | None:
     """The mean squared error of the probability of the second of two classes, or of a label; of more their sum."""
     errors = np.square(given.probabilities - given.positive)
     if given.several:
-        return float(errors.mean())
-    return float(errors[:, 1].mean() if errors.shape[1] == 2 else errors.sum(1).mean())
+        return float(np.average(errors, weights=np.broadcast_to(given.weights[:, None], errors.shape)))
+    return float(given.mean(errors[:, 1] if errors.shape[1] == 2 else errors.sum(1)))
 
 
 def _f1(given: _Predictions) -> float | None:
-    occurs = given.positive.sum(0) + given.predicted.sum(0)
-    return _mean_ratio(2 * (given.positive & given.predicted).sum(0), occurs)
+    occurs = given.count(given.positive) + given.count(given.predicted)
+    return _mean_ratio(2 * given.count(given.positive & given.predicted), occurs)
 
 
 def _recall(given: _Predictions) -> float | None:
     if given.at_cutoff is not None:
-        return _share(given.at_cutoff[given.positive[:, 1]])
-    return _mean_ratio((given.positive & given.predicted).sum(0), given.positive.sum(0))
+        return given.share(given.at_cutoff, given.positive[:, 1])
+    return _mean_ratio(given.count(given.positive & given.predicted), given.count(given.positive))
 
 
 def _specificity(given: _Predictions) -> float | None:
     if given.at_cutoff is not None:
-        return _share(~given.at_cutoff[~given.positive[:, 1]])
-    return _mean_ratio((~given.positive & ~given.predicted).sum(0), (~given.positive).sum(0))
-
-
-def _share(right: Values) -> float | None:
-    return float(right.mean()) if len(right) else None
+        return given.share(~given.at_cutoff, ~given.positive[:, 1])
+    return _mean_ratio(given.count(~given.positive & ~given.predicted), given.count(~given.positive))
 
 
 def _mean_ratio(numerators: Values, denominators: Values) -> float | None:
@@ -131,23 +159,23 @@ def _calibration_error(given: _Predictions) -> float | None:
     probabilities = given.probabilities
     if given.several:
         pairs = zip(probabilities.T, given.positive.T, strict=True)
-        return float(np.mean([_expected_gap(*pair) for pair in pairs]))
-    return _expected_gap(probabilities[given.predicted], given.positive[given.predicted])
+        return float(np.mean([_expected_gap(*pair, given.weights) for pair in pairs]))
+    return _expected_gap(probabilities[given.predicted], given.positive[given.predicted], given.weights)
 
 
-def _expected_gap(confidence: Values, correct: Values) -> float:
+def _expected_gap(confidence: Values, correct: Values, weights: Values) -> float:
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    return float(np.abs(np.bincount(bins, weights=confidence - correct)).sum() / len(confidence))
+    return float(np.abs(np.bincount(bins, weights=weights * (confidence - correct))).sum() / weights.sum())
 
 
 def _class_accuracy(given: _Predictions, place: int) -> float | None:
     right = given.predicted[:, place] == given.positive[:, place]
-    return _share(right if given.several else right[given.positive[:, place]])
+    return given.share(right, slice(None) if given.several else given.positive[:, place])
 
 
 def _majority_share(given: _Predictions) -> float | None:
     """The accuracy of the best constant; of labels the mean over them."""
-    shares = given.positive.mean(0)
+    shares = given.mean(given.positive)
     return float(np.maximum(shares, 1 - shares).mean() if given.several else shares.max())
 
 
@@ -163,6 +191,7 @@ _MEASURES: dict[str, tuple[Callable[[_Predictions], float | None], Mode | None]]
 }
 _TWO_CLASSES = ("auc", "average_precision", "brier", "calibration_error", "recall", "specificity", "majority_share")
 _CLASSES = ("f1", "brier", "calibration_error", "majority_share")
+_OF_LEVELS = ("brier", "calibration_error", "majority_share")
 
 
 def classification(
@@ -214,6 +243,31 @@ def usual_classification(classes: int, cutoff: float, one_class: float | None = 
     return classification(*_CLASSES)
 
 
+def ordinal(levels: int) -> EnvironmentEvaluation:
+    """Measures of a classifier of levels in an order, neighbours 1 apart; the most probable level is predicted.
+
+    * ``mae``: the mean absolute error of the level, which compares models.
+    * ``kappa``: Cohen's kappa with quadratic weights; not defined where truth and prediction are one level.
+    * ``brier``, ``calibration_error`` and ``majority_share`` as of classes.
+    """
+    modes: dict[str, Mode | None] = {"mae": "min", "kappa": "max", **{name: _MEASURES[name][1] for name in _OF_LEVELS}}
+    return EnvironmentEvaluation(functools.partial(_ordinal, levels), modes, of_outputs=True)
+
+
+def _ordinal(levels: int, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> dict[str, float | None]:
+    given = _Predictions.of(outputs, targets, weights)
+    truth, predicted = targets.numpy(), given.predicted.argmax(1)
+    found = np.bincount(truth * levels + predicted, weights=given.weights, minlength=levels**2).reshape(levels, levels)
+    distance = np.subtract.outer(np.arange(levels), np.arange(levels)) ** 2
+    by_chance = np.outer(found.sum(1), found.sum(0)) / found.sum()
+    chance = float((distance * by_chance).sum())
+    return {
+        "mae": float(given.mean(np.abs(truth - predicted))),
+        "kappa": 1 - float((distance * found).sum()) / chance if chance > 0 else None,
+        **{name: _MEASURES[name][0](given) for name in _OF_LEVELS},
+    }
+
+
 def _classification(
     measures: tuple[str, ...],
     classes: tuple[str, ...],
@@ -221,8 +275,9 @@ def _classification(
     one_class: float | None,
     outputs: Tensor,
     targets: Tensor,
+    weights: Tensor | None = None,
 ) -> dict[str, float | None]:
-    given = _Predictions.of(outputs, targets, cutoff)
+    given = _Predictions.of(outputs, targets, weights, cutoff)
     if cutoff is not None and (given.several or given.positive.shape[1] != 2):
         raise ArgumentError("cutoff", cutoff, f"is of two classes; the model has {given.positive.shape[1]} outputs")
     if classes and len(classes) != given.positive.shape[1]:
@@ -246,7 +301,9 @@ def regression(*targets: str) -> EnvironmentEvaluation:
     return EnvironmentEvaluation(functools.partial(_regression, tuple(ends)), modes, of_outputs=True)
 
 
-def _regression(ends: tuple[str, ...], outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+def _regression(
+    ends: tuple[str, ...], outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> dict[str, float | None]:
     outputs, targets = (each.double().view(len(each), -1) for each in (outputs, targets))
     if not outputs.shape == targets.shape == (len(targets), len(ends)):
         raise InputError(
@@ -255,15 +312,21 @@ def _regression(ends: tuple[str, ...], outputs: Tensor, targets: Tensor) -> dict
         )
     found: dict[str, float | None] = {}
     for end, output, target in zip(ends, outputs.T, targets.T, strict=True):
-        found |= {f"{name}{end}": value for name, value in errors_of(output, target).items()}
+        found |= {f"{name}{end}": value for name, value in errors_of(output, target, weights).items()}
     return found
 
 
-def errors_of(outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+def errors_of(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> dict[str, float | None]:
     """``mse``, ``mae`` and ``r2`` of a target, from float64 ``(examples,)``; R² is None for one value of the target."""
-    errors, spread = outputs - targets, float((targets - targets.mean()).square().sum())
+    errors, each = outputs - targets, torch.ones_like(targets) if weights is None else weights.double()
+    spread = float(((targets - mean_of(targets, weights)).square() * each).sum())
     return {
-        "mse": float(errors.square().mean()),
-        "mae": float(errors.abs().mean()),
-        "r2": 1 - float(errors.square().sum()) / spread if spread > 0 else None,
+        "mse": float(mean_of(errors.square(), weights)),
+        "mae": float(mean_of(errors.abs(), weights)),
+        "r2": 1 - float((errors.square() * each).sum()) / spread if spread > 0 else None,
     }
+
+
+def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean of float64 ``(examples,)``, by weights if there are some."""
+    return values.mean() if weights is None else (values * weights.double()).sum() / weights.double().sum()

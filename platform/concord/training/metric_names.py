@@ -92,9 +92,10 @@ def without_clashes(further: Mapping[str, float], reported: Iterable[str]) -> tu
 def names_by_split(environments: Environments, held_out: bool = True) -> dict[str, tuple[str, ...]]:
     """The names of the environments of each split; a monitored environment is a split of its own.
 
-    Without validation environments the held-out examples, if there are any, are also the validation.
+    Without validation environments the held-out examples, if there are any, are also the validation. They are whole
+    environments, or parts of the training environments.
     """
-    inner = environments.train if held_out else ()
+    inner = environments.held_out or environments.train if held_out else ()
     return {
         "train": environments.train,
         "held_out": inner,

@@ -1,14 +1,15 @@
-"""Errors of a regression in the target's units, judged against a constant: the mean of the training target."""
+"""Errors of numbers and counts in the target's units, judged against a constant: the mean of the training target."""
 
 import functools
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from concord.environments import Environments
 from concord.record import Evaluation
 from concord.training.declared_measures import EnvironmentEvaluation
-from concord.training.measures import errors_of
+from concord.training.measures import errors_of, mean_of
 from concord.training.metric_names import split_metric
 
 
@@ -21,9 +22,39 @@ def regression_errors(deviation: float) -> EnvironmentEvaluation:
     return EnvironmentEvaluation(functools.partial(_errors, deviation), modes, of_outputs=True)  # type: ignore[arg-type]
 
 
-def _errors(deviation: float, outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+def _errors(
+    deviation: float, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> dict[str, float | None]:
     outputs, targets = (deviation * each.double().flatten() for each in (outputs, targets))
-    return {**errors_of(outputs, targets), "constant_mse": float(targets.square().mean())}
+    return {**errors_of(outputs, targets, weights), "constant_mse": float(mean_of(targets.square(), weights))}
+
+
+def poisson_deviance(log_rates: Tensor, counts: Tensor) -> Tensor:
+    """The deviance of each count from the Poisson distribution of a rate, 0 where they are equal."""
+    counts = counts.to(log_rates.dtype)
+    least: Tensor = torch.special.xlogy(counts, counts) - counts
+    return 2 * (least - counts * log_rates + log_rates.exp())
+
+
+def count_errors(mean: float) -> EnvironmentEvaluation:
+    """The mean Poisson deviance of counts, and the errors of a regression; outputs are logarithms of rates.
+
+    The constant is ``mean``, that of the training target.
+    """
+    modes = {"poisson_deviance": "min", "mae": "min", "mse": "min", "constant_mse": None, "r2": "max"}
+    function = functools.partial(_count_errors, mean)
+    return EnvironmentEvaluation(function, modes, of_outputs=True)  # type: ignore[arg-type]
+
+
+def _count_errors(
+    mean: float, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> dict[str, float | None]:
+    outputs, targets = outputs.double().flatten(), targets.double().flatten()
+    return {
+        "poisson_deviance": float(mean_of(poisson_deviance(outputs, targets), weights)),
+        **errors_of(outputs.exp(), targets, weights),
+        "constant_mse": float(mean_of((targets - mean).square(), weights)),
+    }
 
 
 def no_better_than_constant(history: Sequence[Evaluation], environments: Environments) -> str | None:

@@ -42,6 +42,7 @@ class WorkerData:
         """A summary of each part of this process's data."""
         names = self.environments
         purposes = dict.fromkeys(names.validation, "validation") | dict.fromkeys(names.test, "ood")
+        purposes |= dict.fromkeys(names.held_out, "held-out")
         found = []
         for pair in self.training:
             found.append(summarize(pair.training, "train"))
@@ -57,7 +58,8 @@ def prepare(job: Job[Any], config: ResolvedTrainConfig, process: ProcessContext)
     # If examples are environments, the processes share each batch, so each one has all the data.
     own = environments.train if config.aggregation.per_example else share(environments.train, process)
     training = environments.split(own, config.data.held_out, config.run.seed, process.device)
-    names = share(environments.validation + environments.test + environments.monitored, process)
+    evaluated = environments.held_out + environments.validation + environments.test + environments.monitored
+    names = share(evaluated, process)
     eval_only = [(name, environments[name]) for name in names]
     return WorkerData(environments.only_names(), training, eval_only)
 

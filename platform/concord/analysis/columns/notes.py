@@ -28,7 +28,14 @@ def notes(table: Table, left_out: Collection[str], quote: bool = True) -> Iterat
         quote: whether a line may quote a cell of text, which may be about a person.
     """
     for name in table.frame.columns:
-        if name not in table.kinds and name != table.target:
+        if name == table.weight:
+            yield f"column {name} is the weight of the rows, which is no input; what is shown here counts rows alike"
+        elif name == table.cluster:
+            clusters = table.frame[name].nunique()
+            yield f"column {name} names {clusters} units of {len(table.frame)} rows, and is no input"
+        elif name in table.text:
+            yield f"column {name}: text, of which an encoder makes inputs"
+        elif name not in table.kinds and name != table.target:
             yield f"column {name} is ignored: {_why_ignored(table, name, left_out, quote)}"
     for name, kind in table.kinds.items():
         column = table.frame[name]
@@ -52,7 +59,9 @@ def _why_ignored(table: Table, name: str, left_out: Collection[str], quote: bool
     if pd.api.types.is_numeric_dtype(known):
         return "it has no name, so it counts the rows"
     found = f"text with {known.nunique()} different values in {len(known)} training rows"
-    return f"{found}, such as {known.iloc[0]!r:.40}" if quote else found
+    found += f", such as {known.iloc[0]!r:.40}" if quote else ""
+    words = known.astype("string").str.contains(r"\s").mean() > 0.5
+    return f"{found}; --text {name} makes inputs of it" if words else found
 
 
 def _odd_numbers(name: str, column: pd.Series, environment: pd.Series) -> Iterator[str]:

@@ -188,6 +188,8 @@ def relations(table: "Table") -> Columns:
 def _targets(table: "Table") -> dict[str, Numbers]:
     """The target as one number, or for each of several classes without an order whether a row is of it."""
     values, classes = table.frame[table.target], table.classes
+    if classes is not None and table.task == "ordinal":
+        return {"": pd.Categorical(values, categories=list(classes)).codes.astype(np.float64)}
     if classes is None or (len(classes) > 2 and all(isinstance(each, int | float) for each in classes)):
         return {"": values.to_numpy(dtype=np.float64)}
     spoken_for = classes[1:] if len(classes) == 2 else classes

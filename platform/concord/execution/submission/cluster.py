@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import ray
@@ -20,17 +22,21 @@ from concord.errors import InputError, RunFailedError, last_line
 from concord.execution.submission.package import Package
 from concord.execution.submission.profile import RAY_TOKEN, Profile, running_dashboard
 from concord.process_environment import environment_variables
+from concord.redaction import redact
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take: the server first unpacks a package of up to 100 MiB.
 ANSWER_SECONDS = 60.0
-# How long a stopped command has to end itself and its MLflow run; Ray's default is 3 s.
-_ENDING_SECONDS = 30
+# How long a stopped command has to end itself and its MLflow run; Ray's default is 3 s. More than the patience of a run
+# with its workers and with MLflow together.
+_ENDING_SECONDS = 60
 # Between two checks of a job that is stopping.
 _POLL_SECONDS = 1.0
 # The answer of a starting cluster, whose dashboard runs before the rest, and how long that may last.
 _STARTING = "No available agent"
 _STARTING_SECONDS = 30.0
+# Where Ray's dashboard listens unless told otherwise, and how long a look there may take.
+_USUAL_PORT, _INSTEAD_SECONDS = 8265, 2.0
 # Ray's message about an existing id.
 _TAKEN = "already exists"
 # Ray's resource of the head node, and the amount that pins a job there.
@@ -77,6 +83,11 @@ class Cluster:
     def __init__(self, profile: Profile) -> None:
         address = profile.address or running_dashboard()
         if address is None:
+            if gcs := os.environ.get("RAY_ADDRESS"):
+                raise InputError(
+                    f"RAY_ADDRESS {redact(gcs)}: is no dashboard's address, http://HOST:8265{_instead(gcs)}; give "
+                    "--address, or RAY_API_SERVER_ADDRESS"
+                )
             raise InputError(
                 "--address: no Ray of yours runs on this machine; give the dashboard's, http://HOST:8265 (or "
                 "RAY_API_SERVER_ADDRESS, or an address in a profile)"
@@ -100,6 +111,7 @@ class Cluster:
         except (ValueError, KeyError) as error:
             raise InputError(
                 f"--address {self.address}: no Ray dashboard answers there (status {answer.status_code})"
+                f"{_instead(self.address)}"
             ) from error
         if version != ray.__version__:
             raise InputError(
@@ -121,7 +133,11 @@ class Cluster:
                 f"--address {self.address}: the cluster refuses the token of {self.profile.token_source}"
             ) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
-            raise InputError(f"--address {self.address}: no Ray cluster answers there") from error
+            reason = "no Ray cluster answers there"
+            if isinstance(error, requests.exceptions.SSLError):
+                refused = "CERTIFICATE_VERIFY_FAILED" in str(error)
+                reason = "its certificate is not trusted" if refused else "the server there speaks no TLS"
+            raise InputError(f"--address {self.address}: {reason}{_instead(self.address)}") from error
         except RuntimeError as error:  # the server's own error, with a traceback
             raise RunFailedError(f"{self.address}: {last_line(error)}") from error
 
@@ -225,6 +241,20 @@ class Cluster:
                 return found
             time.sleep(_POLL_SECONDS)
         raise RunFailedError(f"{identity}: is still {found.status}, {seconds:.0f} s after the request to stop")
+
+
+def _instead(address: str) -> str:
+    """The dashboard at its usual port of the same host, for an error message; empty if none answers there."""
+    host = urlsplit(address if "://" in address else f"http://{address}").hostname
+    usual = f"http://{host}:{_USUAL_PORT}"
+    if host is None or usual == address:
+        return ""
+    try:
+        answer = requests.get(f"{usual}/api/version", timeout=_INSTEAD_SECONDS)  # without the token
+    except requests.exceptions.RequestException:
+        return ""
+    known = answer.status_code in {401, 403} or "ray_version" in answer.text
+    return f"; a Ray dashboard answers at {usual}" if known else ""
 
 
 def _submission(job: Any) -> Submission:

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import concord
 from concord.errors import InputError
 from concord.job_files import jobs_folder
+from concord.logs import info
 from concord.redaction import is_secret_file
 
 # Names of files that are useless on the cluster or private; hidden files are left out as well.
@@ -24,6 +26,9 @@ _LEFT_OUT_FOLDERS = {
 }  # fmt: skip
 _LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".tmp", ".swp")
 _MIB = 1 << 20
+MOST_FILES = 10_000
+"""Files that are sent at most by default: each node unpacks them, one after the other."""
+_TOLD_FROM = 1_000
 
 
 @dataclass(frozen=True)
@@ -41,26 +46,40 @@ class Package:
 
 @contextlib.contextmanager
 def packed(
-    working_dir: Path | None, limit: float, needed: Sequence[Path] = (), texts: Mapping[Path, str] | None = None
+    working_dir: Path | None,
+    limit: float,
+    needed: Sequence[Path] = (),
+    texts: Mapping[Path, str] | None = None,
+    most_files: int = MOST_FILES,
 ) -> Iterator[Package]:
     """Copy the files to send into a temporary folder, while the body runs.
 
-    With git, tracked files and files that are not ignored are sent; without git, all files of the working directory.
-    Hidden files, files outside, environments, caches, results and files named like secrets are left out. A link is sent
-    as its target if the target is sent. The files ``needed``, relative to the folder, must be among the sent files;
-    ``texts`` are further files by path. ``limit`` is in MiB.
+    With git, tracked files and files that are not ignored are sent, also of repositories inside the folder; without
+    git, all files that a ``.gitignore`` of the folder does not name. Hidden files, files outside, environments, caches,
+    results and files named like secrets are left out. A link is sent as its target if the target is sent. The files
+    ``needed``, relative to the folder, must be among the sent files; ``texts`` are further files by path. ``limit`` is
+    in MiB.
     """
     files: dict[Path, Path] = {}
     if working_dir is not None:
         if working_dir.resolve() == Path.home().resolve():
             raise InputError(f"--working-dir {working_dir}: is your home; submit from a folder of the job alone")
-        files = {path: working_dir / path for path in _files(working_dir, _of_git(working_dir))}
+        files = {path: working_dir / path for path in _files(working_dir, _chosen_by_git(working_dir))}
         for path in needed:
             if path not in files:
                 raise InputError(
                     f"{working_dir / path}: would not be sent: it is ignored by git, hidden, named like a secret, "
                     "or missing"
                 )
+        for path in files:
+            _check_name(working_dir, path)
+    if len(files) > most_files:
+        folders = Counter(path.parts[0] if len(path.parts) > 1 else "." for path in files).most_common(3)
+        named = ", ".join(f"{folder} ({count:,})" for folder, count in folders)
+        raise InputError(
+            f"--working-dir {working_dir}: {len(files):,} files exceed --file-limit {most_files}; most are in {named}; "
+            "list what to leave out in .gitignore, or pack data into one file"
+        )
     sizes = {path: source.stat().st_size for path, source in files.items()}
     packages = (Path(concord.__file__).parent, jobs_folder())
     own = {Path(package.name) / path: package / path for package in packages for path in _files(package)}
@@ -72,6 +91,8 @@ def packed(
             f"--working-dir {working_dir}: {size / _MIB:.1f} MiB exceed --size-limit {limit:g}; the largest are "
             f"{named}; list files to leave out in .gitignore"
         )
+    if len(files) > _TOLD_FROM:
+        info(f"packing {len(files):,} files of {working_dir} ({sum(sizes.values()) / _MIB:.1f} MiB)")
     with tempfile.TemporaryDirectory(prefix="concord-package-") as name:
         for folder, chosen in (("modules", own), ("work", files)):
             for path, source in chosen.items():
@@ -103,11 +124,25 @@ def inside(file: Path, working_dir: Path) -> Path:
         ) from None
 
 
+def _check_name(folder: Path, path: Path) -> None:
+    """Refuse a name that Ray's packages lose."""
+    name = str(path)
+    try:
+        name.encode()
+        wrong = "has a backslash" if "\\" in name else None
+    except UnicodeEncodeError:
+        name, wrong = os.fsencode(name).decode(errors="backslashreplace"), "is not UTF-8"
+    if wrong:
+        raise InputError(
+            f"--working-dir {folder}: the name of {name} {wrong}; rename the file, or list it in .gitignore"
+        )
+
+
 def _files(folder: Path, found: list[Path] | None = None) -> list[Path]:
     """The files to send, of these or of the whole folder; sorted paths relative to the folder."""
     if found is None:
         found = []
-        for place, folders, names in os.walk(folder):
+        for place, folders, names in os.walk(folder, onerror=_refuse):
             folders[:] = [name for name in folders if name not in _LEFT_OUT_FOLDERS and name[0] != "."]
             found += [(Path(place) / name).relative_to(folder) for name in names]
     root = folder.resolve()
@@ -133,16 +168,40 @@ def _leads_to_one(path: Path, root: Path) -> bool:
     return target.is_file() and target.is_relative_to(root) and _goes_along(target.relative_to(root))
 
 
-def _of_git(folder: Path) -> list[Path] | None:
-    """The files that git tracks or would add; None without a repository."""
-    if not any((each / ".git").exists() for each in (folder.resolve(), *folder.resolve().parents)):
+def _refuse(error: OSError) -> None:
+    raise InputError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+
+def _chosen_by_git(folder: Path) -> list[Path] | None:
+    """The files that git tracks or would add; None without a repository or a .gitignore."""
+    if any((each / ".git").exists() for each in (folder.resolve(), *folder.resolve().parents)):
+        return _listed_by_git(folder)
+    if not (folder / ".gitignore").is_file():
         return None
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    with tempfile.TemporaryDirectory(prefix="concord-git-") as name:  # for git to read .gitignore
+        _git(folder, ["init", "-q", name])
+        return _listed_by_git(folder, ["--git-dir", str(Path(name, ".git")), "--work-tree", str(folder.resolve())])
+
+
+def _listed_by_git(folder: Path, repository: Sequence[str] = ()) -> list[Path]:
+    words = [*repository, "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    found = list[Path]()
+    for name in _git(folder, words).split(b"\0"):
+        path = Path(os.fsdecode(name))
+        if name and (folder / path / ".git").exists():  # a repository of its own, or a submodule
+            found += [path / each for each in _listed_by_git(folder / path)]
+        elif name:
+            found.append(path)
+    return found
+
+
+def _git(folder: Path, words: Sequence[str]) -> bytes:
+    """The output of git (InputError if it fails, or cannot read a folder)."""
     try:
-        listed = subprocess.run(command, capture_output=True, check=True).stdout
+        done = subprocess.run(["git", *words], capture_output=True, check=False, env={**os.environ, "LC_ALL": "C"})
     except FileNotFoundError:
-        raise InputError(f"--working-dir {folder}: is in a git repository; install git") from None
-    except subprocess.CalledProcessError as error:
-        reason = " ".join(os.fsdecode(error.stderr).split())
-        raise InputError(f"--working-dir {folder}: git cannot list its files ({reason})") from error
-    return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
+        raise InputError(f"--working-dir {folder}: is in a git repository, or has a .gitignore; install git") from None
+    reason = " ".join(os.fsdecode(done.stderr).split())
+    if done.returncode or "could not open directory" in reason:
+        raise InputError(f"--working-dir {folder}: git cannot list its files ({reason})")
+    return done.stdout

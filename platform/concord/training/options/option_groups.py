@@ -5,16 +5,36 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from concord.errors import InputError
 from concord.options import Learning, OptionGroup, Place, Role, Scoring, option_values
 from concord.storage import check_address
 
+if TYPE_CHECKING:  # with PyTorch
+    from concord.environments import Environments
+
+_MANY = 10  # training environments: from here on some can be held out whole
+
 
 def _default_data() -> Path | None:
     value = os.environ.get("CONCORD_DATA")
     return Path(value) if value else None
+
+
+LeftOut = str | tuple[str, ...] | None
+"""What a run leaves out: nothing, an environment, or a fold of several, in the order of their names."""
+
+
+def as_names(left_out: LeftOut) -> tuple[str, ...]:
+    """The names of the environments."""
+    return () if left_out is None else (left_out,) if isinstance(left_out, str) else left_out
+
+
+def in_short(left_out: LeftOut) -> str:
+    """The first name, and how many there are beside it."""
+    first, *others = as_names(left_out)
+    return f"{first} and {len(others)} more" if others else first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +46,30 @@ class DataOptions(OptionGroup):
     """Examples of each environment at each step."""
     held_out: Scoring[float] = 0.1
     """Fraction of every training environment that is held out of training; [0, 1)."""
+    held_out_environments: Scoring[float] = 0.0
+    """Fraction of the training environments that are held out whole, in place of a part of each, if there are ten or
+    more and none is for validation; 0 holds out parts."""
     environments_per_step: Learning[int] = 0
     """Number of environments of a step, in a new random order on each pass; 0 takes all at every step. A worker draws
     its share from its own environments, so the combinations depend on --workers."""
-    leave_out: str | None = None
-    """Training environment to leave out; it becomes the only validation environment."""
+    leave_out: LeftOut = None
+    """Training environments to leave out; they become the only validation environments."""
     data: Place[Path | None] = field(default_factory=_default_data)
     """Folder with the job's data, or with a folder of the dataset's name (mnist, heart-disease), or s3://BUCKET/FOLDER,
     gs://… (or CONCORD_DATA)."""
     readers: Place[int] = 0
     """Number of reader processes of each worker for data that are not in memory; 0 reads in the training process."""
     # fmt: on
+
+    def __post_init__(self) -> None:
+        if isinstance(self.leave_out, tuple):  # one name is itself, as in all records; several are a set
+            names = tuple(sorted(set(self.leave_out)))
+            object.__setattr__(self, "leave_out", names if len(names) > 1 else next(iter(names), None))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The environments of ``leave_out``."""
+        return as_names(self.leave_out)
 
     def check(self) -> None:
         """Validate options."""
@@ -45,6 +78,13 @@ class DataOptions(OptionGroup):
         self.require_at_least(1, "batch_size")
         self.require_at_least(0, "environments_per_step", "readers")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
+        right = 0 <= self.held_out_environments < 1
+        self.require("held_out_environments", right, "must be a fraction of the training environments, in [0, 1)")
+
+    def holds_out_whole(self, environments: "Environments") -> bool:
+        """Whether some of these training environments are held out whole."""
+        asked = self.held_out > 0 and self.held_out_environments > 0
+        return asked and len(environments.train) >= _MANY and not environments.validation
 
 
 OptimizerName = Literal["adam", "adamw", "sgd", "temporal-and-mask"]
@@ -131,7 +171,9 @@ class ScheduleOptions(OptionGroup):
 
     # fmt: off
     epochs: int = 20
-    """Passes over the largest training environment."""
+    """Passes over the largest training environment; but see --epoch-steps."""
+    epoch_steps: int = 0
+    """Least number of steps of an epoch: where one pass over the largest environment has fewer, an epoch is several."""
     schedule: Literal["milestones", "cosine", "constant"] = "milestones"
     """Learning rate over the run: times --decay at each of --milestones, half a cosine down to 0, or constant."""
     warmup: float = 0.0
@@ -152,12 +194,12 @@ class ScheduleOptions(OptionGroup):
     average: str | None = None
     """Average of the weights, evaluated and registered in place of the last ones: ema:0.999 (exponential, over steps,
     with this decay) or swa:0.75 (mean over the epochs after this fraction of the run); by default none."""
-    keep: Literal["last", "best"] = "last"
-    """Weights at the end: the last ones, or those of the best evaluation by the job's criterion, on validation
-    environments or held-out examples."""
+    keep: Literal["last", "best", "least-loss"] = "last"
+    """Weights at the end: the last ones, or those of the best evaluation by the job's criterion or by the loss, on
+    validation environments or held-out examples."""
     patience: int = 0
-    """End the run after this number of evaluations without a better value of the job's criterion, and keep the best
-    evaluation's weights (--keep best); 0 disables."""
+    """End the run after this number of evaluations without a better value, and keep the best evaluation's weights
+    (--keep best, unless least-loss is given); 0 disables."""
     stop_spread: float = 0.0
     """End the run when the standard deviation of the environments' held-out losses is below this number; 0 disables. If
     the deviation never falls below, the run keeps the model with the smallest deviation."""
@@ -167,7 +209,7 @@ class ScheduleOptions(OptionGroup):
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """With patience the best weights are kept."""
-        return {"keep": "best"} if changes.get("patience") else {}
+        return {"keep": "best"} if changes.get("patience") and self.keep == "last" else {}
 
     def unused(self) -> frozenset[str]:
         """The options of disabled features."""
@@ -205,12 +247,14 @@ class ScheduleOptions(OptionGroup):
         self.require("average", 0 <= value < 1, "begins after the end; give a fraction of the run in [0, 1)")
         return kind, value
 
-    @property
-    def lr_decay_start(self) -> float:
-        """The fraction of the run after which the learning rate falls; 1 if it never does."""
-        if self.schedule == "cosine":
-            return self.warmup
-        return min(self.milestones, default=1.0) if self.schedule == "milestones" and self.decay < 1 else 1.0
+    def lr_halved(self, steps: int) -> float:
+        """The fraction of a run of these steps after which the rate is below half of --lr; 1 if it never is."""
+        lowered = [0.5] if self.schedule == "cosine" else []
+        if self.schedule == "milestones" and self.decay < 1:
+            lowered += sorted(self.milestones)[math.ceil(math.log(0.5, self.decay) + 1e-9) - 1 :]
+        if self.decay_per_step < 1:
+            lowered.append(math.log(0.5, self.decay_per_step) / max(steps, 1))
+        return min([1.0, *lowered])
 
     def check(self) -> None:
         """Validate options."""
@@ -219,9 +263,9 @@ class ScheduleOptions(OptionGroup):
         expected = "--stop-spread decides which weights are kept; give last"
         self.require("keep", self.keep == "last" or self.stop_spread == 0, expected)
         expected = "ends with the best evaluation's weights; give --keep best"
-        self.require("patience", self.patience == 0 or self.keep == "best", expected)
+        self.require("patience", self.patience == 0 or self.keep != "last", expected)
         values = option_values(self)
-        self.require_at_least(0, "patience")
+        self.require_at_least(0, "patience", "epoch_steps")
         self.require_at_least(1, "epochs", "evaluations", "checkpoints")
         times = min(self.evaluations, self.epochs)
         right = f"must be from 0 to the number of evaluations, {times}"

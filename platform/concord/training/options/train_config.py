@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from concord.built_in import OBJECTIVES
 from concord.hyperparameters import options_of_part
-from concord.options import group, option_values
+from concord.options import group, option_values, options_of
 from concord.training.options.aggregator_options import AggregatorOptions
 from concord.training.options.objective_options import ObjectiveOptions
 from concord.training.options.option_groups import DataOptions, OptimizerOptions, ParallelOptions, ScheduleOptions
@@ -15,7 +15,8 @@ from concord.training.options.run_options import ResolvedConfig, RunConfig
 if TYPE_CHECKING:
     from concord.aggregation import Rule
 
-_ASK_FOR_A_MASK = ("threshold", "significance", "per_example")  # which the average does not use
+ASK_FOR_A_MASK = frozenset({"threshold", "significance", "per_example"})
+"""The options of masks: ``--aggregator auto`` is one if any of them is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +57,16 @@ class TrainConfig(RunConfig):
         return super().derived_options() | chosen
 
     def _auto_rule(self) -> str:
-        used = self.aggregation
         if self.objective.objective != "erm":
             return "mean"
-        asks = used.per_example or used.threshold is not None or used.significance is not None
-        return "and-mask" if asks else self.auto_aggregator
+        values = option_values(self.aggregation)
+        given = any(values[name] is not None and values[name] is not False for name in ASK_FOR_A_MASK)
+        return "and-mask" if given else self.auto_aggregator
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """In a job with a mask of its own, a given objective, erm as well, is averaged if nothing asks for a mask."""
         masked = self.auto_aggregator != "mean" and self.aggregation.aggregator == "auto"
-        undecided = masked and not changes.keys() & {"aggregator", *_ASK_FOR_A_MASK}
+        undecided = masked and not changes.keys() & {"aggregator", *ASK_FOR_A_MASK}
         return {"aggregator": "mean"} if "objective" in changes and undecided else {}
 
     def strictness(self, environments: int) -> dict[str, float]:
@@ -86,7 +87,11 @@ class TrainConfig(RunConfig):
         return {"threshold": default_threshold(used.aggregator, self.num_gradients(environments))}
 
     def unused(self) -> frozenset[str]:
-        """Also the options for gradients of environments, if the objective has one gradient of all."""
+        """Also the options for gradients of environments, if the objective has one gradient of all; of a baseline all
+        that steps would need."""
+        if self.baseline is not None:
+            of_steps = (self.aggregation, self.objective, self.optimizer, self.schedule)
+            return super().unused() | {name for group in of_steps for name in options_of(type(group))}
         coupled = OBJECTIVES.kind(self.objective.objective).coupled
         return super().unused() | ({"environment_momentum"} if coupled else set())
 
@@ -97,7 +102,9 @@ class TrainConfig(RunConfig):
 
     @property
     def method(self) -> str:
-        """The method, for the run's name: the aggregator, the objective, or both if both are chosen."""
+        """The method, for the run's name: a baseline, the aggregator, the objective, or both if both are chosen."""
+        if self.baseline is not None:
+            return self.baseline
         chosen = self.aggregation.aggregator.rpartition(":")[2]  # the rule's name in FILE.py:RULE
         if self.objective.objective == "erm":
             return chosen

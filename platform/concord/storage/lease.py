@@ -1,0 +1,144 @@
+"""Leases: who works in a folder at an address, where a lock does not reach other machines.
+
+A holder has a file of its own beside the folder, ``leases/KIND/NAME/…``, and writes it again every few seconds. Its
+time, by the storage's clock, is the holder's last sign; after a while without one the lease has run out. Who wants the
+folder writes a file first and then looks at the others, so that of two who come at once at least one sees the other.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from concord.errors import InputError
+from concord.storage.cache import entries
+from concord.storage.filesystem import StorageError, filesystem, in_one_line
+from concord.storage.folder import Folder
+
+EVERY_SECONDS = 10.0
+"""Between two signs of a holder."""
+SILENT_SECONDS = 45.0
+"""After this time without a sign a lease has run out."""
+_TRIES, _LONGEST_PAUSE_SECONDS = 4, 0.4
+_logger = logging.getLogger("concord.storage")
+
+
+@contextlib.contextmanager
+def leased(folder: Folder, what: str, user: str | None) -> Iterator[None]:
+    """Hold the lease of a folder at an address while the body runs; of a folder on a disk nothing, its lock is enough.
+
+    ``what`` is run, study or comparison, and ``user`` who works here, for the error of the others.
+
+    Raises:
+        InputError: another process, perhaps on another machine, works in it.
+        StorageError: the storage does not answer.
+    """
+    if not folder.remote:
+        yield
+        return
+    lease = _Lease(folder, what, user)
+    lease.take()
+    over = threading.Event()
+    signs = threading.Thread(target=lease.sign_until, args=(over,), name="concord-lease", daemon=True)
+    signs.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signs.join()
+        with contextlib.suppress(StorageError):
+            lease.remove(lease.own)
+
+
+class _Lease:
+    """A lease: the file ``TOKEN.holds``, and before it is taken ``TOKEN.asks``."""
+
+    def __init__(self, folder: Folder, what: str, user: str | None) -> None:
+        place = folder.place
+        self._name, self._what = place.name, what
+        self._folder = Folder(place.parent.parent / "leases" / place.parent.name / place.name)
+        self._token = secrets.token_hex(8)
+        self._about = {"user": user or "somebody", "host": socket.gethostname(), "since": time.time()}
+
+    @property
+    def own(self) -> str:
+        """The file of its holder."""
+        return f"{self._token}.holds"
+
+    def take(self) -> None:
+        """Take it (InputError if another has it, or if others ask at the same moment, of whom one may have got it)."""
+        asks = f"{self._token}.asks"
+        for _ in range(_TRIES):
+            self._write(asks)
+            ages = self._ages(asks)
+            live = {name: age for name, age in ages.items() if age <= SILENT_SECONDS}
+            if not live:
+                self._write(self.own)
+            for name in (asks, *(ages.keys() - live.keys() if not live else ())):
+                self.remove(name)
+            if not live:
+                return
+            if holders := [name for name in live if name.endswith(".holds")]:
+                break
+            time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # both asked at once: one asks first again
+        other = next(iter(holders or live))
+        shown = f"{self._who(other)}, whose last sign is {max(live[other], 0):.0f} s old"
+        raise InputError(f"--name {self._name}: another process is using this {self._what}: {shown}")
+
+    def sign_until(self, over: threading.Event) -> None:
+        """Write it again every few seconds until it is over."""
+        while not over.wait(EVERY_SECONDS):
+            with contextlib.suppress(StorageError):  # an outage: training goes on, and the others do not see it either
+                if self.own in self._times():
+                    self._write(self.own)
+                else:  # this process was stopped for so long that another has taken the folder
+                    _logger.error("%s: its lease ran out and another process uses it; this one ends", self._name)
+                    os._exit(1)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        with self._storage() as (files, root), contextlib.suppress(FileNotFoundError):
+            files.delete_file(f"{root}/{name}")
+
+    @contextlib.contextmanager
+    def _storage(self) -> Iterator[tuple[Any, str]]:
+        with in_one_line(self._folder.display_path, StorageError):
+            yield filesystem(self._folder.place)
+
+    def _times(self) -> dict[str, float | None]:
+        """The files and their times, in seconds by the storage's clock; None if it has none."""
+        with self._storage() as (files, root):
+            times = {name: each.mtime_ns for name, each in entries(files, root).items()}
+        return {name: None if at is None else at / 1e9 for name, at in times.items()}
+
+    def _ages(self, just_written: str) -> dict[str, float]:
+        """The seconds since the last signs of the others."""
+        times = self._times()
+        now = times.pop(just_written, None)
+        if now is None:
+            _logger.warning("%s: its storage has no times of files; start no second process on it", self._name)
+            return {}
+        return {name: now - at for name, at in times.items() if at is not None}
+
+    def _who(self, name: str) -> str:
+        try:
+            with self._storage() as (files, root), files.open_input_stream(f"{root}/{name}") as file:
+                told = json.loads(file.read())
+            return f"{told['user']} on {told['host']} since {datetime.fromtimestamp(told['since'], UTC):%F %T} UTC"
+        except (StorageError, ValueError, KeyError, TypeError):
+            return "somebody"
+
+    def _write(self, name: str) -> None:
+        with self._storage() as (files, root):
+            if files.type_name not in ("s3", "gcs", "abfs"):
+                files.create_dir(root)
+            with files.open_output_stream(f"{root}/{name}", compression=None) as file:
+                file.write(json.dumps(self._about).encode())

@@ -1,0 +1,45 @@
+"""How long the trainings of a comparison will take: announced before the first, and asked about if it is long."""
+
+import sys
+
+from concord.errors import InputError, RunFailedError, first_line
+from concord.execution.execute import only_process
+from concord.execution.lifecycle import Info
+from concord.execution.progress import duration
+from concord.training import JobFile
+from concord.training.loop import estimated_seconds
+from concord.training.options import ResolvedTrainConfig
+
+HOURS = 1.0  # of trainings that begin without a question
+
+
+def require_time(
+    job: JobFile, first: ResolvedTrainConfig, left: int, trainings: str, concurrent: int, hours: float, info: Info
+) -> None:
+    """Announce the trainings that are left and about how long they take.
+
+    Above these hours ask on the terminal: RunFailedError if the answer is no, InputError where nobody can be asked.
+    ``first`` is the configuration of which a few steps are measured, and ``trainings`` names all in words.
+    """
+    trainings = f"{trainings}, {concurrent} at a time"
+    if left == 0:
+        info(trainings)
+        return
+    try:
+        each = estimated_seconds(job.job, first, only_process(first))
+    except Exception as error:  # the job's own code; its runs report it
+        info(f"{trainings}; how long they take is unknown ({first_line(error)})")
+        return
+    takes = left * each / concurrent
+    length = f"{'at most' if first.schedule.patience > 0 else 'about'} {duration(takes)}"
+    about = f"{length}, since the first method takes {duration(each)} here"
+    info(f"{trainings}: {about}; the start of their processes comes on top")
+    if takes <= 3600 * hours:
+        return
+    limit = f"--hours {hours:g}: {trainings} are expected to take {length}"
+    if not sys.stdin.isatty():
+        enough = max(round(1.5 * takes / 3600), 2)
+        raise InputError(f"{limit}; give --hours {enough}, or fewer methods, seeds or folds")
+    info(f"{limit}; go on? yes or no")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RunFailedError("nothing was trained; fewer methods, seeds or folds take less")

@@ -1,0 +1,192 @@
+"""Intervals from rows and clusters, and what a verdict says and does not say."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from concord.analysis.intervals import area_under_curve, jackknife, mean_of_rows, next_interval, t_interval
+from concord.analysis.uncertainty import Verdict, verdict
+
+HOSPITALS = ("basel", "budapest", "cleveland", "long beach")
+
+
+def compared(*methods: list[float], mode: str = "max") -> Verdict:
+    names = ("mean", "boosting", "vrex")
+    values = {
+        name: {place: [value] for place, value in zip(HOSPITALS, each, strict=False)}
+        for name, each in zip(names, methods, strict=False)
+    }
+    found = verdict(values, "accuracy", mode, rows=dict.fromkeys(HOSPITALS, 200))  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+# --- intervals
+
+
+def test_the_interval_of_a_share_is_wilsons_also_where_all_rows_are_right() -> None:
+    rows = np.arange(400) < 320
+    interval = mean_of_rows(rows.astype(float)).interval("share")
+    wilson = stats.binomtest(320, 400).proportion_ci(method="wilson")
+    assert interval == pytest.approx((wilson.low, wilson.high), abs=1e-3)
+    interval = mean_of_rows(np.ones(60)).interval("share")
+    assert interval is not None
+    assert interval.low == pytest.approx(stats.binomtest(60, 60).proportion_ci(method="wilson").low, abs=5e-3)
+    assert interval.high == 1
+
+
+AREAS = st.lists(st.tuples(st.floats(-3, 3), st.booleans()), min_size=4, max_size=40)
+
+
+@given(AREAS)
+def test_the_area_is_scikit_learns_and_its_influence_sums_to_zero(rows: list[tuple[float, bool]]) -> None:
+    scores, positive = np.array([score for score, _ in rows]), np.array([truth for _, truth in rows])
+    found = area_under_curve(np.stack([scores, scores]), positive)
+    if positive.all() or not positive.any():
+        assert found is None
+        return
+    assert found is not None
+    assert found.value == pytest.approx(roc_auc_score(positive, scores))
+    assert found.influence.sum() == pytest.approx(0, abs=1e-9)
+    interval = found.interval("bounded")
+    if interval is not None:
+        assert 0 <= interval.low <= found.value + 1e-9
+        assert found.value - 1e-9 <= interval.high <= 1
+
+
+def test_the_jackknife_of_a_mean_has_the_variance_of_the_mean() -> None:
+    numbers = np.random.default_rng(0).normal(size=25)
+    found = jackknife(lambda places: float(numbers[places].mean()), 25)
+    assert found is not None
+    assert found.variance == pytest.approx(numbers.var(ddof=1) / 25)
+
+
+def test_clusters_of_one_row_are_rows_and_clusters_of_equal_rows_count_once() -> None:
+    rows = (np.random.default_rng(0).random(100) < 0.7).astype(float)
+    alone = mean_of_rows(rows, np.arange(100))
+    assert alone.variance == pytest.approx(mean_of_rows(rows).variance)
+    fivefold = mean_of_rows(np.repeat(rows, 5), np.repeat(np.arange(100), 5))
+    assert fivefold.variance == pytest.approx(alone.variance)
+    assert fivefold.units == 100
+    assert mean_of_rows(rows, np.zeros(100, dtype=int)).interval("share") is None
+
+
+def test_weights_count_as_so_many_rows() -> None:
+    numbers, counts = np.array([1.0, 2.0, 4.0]), np.array([3, 1, 2])
+    twice = mean_of_rows(np.repeat(numbers, counts), np.repeat(np.arange(3), counts))
+    weighted = mean_of_rows(numbers, weights=counts)
+    assert (weighted.value, weighted.variance) == pytest.approx((twice.value, twice.variance))
+
+
+def test_methods_that_are_right_in_the_same_rows_differ_by_nothing() -> None:
+    rows = mean_of_rows((np.arange(50) < 40).astype(float))
+    assert rows.difference(rows).variance == 0
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [0.0, 0.5, 1.0], [0.7, 0.8, 0.75, 0.9]])
+def test_the_next_share_is_expected_in_0_to_1(values: list[float]) -> None:
+    found = next_interval(values, "share", [100] * len(values))
+    assert found is not None
+    assert 0 < found[0].low < found[0].high < 1
+    assert found[0].high - found[0].low > 0.01  # equal values of few rows are no certainty
+    assert found[1] == "t interval"
+
+
+def test_equal_errors_say_nothing_of_the_next() -> None:
+    assert next_interval([0.5, 0.5, 0.5], "positive") is None
+
+
+def test_from_39_environments_on_the_next_is_between_order_statistics() -> None:
+    values = list(np.random.default_rng(0).normal(size=60))
+    assert next_interval(values, "free") == ((min(values), max(values)), "order statistics")
+
+
+# --- the verdict
+
+
+def test_four_hospitals_show_no_small_difference_and_say_what_to_expect() -> None:
+    found = compared([0.75, 0.80, 0.74, 0.84], [0.76, 0.75, 0.77, 0.80])
+    assert found.recommended == "mean"
+    assert found.lines == (
+        "recommended: mean; accuracy 0.782 against boosting 0.770: difference 0.012 (95 % -0.049 to 0.074; 4 "
+        "environments), not more than chance",
+        "expect accuracy 0.572 to 0.908 of mean in a new environment (95 % prediction, t interval of 4 environments)",
+        "more environments would tell more",
+    )
+
+
+def test_a_clear_difference_is_more_than_chance_and_its_limits_are_said() -> None:
+    found = compared([0.5, 0.52, 0.48, 0.5], [0.7, 0.71, 0.69, 0.68], [0.4, 0.6, 0.4, 0.6])
+    assert found.recommended == "boosting"
+    assert found.lines[0].endswith("for 2 comparisons together; 4 environments), more than chance")
+    assert found.lines[1] == (
+        "it holds in 4 of 4 environments, which leaves room for up to 53 % of new environments where it does not"
+    )
+    assert compared([0.5, 0.52, 0.48, 0.5], [0.7, 0.71, 0.69, 0.68], mode="min").recommended == "mean"
+
+
+def test_the_interval_of_a_difference_is_students_over_the_comparisons() -> None:
+    first, second = [0.5, 0.6, 0.7, 0.8], [0.6, 0.6, 0.9, 0.8]
+    each = np.array(second) - np.array(first)
+    half = stats.t.ppf(1 - 0.05 / 2 / 2, 3) * each.std(ddof=1) / 2
+    (difference, _) = compared(first, second, first).differences
+    assert difference.interval == pytest.approx((each.mean() - half, each.mean() + half))
+    assert t_interval(0, 1, 4, 2).high == pytest.approx(stats.t.ppf(1 - 0.05 / 4, 3))
+
+
+def test_the_variance_over_environments_is_no_smaller_than_the_chance_of_their_rows() -> None:
+    random = np.random.default_rng(0)
+    rows = {name: random.permutation(20) for name in HOSPITALS}
+    estimates = {
+        method: {name: mean_of_rows((order < right).astype(float)) for name, order in rows.items()}
+        for method, right in (("mean", 12), ("boosting", 13))
+    }
+    values = {method: {name: [one.value] for name, one in each.items()} for method, each in estimates.items()}
+    assert (found := verdict(values, "accuracy", "max", estimates=estimates)) is not None
+    assert found.differences[0].verdict == "chance"  # one row more in each of four
+    assert found.next_environment is not None
+    assert found.next_environment.share_of_rows == 1
+    assert "more rows in each environment would tell more" in found.lines[-1]
+    assert {each.units for each in found.environments} == {20}
+
+
+def test_a_method_or_an_environment_without_a_value_is_left_out_by_name() -> None:
+    nan = math.nan
+    found = compared([0.7, 0.8, nan, 0.9], [0.7, 0.8, nan, 0.8], [0.9, nan, nan, 0.9])
+    assert found.left_out == {"cleveland": "the measure is not defined there", "vrex": "no value in budapest"}
+    assert found.lines[-2:] == (
+        "cleveland is left out: the measure is not defined there",
+        "vrex is left out: no value in budapest",
+    )
+    assert verdict({"mean": {"a": [nan]}}, "accuracy", "max") is None
+
+
+def test_two_environments_have_no_interval_over_environments() -> None:
+    found = compared([0.7, 0.8], [0.9, 0.95])
+    assert found.lines == (
+        "recommended: mean; accuracy of boosting 0.925 against mean 0.750 in 2 environments; an interval needs at "
+        "least 3 environments, so nothing is said of chance",
+        "2 environments are too few to say what to expect in a new one; 3 are needed",
+    )
+    assert json.loads(json.dumps(found.as_json()))["differences"][0]["interval"] is None
+
+
+VALUES = st.lists(st.floats(0, 1), min_size=4, max_size=4)
+
+
+@given(VALUES, VALUES, VALUES, st.sampled_from(["max", "min"]))
+def test_the_recommended_is_the_first_or_its_interval_excludes_zero(
+    first: list[float], second: list[float], third: list[float], mode: str
+) -> None:
+    found = compared(first, second, third, mode=mode)
+    if found.recommended != "mean":
+        difference = next(each for each in found.differences if each.method == found.recommended)
+        assert difference.interval is not None
+        assert difference.advantage > 0
+        assert difference.interval.low > 0 or difference.interval.high < 0

@@ -1,0 +1,117 @@
+"""Of the machines that share an address one works in a folder; the others are told who. Nobody waits for a dead one."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import s3_server
+from command_line import outcome
+
+from concord.errors import InputError
+from concord.record import folder_of
+from concord.storage import Folder, lease, leased
+
+OUTPUT = Path(f"s3://{s3_server.BUCKET}/leases")
+
+
+@pytest.fixture
+def folder(s3: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    s3.use(monkeypatch)
+    monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "cache"))
+    folder = folder_of(OUTPUT, tmp_path.name)
+    yield folder
+    assert files(folder) == []
+
+
+def files(folder: Folder) -> list[str]:
+    return Folder(OUTPUT / "leases" / "runs" / folder.place.name).names()
+
+
+def test_a_second_machine_is_told_who_works_and_since_when(folder: Folder) -> None:
+    with leased(folder, "run", "ann"):
+        assert len(files(folder)) == 1
+        began = time.monotonic()
+        with pytest.raises(InputError) as refused, leased(folder, "run", "bob"):
+            pass
+        assert time.monotonic() - began < 2 * lease._TRIES
+        line = (
+            rf"--name {folder.place.name}: another process is using this run: ann on \S+ since [\d: -]+ UTC, whose last"
+        )
+        assert re.match(line, str(refused.value))
+        assert len(files(folder)) == 1
+    with leased(folder, "run", "bob"):
+        pass
+
+
+def test_the_lease_of_a_dead_holder_runs_out(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = lease._Lease(folder, "run", "ann")
+    dead.take()
+    with pytest.raises(InputError), leased(folder, "run", "bob"):
+        pass
+    monkeypatch.setattr(lease, "SILENT_SECONDS", -1.0)  # as if it were later
+    with leased(folder, "run", "bob"):
+        assert dead.own not in files(folder)
+        # Its process was only stopped, and finds that another one works there now.
+        ended = threading.Event()
+        monkeypatch.setattr(lease, "EVERY_SECONDS", 0.01)
+        monkeypatch.setattr(lease.os, "_exit", lambda status: ended.set() if status == 1 else None)
+        over = threading.Event()
+        signs = threading.Thread(target=dead.sign_until, args=(over,), daemon=True)
+        signs.start()
+        assert ended.wait(30)
+        over.set()
+        signs.join()
+
+
+def test_a_holder_at_work_keeps_its_lease(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs are by the storage's clock, in whole seconds here."""
+    monkeypatch.setattr(lease, "EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "SILENT_SECONDS", 2.0)
+    with leased(folder, "run", "ann"):
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            with (
+                pytest.raises(InputError, match="another process is using this run: ann"),
+                leased(folder, "run", "bob"),
+            ):
+                pass
+
+
+def test_of_many_that_come_at_once_at_most_one_works(folder: Folder) -> None:
+    at_work, most, refused, lock = 0, 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal at_work, most, refused
+        try:
+            with leased(folder, "run", "ann"):
+                with lock:
+                    at_work += 1
+                    most = max(most, at_work)
+                time.sleep(0.02)
+                with lock:
+                    at_work -= 1
+        except InputError:
+            with lock:
+                refused += 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most <= 1
+
+
+def test_a_run_that_works_elsewhere_is_refused_before_anything_is_made(
+    folder: Folder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    words = ["--output", OUTPUT, "--tracking-uri", store, "--name", folder.place.name, "--epochs", "1"]
+    with leased(folder, "run", "ann"):
+        status, result = outcome(capsys, "train", "synthetic", *map(str, words))
+    assert status == 2
+    assert result["error"].startswith(f"--name {folder.place.name}: another process is using this run: ann on ")
+    assert folder.names() == []
