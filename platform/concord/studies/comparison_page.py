@@ -129,7 +129,8 @@ def _answer(result: "ComparisonResult") -> list[Part]:
     lines = _verdict_lines(_verdict(result))
     for table in result.tables:
         if (folds := result.plan.tables[table.name].folds) is not None:
-            lines += EnvironmentGrids(table, folds, _verdict(result)).worse_than_constant()
+            methods = result.plan.tables[table.name].configurations
+            lines += EnvironmentGrids(table, methods, folds, _verdict(result)).worse_than_constant()
     return [Lines(lines, lead=True)] if lines else []
 
 
@@ -150,7 +151,7 @@ def _tables(result: "ComparisonResult") -> list[Section]:
             parts: list[Part] = [Grid(caption, header, [cells_of(row) for row in rows])]
             folded: list[Part] = []
         else:
-            parts, folded = EnvironmentGrids(table, folds, _verdict(result)).parts()
+            parts, folded = EnvironmentGrids(table, comparison.configurations, folds, _verdict(result)).parts()
         drawn = [Path(path) for name, path in result.drawn.items() if name in comparison.figures]
         parts += [*(Picture(path.read_bytes(), _caption(path.stem, folds)) for path in drawn), *folded]
         sections.append(Section(table.name if folds is None else "In each environment, as a new one", parts))

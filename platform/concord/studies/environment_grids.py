@@ -1,6 +1,7 @@
 """The tables of environments that were left out in turn, for a page: environments × methods."""
 
 import statistics
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,13 @@ class EnvironmentGrids:
     With a verdict the recommended method's 95 % intervals stand beside its values.
     """
 
-    def __init__(self, table: Table, folds: Folds, verdict: Any) -> None:
+    def __init__(self, table: Table, methods: Collection[str], folds: Folds, verdict: Any) -> None:
         self.table, self.folds, self.means = table, folds, _means(table)
+        self.methods = [row for row in table.rows if row.name in methods]
         self.known = known_of_environments(table.runs)
         kinds = [kind.strip(" ()") for kind in (ROWS, MAJORITY, CONSTANT)]
         self.about = [kind for kind in kinds if any(kind in each for each in self.known.values())]
-        self.shown = [row for row in table.rows if row.name != BEST]
+        self.shown = [*self.methods, *(row for row in table.rows if row.name == CHOSEN)]
         self.own = [column for column in table.columns if column.heading in folds.environments]
         over = [column for column in table.columns if column not in self.own]
         self.over = [column for column in over if not column.heading.endswith(ORACLE)]
@@ -96,8 +98,8 @@ class EnvironmentGrids:
             return ""
         if constant is not None and sign * value < sign * constant:
             return "below"
-        methods = [each for name, each in self.means.items() if name not in (CHOSEN, BEST)]
-        best = max(sign * each[column.heading] for each in methods if column.heading in each)
+        values = (self.means[each.name].get(column.heading) for each in self.methods)
+        best = max(sign * each for each in values if each is not None)
         return "best" if sign * value >= best else ""
 
     def _constant(self, environment: str) -> float | None:
@@ -145,21 +147,20 @@ class EnvironmentGrids:
 
     def _every_interval(self) -> list[Part]:
         """The intervals of all methods."""
-        methods = [row for row in self.shown if row.name != CHOSEN]
         rows = [
-            cells_of([column.title, *(self.intervals.get((row.name, column.heading), "–") for row in methods)])
+            cells_of([column.title, *(self.intervals.get((row.name, column.heading), "–") for row in self.methods)])
             for column in [*self.own, *self.over]
-            if any((row.name, column.heading) in self.intervals for row in methods)
+            if any((row.name, column.heading) in self.intervals for row in self.methods)
         ]
         caption = (
             "95 % intervals: in an environment over its rows, of the mean over environments as if more had been drawn."
         )
-        grid = Grid(caption, ["environment", *(row.label for row in methods)], rows)
+        grid = Grid(caption, ["environment", *(row.label for row in self.methods)], rows)
         return [Folded("Intervals of all methods", [grid])] if rows else []
 
     def _in_hindsight(self) -> list[Part]:
         """The mean and the worst as each environment itself would have chosen (oracle)."""
-        rows, lines = [row for row in self.table.rows if row.name != CHOSEN], []
+        rows, lines = [*self.methods, *(row for row in self.table.rows if row.name == BEST)], []
         for column in self.table.columns:
             if column.heading.endswith(ORACLE) and column not in self.own:
                 plain = next(each for each in self.table.columns if each.heading == column.heading.removesuffix(ORACLE))
@@ -170,8 +171,16 @@ class EnvironmentGrids:
             "Not a result: evaluation and method as the environment left out would have chosen them itself. The "
             "distance to the table above is the price of not knowing it."
         )
-        grid = Grid(caption, ["", *(row.label for row in rows)], lines)
-        return [Folded("In hindsight (oracle)", [grid])] if lines else []
+        grids = [Grid(caption, ["", *(row.label for row in rows)], lines)] if lines else []
+        if others := [row for row in self.table.rows if row not in rows and row.name != CHOSEN]:
+            lines = [
+                cells_of([column.title, *(column.text(self._numbers(row, column)) for row in others)])
+                for column in self.own
+                if any(self._numbers(row, column) for row in others)
+            ]
+            caption = "Not a result either: what the environment's own rows give, the most that could be had there."
+            grids.append(Grid(caption, ["environment", *(row.label for row in others)], lines))
+        return [Folded("In hindsight (oracle)", grids)] if grids else []
 
 
 def _known(kind: str, value: float) -> str:

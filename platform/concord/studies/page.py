@@ -18,6 +18,7 @@ from concord.storage import Folder, display_path, is_remote
 
 MOST_ROWS = 20  # of a grid; the others are folded
 MOST_NAMED = 8  # things in a sentence
+_MOST_PRINTED = 60  # folded rows
 
 
 Mark = Literal["", "best", "below"]
@@ -96,11 +97,16 @@ class Command:
 
 @dataclass(frozen=True)
 class Folded:
-    """Parts that a reader opens; on paper they are open."""
+    """Parts that a reader opens; on paper they are open, or left out if they are long."""
 
     kind: ClassVar = "folded"
     title: str
     parts: Sequence["Part"]
+
+    @property
+    def printed(self) -> bool:
+        """Whether they are on paper."""
+        return sum(len(part.rows) for part in self.parts if isinstance(part, Grid)) <= _MOST_PRINTED
 
 
 Part = Grid | Lines | Facts | Picture | Command | Folded
