@@ -149,8 +149,8 @@ def best_by(
     job: Job[Any], config: TrainConfig, reported: Mapping[str, Mode | None], own: Iterable[str]
 ) -> tuple[str, Mode]:
     """The metric of ``--keep``, never of the test or of an environment left out, and its mode (InputError)."""
-    mode: Mode
-    keep, metric, mode = config.schedule.keep, "validation_loss", "min"
+    keep, metric = config.schedule.keep, "validation_loss"
+    mode: Mode = "min"
     if keep == "best":
         metric, mode = job.compared_by(reported, own)
     if config.data.left_out:  # the only validation environments
