@@ -661,7 +661,7 @@ def test_a_cluster_column_is_no_input_and_one_that_joins_no_rows_or_all_is_refus
     for column, problem in {
         "row": "each row has a value of its own, the same as without it; leave it out",
         "same": "all rows have one value; give a column with several, or none",
-        "site": "is also the environment's column or the target; give another",
+        "site": "is the column of another option, too; give another",
         "nope": "no such column",
     }.items():
         with pytest.raises(ArgumentError, match=f"{column}: {problem}"):

@@ -205,7 +205,7 @@ def test_environments_left_out_recommend_the_method_without_the_shortcut(ray_clu
     assert result.verdict is not None
     assert result.verdict.next_environment is not None
     assert (result.verdict.unit, result.verdict.next_environment.environments) == ("environments", 4)
-    assert said["verdict"]["lines"] == list(result.verdict.lines)
+    assert list(said["verdict"]["lines"]) == list(result.verdict.lines)
 
 
 # --- what is recommended

@@ -1,7 +1,7 @@
 """Measures of environments from the predictions of their rows, with what each row or cluster adds to them.
 
 A row that several seeds predicted counts once: its numbers are averaged over the seeds, so that rows are resampled with
-all their seeds, and the value is the mean of the seeds' values.
+all their seeds, and the value is the mean of the seeds' values. If each seed has data of its own, all rows count.
 """
 
 import functools
@@ -53,6 +53,9 @@ def _estimate(rows: "pandas.DataFrame", measure: str, cutoff: float) -> Estimate
     seeds = ordered.seed.nunique()
     if len(ordered) % seeds or "target" not in ordered:
         return None
+    of_seeds = ordered.target.to_numpy().reshape(seeds, -1)
+    if (of_seeds != of_seeds[0]).any():  # each seed has other rows
+        seeds = 1
 
     def by_seed(column: str) -> Values:
         found: Values = ordered[column].to_numpy().reshape(seeds, -1)
