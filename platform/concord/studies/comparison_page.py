@@ -174,7 +174,7 @@ def _how(result: "ComparisonResult") -> list[Part]:
         comparison = result.plan.tables[table.name]
         seeds = sorted({run.seed for run in table.runs})
         counted = f"{len(comparison.configurations)} configurations with seeds {', '.join(map(str, seeds))}"
-        parts.append(Lines([f"{table.name}: {counted}.", *_folds_in_words(result.plan, comparison.folds)]))
+        parts.append(Lines([f"{table.name}: {counted}.", *_folds_in_words(comparison.folds)]))
         rows = []
         for name, options in comparison.configurations.items():
             changed = {option: value for option, value in options.items() if value != usual.get(option)}
@@ -185,16 +185,15 @@ def _how(result: "ComparisonResult") -> list[Part]:
     return parts
 
 
-def _folds_in_words(plan: "ComparisonPlan", folds: Folds | None) -> list[str]:
+def _folds_in_words(folds: Folds | None) -> list[str]:
     if folds is None:
         return []
-    held_out = option_values(plan.base)["held_out"]
     fold = f" with its fold, one of {len(folds.folds)}" if folds.folds else ""
     return [
         f"Each of {len(folds.environments)} environments was left out once{fold}. A model learned from the others and "
         "was measured there.",
-        f"{held_out:.0%} of the rows of the other environments were held out of training. They chose the evaluation of "
-        f"each run and, in the column {CHOSEN}, the method. The environment left out chose nothing.",
+        "What was held out of training of the other environments chose the evaluation of each run and, in the column "
+        f"{CHOSEN}, the method. The environment left out chose nothing.",
     ]
 
 
