@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import concord
 from concord.analysis.method_names import method_name
+from concord.analysis.uncertainty import Verdict
 from concord.execution.lifecycle import Info
 from concord.execution.progress import duration
 from concord.options import option_values, options_of
@@ -80,7 +81,7 @@ def methods_page(plan: MethodsPlan, result: MethodsResult, again: str, info: Inf
     caption = "Mean ± standard deviation over new seeds, the best first. The test chose nothing."
     table = Grid(caption, header, [cells_of(row) for row in cells], numeric=False)
     experiment = next(iter(plan.studies.values())).experiment
-    answer = [Lines(_verdict_lines(_verdict(result)) or result.lines()[:1], lead=True)]
+    answer = [Lines(_verdict_lines(result.verdict) or result.lines()[:1], lead=True)]
     names = ", ".join(study.record["name"] for study in result.studies.values())
     run = result.studies[result.recommended].record
     return Page(
@@ -120,21 +121,19 @@ def _day(seconds: float) -> str:
 # ---- the answer, the tables and their figures
 
 
-def _verdict(result: Any) -> Any:
-    return getattr(result, "verdict", None)
-
-
 def _answer(result: "ComparisonResult") -> list[Part]:
     """The verdict in words, and where the recommended method fails."""
-    lines = _verdict_lines(_verdict(result))
+    lines = _verdict_lines(result.verdict)
     for table in result.tables:
         if (folds := result.plan.tables[table.name].folds) is not None:
             methods = result.plan.tables[table.name].configurations
-            lines += EnvironmentGrids(table, methods, folds, _verdict(result)).worse_than_constant()
-    return [Lines(lines, lead=True)] if lines else []
+            lines += EnvironmentGrids(table, methods, folds, result.verdict).worse_than_constant()
+    lead, more = lines[:MOST_NAMED], lines[MOST_NAMED:]
+    parts: list[Part] = [Lines(lead, lead=True)] if lead else []
+    return [*parts, *([Folded(f"{len(more)} more lines", [Lines(more)])] if more else [])]
 
 
-def _verdict_lines(verdict: Any) -> list[str]:
+def _verdict_lines(verdict: Verdict | None) -> list[str]:
     return [] if verdict is None else [line[:1].upper() + line[1:] for line in verdict.lines]
 
 
@@ -151,7 +150,7 @@ def _tables(result: "ComparisonResult") -> list[Section]:
             parts: list[Part] = [Grid(caption, header, [cells_of(row) for row in rows])]
             folded: list[Part] = []
         else:
-            parts, folded = EnvironmentGrids(table, comparison.configurations, folds, _verdict(result)).parts()
+            parts, folded = EnvironmentGrids(table, comparison.configurations, folds, result.verdict).parts()
         drawn = [Path(path) for name, path in result.drawn.items() if name in comparison.figures]
         parts += [*(Picture(path.read_bytes(), _caption(path.stem, folds)) for path in drawn), *folded]
         sections.append(Section(table.name if folds is None else "In each environment, as a new one", parts))
@@ -175,7 +174,7 @@ def _how(result: "ComparisonResult") -> list[Part]:
         comparison = result.plan.tables[table.name]
         seeds = sorted({run.seed for run in table.runs})
         counted = f"{len(comparison.configurations)} configurations with seeds {', '.join(map(str, seeds))}"
-        parts.append(Lines([f"{table.name}: {counted}.", *_folds_in_words(result.plan, comparison.folds)]))
+        parts.append(Lines([f"{table.name}: {counted}.", *_folds_in_words(comparison.folds)]))
         rows = []
         for name, options in comparison.configurations.items():
             changed = {option: value for option, value in options.items() if value != usual.get(option)}
@@ -186,15 +185,15 @@ def _how(result: "ComparisonResult") -> list[Part]:
     return parts
 
 
-def _folds_in_words(plan: "ComparisonPlan", folds: Folds | None) -> list[str]:
+def _folds_in_words(folds: Folds | None) -> list[str]:
     if folds is None:
         return []
-    held_out = option_values(plan.base)["held_out"]
+    fold = f" with its fold, one of {len(folds.folds)}" if folds.folds else ""
     return [
-        f"Each of {len(folds.environments)} environments was left out once. A model learned from the others and was "
-        "measured there.",
-        f"{held_out:.0%} of the rows of the other environments were held out of training. They chose the evaluation of "
-        f"each run and, in the column {CHOSEN}, the method. The environment left out chose nothing.",
+        f"Each of {len(folds.environments)} environments was left out once{fold}. A model learned from the others and "
+        "was measured there.",
+        "What was held out of training of the other environments chose the evaluation of each run and, in the column "
+        f"{CHOSEN}, the method. The environment left out chose nothing.",
     ]
 
 
@@ -255,7 +254,7 @@ def _commands(result: "ComparisonResult") -> list[Part]:
     ]
     for table in result.tables:
         comparison = plan.tables[table.name]
-        if comparison.folds is not None and (verdict := _verdict(result)) is not None:
+        if comparison.folds is not None and (verdict := result.verdict) is not None:
             train = _train_command(plan, comparison.configurations[verdict.recommended])
             store = _runs([result])[0].record["store"]
             parts += _use(verdict.recommended, train, store, job.model_name(plan.base))

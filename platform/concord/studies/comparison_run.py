@@ -97,10 +97,11 @@ class ComparisonResult(GroupResult):
         return {"finished": float(self.finished), "failed": float(len(self.failed))}
 
     def note(self) -> str:
-        """The tables, and the verdict."""
+        """The tables, the verdict, and where the page is."""
         lines = () if self.verdict is None else self.verdict.lines
         parts = [*(table.markdown() for table in self.tables), "\n".join(f"- {line}" for line in lines)]
-        return "\n\n".join(filter(None, parts))
+        page = [f"The artifact `{REPORT}` is a page with all of it."] if self.finished else []
+        return "\n\n".join(filter(None, [*parts, *page]))
 
     def output(self) -> list[str | Table]:
         """The tables, and their files."""

@@ -38,7 +38,7 @@ def rows_of(job: JobFile, base: RunConfig, runs: Sequence[Run], info: Info) -> R
 
     try:
         with as_input_error(job, "its environments cannot be made"):
-            environments = job.job.environments_of(base.with_options(**data).resolve())
+            environments = job.job.environments(base.with_options(**data).resolve())
     except InputError as error:
         missing = f"The data could not be read for this page: {format_for_cli(error)}"
         info(missing)

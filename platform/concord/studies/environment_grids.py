@@ -4,15 +4,13 @@ import statistics
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-
 from concord.analysis.method_names import method_name
+from concord.analysis.uncertainty import Verdict
 from concord.studies.leave_one_out import BEST, CHOSEN, CONSTANT, MAJORITY, ORACLE, ROWS, known_of_environments
-from concord.studies.page import MOST_NAMED, MOST_ROWS, Cell, Folded, Grid, Mark, Part, cells_of
+from concord.studies.page import MOST_NAMED, Cell, Folded, Grid, Mark, Part, cells_of
 from concord.table import Column, Row, Table
 from concord.training.comparison import Folds
 
-_QUARTILES = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile": 0.75, "most": 1.0}
 # Measures in the words of somebody who does not train models.
 _MEANINGS = {
     "accuracy": "the share of rows that are predicted right",
@@ -35,7 +33,7 @@ class EnvironmentGrids:
     With a verdict the recommended method's 95 % intervals stand beside its values.
     """
 
-    def __init__(self, table: Table, methods: Collection[str], folds: Folds, verdict: Any) -> None:
+    def __init__(self, table: Table, methods: Collection[str], folds: Folds, verdict: Verdict | None) -> None:
         self.table, self.folds, self.means = table, folds, _means(table)
         self.methods = [row for row in table.rows if row.name in methods]
         self.known = known_of_environments(table.runs)
@@ -55,7 +53,7 @@ class EnvironmentGrids:
                     self.intervals[method, heading] = f"{interval.low:.3f} to {interval.high:.3f}"
 
     def parts(self) -> tuple[list[Part], list[Part]]:
-        """Each environment in a row; of many, quartiles and those that stand out. And what is folded."""
+        """Each environment in a row, of many those that stand out; and what is folded."""
         seeds = max(len(row.runs) for row in self.shown)
         means = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
         better = "larger" if self.folds.mode == "max" else "smaller"
@@ -70,13 +68,11 @@ class EnvironmentGrids:
         footer = [self._line(column) for column in self.over]
         every = Grid(caption, header, rows, footer)
         folded = [*self._every_interval(), *self._in_hindsight()]
-        if len(rows) <= MOST_ROWS:
+        if not any(column.aside for column in self.own):
             return [every], folded
-        quartiles = Grid(f"Quartiles over {len(rows)} environments. {caption}", header, self._quartiles(), footer)
-        unusual = self._unusual()
-        caption = "Environments that stand out from the others."
-        far = [Grid(caption, header, [row for row in rows if row[0].text in unusual])] if unusual else []
-        return [quartiles, *far], [Folded(f"All {len(rows)} environments", [every]), *folded]
+        far = [row for row, column in zip(rows, self.own, strict=True) if not column.aside]
+        caption = f"Of {len(rows)} environments those that stand out, and all together. {caption}"
+        return [Grid(caption, header, far, footer)], [Folded(f"All {len(rows)} environments", [every]), *folded]
 
     def worse_than_constant(self) -> list[str]:
         """Where the recommended method is worse than a constant, in words."""
@@ -119,31 +115,6 @@ class EnvironmentGrids:
 
     def _numbers(self, row: Row, column: Column) -> Any:
         return row.cells[self.table.columns.index(column)]
-
-    def _quartiles(self) -> list[list[Cell]]:
-        names = [column.heading for column in self.own]
-        known = {kind: [each[kind] for each in self.known.values() if kind in each] for kind in self.about}
-        values = [[self.means[row.name][name] for name in names if name in self.means[row.name]] for row in self.shown]
-        return [
-            cells_of(
-                [
-                    label,
-                    *(_known(kind, float(np.quantile(each, part))) for kind, each in known.items()),
-                    *(f"{np.quantile(each, part):.3f}" if each else "–" for each in values),
-                    *([""] if self.intervals else []),
-                ]
-            )
-            for label, part in _QUARTILES.items()
-        ]
-
-    def _unusual(self) -> set[str]:
-        """The environments far from the quartiles of the choice, or of the first method: the farthest."""
-        means = self.means.get(CHOSEN) or self.means[self.shown[0].name]
-        values = {column.title: means[column.heading] for column in self.own if column.heading in means}
-        first, third = np.quantile([*values.values()], [0.25, 0.75])
-        far = {name: max(first - value, value - third) for name, value in values.items()}
-        farthest = sorted(far, key=far.__getitem__, reverse=True)[:MOST_NAMED]
-        return {name for name in farthest if far[name] > 1.5 * (third - first)}
 
     def _every_interval(self) -> list[Part]:
         """The intervals of all methods."""

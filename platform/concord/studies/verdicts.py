@@ -10,7 +10,7 @@ from concord.analysis.uncertainty import Verdict, verdict
 from concord.environments.parquet import read_table
 from concord.studies.comparison_plan import FOLDS
 from concord.studies.job_tables import LEAVE_ONE_OUT
-from concord.studies.leave_one_out import BEST, CHOSEN, ROWS
+from concord.studies.leave_one_out import CHOSEN, ORACLE, ROWS
 from concord.studies.results import ResultLine
 from concord.table import Table
 from concord.training.comparison import Folds
@@ -34,7 +34,7 @@ def left_out_verdict(
     values: dict[str, dict[str, list[float]]] = {}
     rows: dict[str, float] = {}
     for line in lines:
-        if line.configuration not in (CHOSEN, BEST):
+        if line.configuration != CHOSEN and not line.configuration.endswith(ORACLE):
             of_method = values.setdefault(line.configuration, {})
             for name in folds.environments:
                 of_method.setdefault(name, []).append(line.values.get(name, math.nan))
