@@ -133,7 +133,9 @@ def test_a_verdict_rests_on_the_environments_and_agrees_with_the_table(whole: Co
     frame = loaded.intervals()
     for each in found.environments:
         row = frame.loc[each.method, each.environment]
-        assert (row.value, (row.low, row.high), row["std"]) == (each.value, each.interval, each.deviation)
+        assert each.interval is not None
+        shown = (each.value, *each.interval, each.deviation)
+        assert (row.value, row.low, row.high, row["std"]) == pytest.approx(shown)
 
 
 def test_a_killed_comparison_continues_to_the_same_table(
