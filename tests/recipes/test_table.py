@@ -416,7 +416,8 @@ def test_a_check_lists_what_is_ignored_odd_or_misspelt(tmp_path: Path, capsys: p
     assert found["notes"] == [
         "column Unnamed: 0 is ignored: it has no name, so it counts the rows",
         "column age is ignored: as --columns says",
-        "column note is ignored: text with 240 different values in 240 training rows, such as 'patient 0 came in'",
+        "column note is ignored: text with 240 different values in 240 training rows, such as 'patient 0 came in'; "
+        "--text note makes inputs of it",
         "column admitted: dates become the inputs year, month, day, weekday and hour",
         "column number has another whole number in nearly every row, so it may name the rows; --columns number=ignore "
         "leaves it out",
