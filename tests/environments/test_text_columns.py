@@ -1,5 +1,6 @@
 """Columns of text: tokens, vectors of a frozen encoder, an encoder that is trained, and registered models."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 import torch
 from torch import nn
 
+from concord.analysis.consistency.network import Settings
 from concord.cli import main
 from concord.environments import text_model
 from concord.environments.table import TableEnvironments, from_table
 from concord.environments.table_encoder import TableEncoder
 from concord.environments.text_model import TextNetwork, load_text_model, pooled
 from concord.errors import InputError
+from concord.execution.analyzing_columns import table_columns
 from concord.execution.preflight import preflight
+from concord.execution.trained_model import TrainedModel
 from concord.tracking import Store
 from concord.tracking.exported_model import load_predictor, log_model
 from concord.training import ProcessContext, Silent, load_job, train
@@ -207,6 +211,17 @@ def test_a_registered_model_takes_raw_texts(
         expected = network.eval()(inputs).softmax(1).numpy()
     np.testing.assert_allclose(found[["0", "1"]].to_numpy(), expected, atol=1e-4)
     assert served.metadata.get_input_schema().input_names() == ["age", "sex", "note"]
+
+
+def test_columns_are_measured_of_a_run_and_not_of_a_version_with_the_encoder_inside(tiny: Path, tmp_path: Path) -> None:
+    config, job = config_of(tiny, tmp_path), load_job("table")
+    model, device = job.job.model(config).eval(), torch.device("cpu")
+    trained = TrainedModel("noted", "id", job, config, model, {})
+    found = table_columns(trained, Settings(), device, lambda *_: None)
+    assert [each["column"] for each in found["columns"]] == ["age", "sex"]
+    version = dataclasses.replace(trained, model=torch.fx.symbolic_trace(nn.Linear(1, 1)))
+    with pytest.raises(InputError, match=r"--model: noted takes texts, .*; give --name"):
+        table_columns(version, Settings(), device, lambda *_: None)
 
 
 def refused_line(tiny: Path, tmp_path: Path, refused: Callable[..., str], frame: pd.DataFrame, *words: str) -> str:

@@ -271,7 +271,10 @@ def test_a_weight_that_is_none_is_refused_by_its_row(case: str, tmp_path: Path, 
 
 def test_weights_of_no_column_of_the_target_or_of_zero_alone_are_refused() -> None:
     frame = patients()
-    for weight, line in (("time", "weight=time: no such column"), ("died", "weight=died: is also the target's")):
+    for weight, line in (
+        ("time", "weight=time: no such column"),
+        ("died", "weight=died: is the column of another option"),
+    ):
         with pytest.raises(InputError, match=line):
             from_table(frame, target="died", environment="hospital", weight=weight)
     frame.loc[frame.hospital == "north", "times"] = 0

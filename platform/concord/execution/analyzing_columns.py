@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from concord.analysis.columns.report import ColumnReport, as_json
 from concord.analysis.consistency.network import Settings
 from concord.environments.collection import some_examples
+from concord.errors import InputError
 from concord.execution.trained_model import TrainedModel
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ def table_columns(
     config, environments = trained.config, fitted_table(trained)
     assert environments is not None
     assert environments.encoder is not None
+    frozen = environments.text is not None and not environments.text.train
+    if frozen and isinstance(trained.model, torch.fx.GraphModule):  # a version's program, with the encoder inside
+        raise InputError(
+            f"--model: {trained.name} takes texts, and columns are measured behind their encoder; give --name"
+        )
     columns = relations(environments.table)
     parts = environments.split(environments.train, config.data.held_out, config.run.seed)
     held_out = settings.split == "held-out"
