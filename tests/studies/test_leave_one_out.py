@@ -121,7 +121,8 @@ def test_a_verdict_rests_on_the_environments_and_agrees_with_the_table(whole: Co
     assert difference.value == pytest.approx(means["vrex"] - means["mean"])
     assert found.recommended == ("vrex" if difference.verdict == "better" else "mean")
     assert {(each.environment, each.units, each.seeds) for each in found.environments} == {
-        (name, 400, 2) for name in STATIONS  # the job makes other rows for each seed
+        (name, 400, 2)
+        for name in STATIONS  # the job makes other rows for each seed
     }
     assert found.next_environment is not None
     assert found.next_environment.environments == 4

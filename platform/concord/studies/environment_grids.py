@@ -123,9 +123,7 @@ class EnvironmentGrids:
             for column in [*self.own, *self.over]
             if any((row.name, column.heading) in self.intervals for row in self.methods)
         ]
-        caption = (
-            "95 % intervals: in an environment over its rows, of the mean over environments as if more had been drawn."
-        )
+        caption = "95 % intervals: in an environment over its rows or clusters, of the mean over the environments."
         grid = Grid(caption, ["environment", *(row.label for row in self.methods)], rows)
         return [Folded("Intervals of all methods", [grid])] if rows else []
 
