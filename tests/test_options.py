@@ -83,6 +83,9 @@ def changes(draw: st.DrawFn) -> dict[str, Any]:
 def test_options_by_their_plain_names_come_back_as_they_were_given(given_: dict[str, Any]) -> None:
     config = TrainConfig().with_options(**given_)
     implied = {"keep": "best"} if given_.get("patience") else {}
+    if isinstance(left_out := given_.get("leave_out"), tuple):  # a set of names; one is itself
+        names = tuple(sorted(set(left_out)))
+        given_ = given_ | {"leave_out": names if len(names) > 1 else next(iter(names), None)}
     assert option_values(config) == option_values(TrainConfig()) | implied | given_
     assert TrainConfig().with_options(**option_values(config)) == config
 

@@ -774,3 +774,25 @@ def test_a_risk_without_a_graph_is_refused() -> None:
 def test_what_would_be_misunderstood_is_refused_by_name(make: Callable[[nn.Module], Any], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         make(nn.Linear(6, CLASSES))
+
+
+class _OfNoNumbers(nn.Module):
+    """A layer without inputs, as of a table without numbers, beside one with inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.some = nn.Linear(0, 2), nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        answer: Tensor = self.none(inputs[:, :0]) + self.some(inputs)
+        return answer
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("rescale", [False, True])
+def test_a_parameter_without_components_leaves_the_step_finite(rescale: bool) -> None:
+    model = _OfNoNumbers()
+    inputs, targets = torch.randn(4, 8, 3), torch.randint(2, (4, 8))
+    step = StackedGradients(model, cross_entropy, AndMask(0.5), rescale=rescale)(inputs, targets)
+    assert step.kept_fraction.isfinite().all()
+    assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())

@@ -591,7 +591,7 @@ def test_data_of_another_simulator_are_refused(data: Path) -> None:
 def test_every_corner_of_the_studied_spaces_is_a_configuration(name: str) -> None:
     job = load_job(name).job
     for method, study in job.studies.items():
-        assert study.selection == "validation"
+        assert study.selection is None  # so that validation environments judge
         for end in (0, -1):
             point = {each.name: edges(each.domain)[end] for each in study.space.varied()}
             job.config.with_options(**point, **study.space.fixed(point)).check()

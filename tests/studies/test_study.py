@@ -767,7 +767,7 @@ def ctrl_c(when: Callable[[], Any]) -> Iterator[None]:
     ("part", "options"),
     [
         pytest.param("", {"workers": 2}, marks=pytest.mark.slow),
-        ("-without-b", {"selection": "leave-one-out", "folds": 2, "seed": 1}),
+        ("-without-b", {"selection": "leave-one-out", "drawn": 2, "seed": 1}),
     ],
     ids=["two workers", "fold"],
 )

@@ -736,7 +736,7 @@ class Config(TrainConfig):
 
 
 def test_data_may_depend_on_a_jobs_own_options_and_data_options() -> None:
-    assert data_options(Config) == {"environments", "examples", "seed", "held_out"}
+    assert data_options(Config) == {"environments", "examples", "seed", "held_out", "held_out_environments"}
 
 
 def job_of(value: Callable[[Config], float]) -> Job[Config]:

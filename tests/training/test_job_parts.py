@@ -156,9 +156,9 @@ def test_an_evaluation_can_be_the_criterion_and_its_least_the_best() -> None:
     assert preflight(FILE, config()).criterion == ("validation_calibration_error", "min")
     options = options_for(JOB.config).with_options(metric="worst_calibration_error", name="least", lr=0.1)
     plan = plan_study(FILE, options, {"metric", "name"})
-    assert (plan.criterion.metric, plan.criterion.mode) == ("worst_held_out_calibration_error", "min")
+    assert (plan.criterion.metric, plan.criterion.mode) == ("worst_validation_calibration_error", "min")
     plan = plan_study(FILE, options.with_options(metric=None), {"name"})
-    assert (plan.criterion.metric, plan.criterion.mode) == ("held_out_calibration_error", "min")
+    assert (plan.criterion.metric, plan.criterion.mode) == ("validation_calibration_error", "min")
 
 
 def test_a_study_is_judged_by_the_criterion_with_what_it_requires(tmp_path: Path) -> None:

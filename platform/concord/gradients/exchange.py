@@ -33,7 +33,7 @@ from concord.aggregation.column_rule import WeightedSum
 from concord.aggregation.rule import accumulation_dtype
 from concord.aggregation.weighting import gram_of
 from concord.errors import InputError
-from concord.gradients.finish import combine_in_blocks, finish_in_blocks, poison, rescale_layers
+from concord.gradients.finish import combine_in_blocks, component_counts, finish_in_blocks, poison, rescale_layers
 from concord.gradients.layout import Layers
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import Aggregation
@@ -292,8 +292,7 @@ class SliceExchange:
         The scalar ``finite`` is not finite if an environment in the sums is not finite.
         """
         self._wait()
-        sizes = torch.tensor(self.layers.sizes, dtype=torch.float32, device=self.device)
-        kept_fraction: Tensor = reports.sum(0) / sizes
+        kept_fraction: Tensor = reports.sum(0) / component_counts(self.layers, self.device)
         if self.aggregation.policy == "propagate":
             poison(self.out, finite)
         if self.aggregation.rescale:

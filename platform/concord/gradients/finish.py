@@ -77,7 +77,7 @@ def finish_whole(
         return {name: flat[block] for name, flat in sums.items()}
 
     kept = finish_in_blocks(rule, part, out, layers, 0, environments, step)
-    kept /= torch.tensor(layers.sizes, dtype=torch.float32, device=kept.device)
+    kept /= component_counts(layers, kept.device)
     if rescale:
         rescale_layers(out, layers, kept)
     return kept
@@ -89,6 +89,11 @@ def combine_in_blocks(rule: ColumnRule, columns: Callable[[slice], Tensor], out:
     for first in range(0, len(out), width):
         block = slice(first, min(first + width, len(out)))
         out[block] = combined(rule, columns(block))
+
+
+def component_counts(layers: Layers, device: torch.device) -> Tensor:
+    """The components of each layer, ``(layers,)``, float32, as divisors: of a layer without any, 1."""
+    return torch.tensor(layers.sizes, dtype=torch.float32, device=device).clamp(min=1)
 
 
 def rescale_layers(out: Tensor, layers: Layers, kept_fraction: Tensor) -> None:

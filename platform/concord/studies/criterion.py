@@ -198,13 +198,16 @@ def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, M
     return metrics
 
 
-def default_selection(environments: Environments, measure: str | None, leave_out: bool = False) -> Selection:
+def default_selection(
+    environments: Environments, measure: str | None, leave_out: bool = False, criterion: str = ""
+) -> Selection:
     """What scores trials without the test: validation environments if there are some, else held-out examples.
 
-    With ``leave_out`` three or more training environments are left out in turn before held-out examples, which have the
-    same shortcuts, are used. The spread is of held-out examples.
+    These, too, if the job's ``criterion`` is of them and no other measure is asked for. With ``leave_out`` three or
+    more training environments are left out in turn before held-out examples, which have the same shortcuts, are used.
+    The spread is of held-out examples.
     """
-    if measure == SPREAD:
+    if measure == SPREAD or (measure is None and criterion.removeprefix("worst_").startswith("held_out_")):
         return "held-out"
     if environments.validation:
         return "validation"

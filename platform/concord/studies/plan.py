@@ -346,7 +346,7 @@ def plan_study(
     stop_rule.check(checked.reported)
     record = read_record(folder_of(base.run.output, name, "study"), "study")
     began = None if record is None else record["criterion"]["selection"]
-    usual = default_selection(checked.environments, asked.metric or study.metric)
+    usual = default_selection(checked.environments, asked.metric or study.metric, criterion=job.job.criterion or "")
     selection = "own" if own_loop is not None else asked.selection or began or study.selection or usual
     asked = dataclasses.replace(asked, selection=selection)
     asked.check()
