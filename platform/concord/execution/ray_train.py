@@ -39,7 +39,6 @@ _TAKE_SECONDS = 0.5
 # After this time without a step, and after each doubling of it, a line says which worker is waited for.
 _STILL_SECONDS = 60.0
 _SCRATCH = "ray-train"
-_logger = logging.getLogger("concord.execution")
 
 
 def evaluations_on_ray(
@@ -97,7 +96,7 @@ def _tell_waiting(workers: Sequence[Waiting], patience: float) -> float:
         why = f"{of} is at step {first.sign.steps}, and the others, at step {most}, wait for it"
     else:
         why = f"all {len(workers)} workers answer, at step {most}"
-    _logger.warning("no step %s: %s", since, why)
+    logs.info(f"no step {since}: {why}", logging.WARNING)
     return 2 * patience
 
 
