@@ -2,6 +2,7 @@
 both."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,9 @@ class TableNetwork(nn.Module):
             for weight in self.embeddings.parameters():
                 weight[: None if linear else FIRST_LEVEL] = 0
         if linear:
-            self.rest: nn.Module = nn.Linear(numeric, outputs)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # a table without numbers
+                self.rest: nn.Module = nn.Linear(numeric, outputs)
         else:
             self.rest = MLP(numeric + sum(widths), outputs, hidden_units, hidden_layers, dropout)
         self.linear = linear

@@ -165,9 +165,11 @@ def _require_time(plan: ComparisonPlan, info: Callable[[str], None], concurrent:
     """Announce the time of a comparison that has a limit, and ask if it is above."""
     runs = {spec.key.value: spec for spec in itertools.chain.from_iterable(plan.runs.values())}
     left = [spec for spec in runs.values() if finished_run(plan.base.run.output, spec.key) is None]
-    if plan.hours is not None and left and isinstance(left[0].config, ResolvedTrainConfig):
+    by_steps = [spec for spec in left if plan.job.job.fit_of(spec.config) is None]
+    first = next(iter(by_steps or left), None)
+    if plan.hours is not None and first is not None and isinstance(first.config, ResolvedTrainConfig):
         trainings = f"{len(left)} trainings"
-        require_time(plan.job, left[0].config, len(left), trainings, concurrent, plan.hours, info)
+        require_time(plan.job, first.config, len(by_steps), trainings, concurrent, plan.hours, info)
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:

@@ -19,7 +19,8 @@ def require_time(
     """Announce the trainings that are left and about how long they take.
 
     Above these hours ask on the terminal: RunFailedError if the answer is no, InputError where nobody can be asked.
-    ``first`` is the configuration of which a few steps are measured, and ``trainings`` names all in words.
+    ``left`` is their number without baselines, which take seconds; ``first`` is the configuration of which a few steps
+    are measured, and ``trainings`` names all in words.
     """
     trainings = f"{trainings}, {concurrent} at a time"
     if left == 0:

@@ -309,7 +309,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
             concurrent = trial_resources(first.sharing, first.base, info).concurrent
             resolved = cast(ResolvedTrainConfig, first.base.resolve())
             trainings = f"{total} trainings of {len(plan.studies)} methods"
-            require_time(plan.job, resolved, total, trainings, concurrent, plan.hours, info)
+            by_steps = sum(number for method, number in left.items() if method not in plan.baselines)
+            require_time(plan.job, resolved, by_steps, trainings, concurrent, plan.hours, info)
             pace = Pace()
             pace.at(0.0)
             for method, study in plan.studies.items():
