@@ -8,7 +8,7 @@ an interval follows from the measure's scale, by what covered 95 % in ``tests/an
 * a positive mean (squared error): bootstrap-t on the log scale;
 * a difference: a t interval of the paired influences.
 
-scipy's bootstrap has the percentile and BCa, which cover 92 to 93 % with 60 rows, and no bootstrap-t.
+scipy's bootstrap has no bootstrap-t; its BCa covered 93.5 % (accuracy) and 91.8 % (squared error) with 60 rows.
 """
 
 import math
