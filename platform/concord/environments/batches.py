@@ -20,10 +20,16 @@ def names_of_batches(names: Sequence[str], batches_each: int) -> list[str]:
     return [f"{name}, batch {number}" for name in names for number in range(1, batches_each + 1)]
 
 
+# Of a small environment the orders of several passes are drawn at once: to prepare a generator takes longer than to
+# draw a pass of a hundred examples, which was two fifths of a step with a hundred such environments.
+_PLACES_AT_ONCE = 512
+
+
 class BatchStream:
     """A batch of every environment at every step, or of some of them in turn.
 
-    Environment e's examples are shuffled for each pass, by a generator that depends on (seed, e's name, pass) alone.
+    Environment e's examples are shuffled for each pass, by a generator that depends on (seed, e's name, pass) alone, or
+    on the block of passes if e is small.
     Batch k takes positions k·B … (k+1)·B - 1 of the concatenated passes. So e's batch at step k depends on (seed, e, k)
     alone: not on the process that holds e, on other environments, or on where a run was resumed. Environments of
     different sizes have separate passes.
@@ -158,19 +164,24 @@ class BatchStream:
 
     def _places(self, index: int, batch: int) -> Tensor:
         size, first = self._sizes[index], batch * self._batch_size
+        passes = max(_PLACES_AT_ONCE // size, 1)
         parts, wanted = [], self._batch_size
         while wanted > 0:
-            passes, offset = divmod(first, size)
-            part = self._order(index, passes)[offset : offset + wanted]
+            block, offset = divmod(first, passes * size)
+            part = self._order(index, passes, block)[offset : offset + wanted]
             parts.append(part)
             first, wanted = first + len(part), wanted - len(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _order(self, index: int, passes: int) -> Tensor:
-        """The indices of this environment's examples, in the order of this pass."""
-        if (index, passes) not in self._orders:
-            self._orders.pop((index, passes - 2), None)
-            generator = generator_for(self._seed, self._names[index], "batches", passes)
-            order = torch.randperm(self._sizes[index], generator=generator)
-            self._orders[index, passes] = order + self._starts[index]
-        return self._orders[index, passes]
+    def _order(self, index: int, passes: int, block: int) -> Tensor:
+        """The indices of this environment's examples in a block of passes, each in an order of its own."""
+        if (index, block) not in self._orders:
+            self._orders.pop((index, block - 2), None)
+            generator = generator_for(self._seed, self._names[index], "batches", block)
+            size = self._sizes[index]
+            if passes == 1:
+                order = torch.randperm(size, generator=generator)
+            else:
+                order = torch.rand(passes, size, dtype=torch.float64, generator=generator).argsort(1).flatten()
+            self._orders[index, block] = order + self._starts[index]
+        return self._orders[index, block]
