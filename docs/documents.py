@@ -9,7 +9,8 @@ The lines between are made from ``docs/results/JOB-TABLE.jsonl``, written by ``c
 Several jobs with commas between them, and the table ``methods``, give one table: a row a method, and of each job the
 o.o.d. test.
 
-The TABLE ``analyzed`` holds the results of ``concord analyze JOB --name RUN… --results …``. Between
+The TABLE ``verdicts`` has a row for each comparison that ``docs/table_verdicts.py`` keeps, and ``analyzed`` the
+results of ``concord analyze JOB --name RUN… --results …``. Between
 ``<!-- reproduction: PART -->`` and ``<!-- end of reproduction -->`` stand the papers' ``items``, a ``summary`` of them
 or a ``sentence``, made from the same files and ``docs/results/papers.yaml``.
 ``make tables`` rewrites all of them.
@@ -30,6 +31,7 @@ from concord.studies.results import results_file
 from concord.table import Column, Table
 from kept_results import job_of, read_lines, read_table
 from reproduction import PARTS, read_papers
+from table_verdicts import verdicts_table
 
 _ORIGIN = ("command", "commit", "machine", "data")  # of a run; the version of its data if known
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
@@ -41,6 +43,8 @@ def with_tables(text: str, results: Path) -> str:
 
     def table(place: re.Match[str]) -> str:
         job, name = place[1], place[2]
+        if name == "verdicts":
+            return f"<!-- results: {job} {name} -->\n\n{verdicts_table(results).markdown()}<!-- end of results -->"
         shown = side_by_side(job.split(","), name, results) if "," in job else documented(job, name, results)
         return f"<!-- results: {job} {name} -->\n{shown}<!-- end of results -->"
 
