@@ -1,7 +1,8 @@
 """Keeps comparisons of methods on tables: the lines of each, and its verdict with its intervals.
 
-``python docs/table_verdicts.py OUTPUT JOB NAME RESULTS`` reads the comparison in the folder OUTPUT, and writes
-``RESULTS/JOB-leave-one-out-NAME.jsonl`` and its line in ``RESULTS/table-verdicts.jsonl``.
+``python docs/table_verdicts.py OUTPUT JOB TABLE RESULTS`` reads the comparison in the folder OUTPUT, and writes
+``RESULTS/JOB-TABLE.jsonl`` and its line in ``RESULTS/table-verdicts.jsonl``. TABLE is ``leave-one-out``, or
+``leave-one-out-NAME`` if the job has several.
 """
 
 import dataclasses
@@ -30,19 +31,20 @@ _SHOWN = 20  # of more environments the file leaves the values of single ones to
 
 def main(words: Sequence[str]) -> int:
     """Keep a comparison."""
-    output, job, name, results = words
+    output, job, table, results = words
     comparison = concord.load(job, output=output)
     assert isinstance(comparison, concord.interface.results.Comparison)
     found = comparison.verdict
     assert found is not None
     lines = comparison.tables[LEAVE_ONE_OUT].runs
     folds = _folds(lines)
-    write_lines(lines, Path(results), job, f"{LEAVE_ONE_OUT}-{name}")
+    write_lines(lines, Path(results), job, table)
     kept = found.as_json()
     if len(folds.names) > _SHOWN:
         kept["environments"] = []
     kept |= {"without its fold": nested(lines, found), "folds": len(folds.parts), "count": len(folds.names)}
-    file = Path(results) / FILE
+    file, name = Path(results) / FILE, table.removeprefix(LEAVE_ONE_OUT).removeprefix("-")
+    name = name if job == "table" else f"{job} {name}".strip()
     before = [each for each in read_verdicts(Path(results)) if each["name"] != name]
     after = [*before, {"name": name, "job": job, **kept}]
     file.write_text("".join(f"{json.dumps(each)}\n" for each in after), encoding="utf-8")

@@ -1,6 +1,7 @@
 """Claims about tables: every form has the same numbers, whatever the runs and their order."""
 
 import csv
+import io
 import json
 import math
 import re
@@ -157,3 +158,18 @@ def test_brackets_in_headings_and_cells_are_no_markup() -> None:
 def test_a_mapping_has_a_column_for_each_innermost_key(value: dict[str, object], rows: list[list[str]]) -> None:
     header, cells = Table.nested("title", value).cells()
     assert [header, *cells] == rows
+
+
+@given(st.integers(1, 40), st.integers(60, 200), st.sampled_from([0.812, 71.25, 1234.5]))
+def test_no_number_is_cut_however_many_columns_there_are(count: int, width: int, value: float) -> None:
+    """What does not fit beside the others follows below, with the names of the rows again."""
+    columns = [Column(f"method {number}", "loss") for number in range(count)]
+    runs = [Finished({"loss": value}), Finished({"loss": value + 0.1})]
+    table = Table.over("environment", columns, {"Cleveland": runs, "Long Beach": runs})
+    file = io.StringIO()
+    table._print(file, width)
+    text = file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert len(re.findall(rf"\b{re.escape(f'{value + 0.05:.3f}')}\b", text)) == 2 * count
+    assert text.count("Cleveland") == text.count("Long Beach") >= 1

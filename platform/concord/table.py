@@ -272,13 +272,16 @@ class Table:
         from rich.table import Table as RichTable
 
         header, rows = self.cells()
-        first, *others = map(escape, header)  # keep the rows' names in one line
-        table = RichTable(RichColumn(first, no_wrap=True), *others, box=SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*map(escape, row))
+        console = Console(file=file, width=width)
         if self.title:
             print(f"{self.name}: {self.title}", file=file)
-        Console(file=file, width=width).print(table)
+        least = _longest_words([header, *rows])
+        for block in _blocks(least, console.width):
+            columns = [RichColumn(escape(header[place]), min_width=least[place], no_wrap=place == 0) for place in block]
+            table = RichTable(*columns, box=SIMPLE_HEAD)
+            for row in rows:
+                table.add_row(*(escape(row[place]) for place in block))
+            console.print(table)
 
     def _repr_html_(self) -> str:
         """The table in a notebook."""
@@ -310,9 +313,29 @@ class Table:
 
 # Where output is no terminal, rich's default width would break every row.
 _WIDTH = 160
+# The width that rich adds to each column: its margins and the space to the next.
+_BESIDE = 3
 # The ends of a frame's headings.
 _ENDINGS = {"mean": "", "std": ", std", "values": ", values", "paper": ", {}", "paper_std": ", {} std"}
 _Entries = list[tuple[tuple[str, ...], Any]]  # names, one a level, and the value
+
+
+def _longest_words(lines: Sequence[Sequence[str]]) -> list[int]:
+    """The width of each column's longest word; of the first its longest text, since names of rows stay in one line."""
+    first, *others = zip(*lines, strict=True)
+    words = ((text.replace(" ±", "_±").split() for text in column) for column in others)  # rich keeps the sign there
+    return [max(map(len, first)), *(max(len(word) for of_text in each for word in of_text or [""]) for each in words)]
+
+
+def _blocks(least: Sequence[int], width: int) -> list[list[int]]:
+    """The columns that stand beside each other in this width, without a word being cut; the first begins each block."""
+    blocks: list[list[int]] = [[0]]
+    for place in range(1, len(least)):
+        together = [*blocks[-1], place]
+        if len(together) > 2 and sum(least[each] + _BESIDE for each in together) >= width:
+            blocks.append([0])
+        blocks[-1].append(place)
+    return blocks
 
 
 def _number(value: float) -> str:
