@@ -131,6 +131,13 @@ def test_a_clear_difference_is_more_than_chance_and_its_limits_are_said() -> Non
     assert compared([0.5, 0.52, 0.48, 0.5], [0.7, 0.71, 0.69, 0.68], mode="min").recommended == "mean"
 
 
+def test_the_recommended_method_shows_its_own_evidence_where_another_is_best_by_chance() -> None:
+    found = compared([0.5, 0.52, 0.48, 0.5], [0.6, 0.61, 0.59, 0.6], [0.9, 0.3, 0.9, 0.5])
+    assert found.methods[0].method == "vrex"
+    assert found.lines[0].startswith("recommended: boosting; accuracy 0.600 against mean 0.500: difference 0.100 (95 %")
+    assert found.lines[0].endswith(", more than chance")
+
+
 def test_the_interval_of_a_difference_is_students_over_the_comparisons() -> None:
     first, second = [0.5, 0.6, 0.7, 0.8], [0.6, 0.6, 0.9, 0.8]
     each = np.array(second) - np.array(first)

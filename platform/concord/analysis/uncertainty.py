@@ -277,11 +277,10 @@ class _Words:
         if not found.differences:
             only = f"recommended: {self._label(found.recommended)}; no other method has a value in all"
             return (f"{only} {units} {found.unit}", *self._next(units), *self._left_out())
-        best = found.methods[0].method
-        shown = found.recommended if best == found.differences[0].against else best
-        against = found.differences[0].against
-        if best == against:
-            shown = found.methods[1].method
+        first = found.differences[0].against
+        # A recommended method shows its own evidence, also where another has the best value, by chance.
+        best = found.recommended if found.recommended != first else found.methods[0].method
+        shown = best if best != first else found.methods[1].method
         difference = next(each for each in found.differences if each.method == shown)
         return (self._compared(best, difference), *self._chance(difference), *self._next(units), *self._left_out())
 
