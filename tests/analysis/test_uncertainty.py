@@ -163,6 +163,19 @@ def test_the_variance_over_environments_is_no_smaller_than_the_chance_of_their_r
     assert {each.units for each in found.environments} == {20}
 
 
+def test_methods_with_different_rows_are_compared_over_environments_alone() -> None:
+    random = np.random.default_rng(0)
+    counts = {"mean": 60, "boosting": 40}  # of seeds with rows of their own, of which one lacks a run
+    estimates = {
+        method: {name: mean_of_rows(random.random(count)) for name in HOSPITALS} for method, count in counts.items()
+    }
+    values = {method: {name: [one.value] for name, one in each.items()} for method, each in estimates.items()}
+    found, plain = verdict(values, "mse", "min", estimates=estimates), verdict(values, "mse", "min")
+    assert found is not None
+    assert plain is not None
+    assert found.differences == plain.differences
+
+
 def test_a_method_or_an_environment_without_a_value_is_left_out_by_name() -> None:
     nan = math.nan
     found = compared([0.7, 0.8, nan, 0.9], [0.7, 0.8, nan, 0.8], [0.9, nan, nan, 0.9])

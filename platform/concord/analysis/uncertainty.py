@@ -235,7 +235,9 @@ def _difference(
     interval, verdict = None, "chance"
     if enough:
         known = [unit for unit in means[first] if all(unit in estimates.get(one, {}) for one in (method, first))]
-        of_rows = [estimates[method][unit].difference(estimates[first][unit]).variance for unit in known]
+        pairs = [(estimates[method][unit], estimates[first][unit]) for unit in known]
+        # Where each seed has rows of its own, a method that lacks a seed has others than the first.
+        of_rows = [one.difference(other).variance for one, other in pairs if one.units == other.units]
         floor = statistics.fmean(of_rows) if of_rows else 0.0
         interval = t_interval(value, max(statistics.variance(each), floor) / count, count, comparisons)
         if interval.low > 0 or interval.high < 0:
