@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from concord.analysis.intervals import area_under_curve, jackknife, mean_of_rows, next_interval, t_interval
+from concord.analysis.intervals import area_under_curve, jackknife, mean_of_rows, next_interval, scale_of, t_interval
 from concord.analysis.uncertainty import Verdict, verdict
 
 HOSPITALS = ("basel", "budapest", "cleveland", "long beach")
@@ -96,6 +96,13 @@ def test_the_next_share_is_expected_in_0_to_1(values: list[float]) -> None:
     assert 0 < found[0].low < found[0].high < 1
     assert found[0].high - found[0].low > 0.01  # equal values of few rows are no certainty
     assert found[1] == "t interval"
+
+
+@pytest.mark.parametrize("measure", ["mse", "mae", "poisson_deviance"])
+def test_the_next_error_is_expected_above_0(measure: str) -> None:
+    found = next_interval([0.1, 0.2, 2.0], scale_of(measure))
+    assert found is not None
+    assert 0 < found[0].low < found[0].high
 
 
 def test_equal_errors_say_nothing_of_the_next() -> None:
