@@ -138,6 +138,17 @@ def test_a_clear_difference_is_more_than_chance_and_its_limits_are_said() -> Non
     assert compared([0.5, 0.52, 0.48, 0.5], [0.7, 0.71, 0.69, 0.68], mode="min").recommended == "mean"
 
 
+def test_an_environment_where_both_are_equal_is_no_win_of_either() -> None:
+    first, second = (0.7, 0.71, 0.69, 0.7, 0.7), (0.6, 0.61, 0.59, 0.6, 0.7)
+    by_method = {"mean": first, "vrex": second}
+    values = {method: {f"site {at}": [value] for at, value in enumerate(each)} for method, each in by_method.items()}
+    found = verdict(values, "accuracy", "max")
+    assert found is not None
+    (difference,) = found.differences
+    assert (difference.verdict, difference.wins, difference.losses) == ("worse", 0, 4)
+    assert found.lines[1] == "it holds in 4 of 5 environments"
+
+
 def test_the_recommended_method_shows_its_own_evidence_where_another_is_best_by_chance() -> None:
     found = compared([0.5, 0.52, 0.48, 0.5], [0.6, 0.61, 0.59, 0.6], [0.9, 0.3, 0.9, 0.5])
     assert found.methods[0].method == "vrex"

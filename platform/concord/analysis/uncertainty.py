@@ -66,7 +66,7 @@ class Difference:
     Attributes:
         interval: 95 % together with those of the other comparisons; None of fewer than three environments or two seeds.
         advantage: of the method: the difference, positive if the method is better.
-        wins: the units in which the method is better.
+        wins, losses: the units in which the method is better, and worse.
         verdict: better, worse, or chance.
     """
 
@@ -76,6 +76,7 @@ class Difference:
     interval: Interval | None
     advantage: float
     wins: int
+    losses: int
     units: int
     comparisons: int
     verdict: Literal["better", "worse", "chance"]
@@ -242,8 +243,9 @@ def _difference(
         interval = t_interval(value, max(statistics.variance(each), floor) / count, count, comparisons)
         if interval.low > 0 or interval.high < 0:
             verdict = "better" if sign * value > 0 else "worse"
-    wins = sum(sign * one > 0 for one in each)
-    return Difference(method, first, value, interval, sign * value, wins, count, comparisons, verdict)  # type: ignore[arg-type]
+    wins, losses = sum(sign * one > 0 for one in each), sum(sign * one < 0 for one in each)
+    numbers = sign * value, wins, losses, count, comparisons
+    return Difference(method, first, value, interval, *numbers, verdict)  # type: ignore[arg-type]
 
 
 def _next_environment(
@@ -318,7 +320,7 @@ class _Words:
             return [_OF_SEEDS]
         if each.verdict == "chance" or each.interval is None:
             return []
-        wins = each.wins if each.verdict == "better" else each.units - each.wins
+        wins = each.wins if each.verdict == "better" else each.losses
         lines = [f"it holds in {wins} of {each.units} environments"]
         if wins == each.units:
             rare = 1 - (1 - LEVEL) ** (1 / each.units)
