@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from concord.analysis.intervals import area_under_curve, jackknife, mean_of_rows, next_interval, t_interval
+from concord.analysis.intervals import area_under_curve, jackknife, mean_of_rows, next_interval, scale_of, t_interval
 from concord.analysis.uncertainty import Verdict, verdict
 
 HOSPITALS = ("basel", "budapest", "cleveland", "long beach")
@@ -98,6 +98,13 @@ def test_the_next_share_is_expected_in_0_to_1(values: list[float]) -> None:
     assert found[1] == "t interval"
 
 
+@pytest.mark.parametrize("measure", ["mse", "mae", "poisson_deviance"])
+def test_the_next_error_is_expected_above_0(measure: str) -> None:
+    found = next_interval([0.1, 0.2, 2.0], scale_of(measure))
+    assert found is not None
+    assert 0 < found[0].low < found[0].high
+
+
 def test_equal_errors_say_nothing_of_the_next() -> None:
     assert next_interval([0.5, 0.5, 0.5], "positive") is None
 
@@ -131,6 +138,24 @@ def test_a_clear_difference_is_more_than_chance_and_its_limits_are_said() -> Non
     assert compared([0.5, 0.52, 0.48, 0.5], [0.7, 0.71, 0.69, 0.68], mode="min").recommended == "mean"
 
 
+def test_an_environment_where_both_are_equal_is_no_win_of_either() -> None:
+    first, second = (0.7, 0.71, 0.69, 0.7, 0.7), (0.6, 0.61, 0.59, 0.6, 0.7)
+    by_method = {"mean": first, "vrex": second}
+    values = {method: {f"site {at}": [value] for at, value in enumerate(each)} for method, each in by_method.items()}
+    found = verdict(values, "accuracy", "max")
+    assert found is not None
+    (difference,) = found.differences
+    assert (difference.verdict, difference.wins, difference.losses) == ("worse", 0, 4)
+    assert found.lines[1] == "it holds in 4 of 5 environments"
+
+
+def test_the_recommended_method_shows_its_own_evidence_where_another_is_best_by_chance() -> None:
+    found = compared([0.5, 0.52, 0.48, 0.5], [0.6, 0.61, 0.59, 0.6], [0.9, 0.3, 0.9, 0.5])
+    assert found.methods[0].method == "vrex"
+    assert found.lines[0].startswith("recommended: boosting; accuracy 0.600 against mean 0.500: difference 0.100 (95 %")
+    assert found.lines[0].endswith(", more than chance")
+
+
 def test_the_interval_of_a_difference_is_students_over_the_comparisons() -> None:
     first, second = [0.5, 0.6, 0.7, 0.8], [0.6, 0.6, 0.9, 0.8]
     each = np.array(second) - np.array(first)
@@ -154,6 +179,19 @@ def test_the_variance_over_environments_is_no_smaller_than_the_chance_of_their_r
     assert found.next_environment.share_of_rows == 1
     assert "more rows in each environment would tell more" in found.lines[-1]
     assert {each.units for each in found.environments} == {20}
+
+
+def test_methods_with_different_rows_are_compared_over_environments_alone() -> None:
+    random = np.random.default_rng(0)
+    counts = {"mean": 60, "boosting": 40}  # of seeds with rows of their own, of which one lacks a run
+    estimates = {
+        method: {name: mean_of_rows(random.random(count)) for name in HOSPITALS} for method, count in counts.items()
+    }
+    values = {method: {name: [one.value] for name, one in each.items()} for method, each in estimates.items()}
+    found, plain = verdict(values, "mse", "min", estimates=estimates), verdict(values, "mse", "min")
+    assert found is not None
+    assert plain is not None
+    assert found.differences == plain.differences
 
 
 def test_a_method_or_an_environment_without_a_value_is_left_out_by_name() -> None:

@@ -17,7 +17,7 @@ from concord.cli import main
 from concord.environments import text_model
 from concord.environments.table import TableEnvironments, from_table
 from concord.environments.table_encoder import TableEncoder
-from concord.environments.text_model import TextNetwork, load_text_model, pooled
+from concord.environments.text_model import TextInputs, TextNetwork, load_text_model, pooled
 from concord.errors import InputError
 from concord.execution.analyzing_columns import table_columns
 from concord.execution.preflight import preflight
@@ -139,6 +139,21 @@ def test_texts_are_encoded_once_and_again_after_a_change(
     assert not torch.equal(other.fitted(0.1, 0)["east"].inputs, first)
     assert len(list(cache.iterdir())) == 2
     assert other.version != environments(tiny).version
+
+
+def test_an_empty_text_is_the_same_in_training_and_in_a_registered_model(tiny: Path) -> None:
+    loaded, frame = load_text_model(str(tiny), ("note",), 12), patients()
+    frame.loc[[5, 40], "note"] = ""
+    tokenizer = json.loads(loaded.tokens.tokenizer) | {"post_processor": None}  # without a token of its own
+    tokens = dataclasses.replace(loaded.tokens, tokenizer=json.dumps(tokenizer))
+    table = environments(tiny, frame).table
+    text = TextInputs(dataclasses.replace(loaded, tokens=tokens), train=False, frame=table.frame)
+    data = TableEnvironments(table, text=text).fitted(0.0, 0)
+    assert data.raw.network is not None
+    served = data.raw.network(nn.Identity())
+    with torch.no_grad():
+        found = served(torch.from_numpy(data.raw.encoder.encode(table.rows(["east"]))))
+    torch.testing.assert_close(found, data["east"].inputs, atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_are_a_part_of_the_encoder_and_read_again_from_json(tiny: Path) -> None:

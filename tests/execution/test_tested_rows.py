@@ -14,6 +14,8 @@ def sites(names: str, **options: object) -> TableEnvironments:
     site = np.repeat(list(names), 40)
     frame = pd.DataFrame({"site": site, "patient": np.arange(len(site)) // 4, "x": random.normal(size=len(site))})
     frame["sick"] = np.where(frame.x > 0, "yes", "no")
+    if "weight" in options:
+        frame["w"] = np.where(frame.x > 0, 3.0, 1.0)
     found = from_table(frame, target="sick", environment="site", test=list(names[2:]), **options)  # type: ignore[arg-type]
     fitted = found.fitted(0.0, 0)
     assert isinstance(fitted, TableEnvironments)
@@ -29,6 +31,13 @@ class Sign(torch.nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.stack([-inputs[:, 0], inputs[:, 0]], 1) * self.scale
+
+
+class Yes(Sign):
+    """Says yes always."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0.0, 1.0]).expand(len(inputs), 2) * self.scale
 
 
 def said(environments: TableEnvironments) -> str | None:
@@ -61,3 +70,12 @@ def test_of_three_the_next_is_expected_and_many_are_a_range() -> None:
 @pytest.mark.parametrize("metrics", [{}, {"accuracy/ood/c": 0.0}])
 def test_a_measure_that_the_run_reports_otherwise_is_left_out(metrics: dict[str, float]) -> None:
     assert intervals_of_test(sites("abc"), Sign(), "accuracy", metrics) is None
+
+
+def test_rows_count_by_their_weights() -> None:
+    environments = sites("abc", weight="w")
+    (_, targets, weights) = environments["c"].take(slice(None))
+    right = float(np.average(targets.numpy(), weights=weights.numpy()))
+    line = intervals_of_test(environments, Yes(), "accuracy", {"accuracy/ood/c": right})
+    assert line is not None
+    assert line.startswith(f"accuracy in the test (95 % over rows): c {right:.3g} (")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from concord.studies.leave_one_out import (
     with_choices,
 )
 from concord.studies.results import ResultLine, as_lines
+from concord.studies.verdicts import left_out_verdict
 from concord.training import Evaluation, ProcessContext, Run, load_job, train
 from concord.training.comparison import Folds
 from concord.training.context import Silent
@@ -239,6 +241,22 @@ def test_a_method_that_diverged_is_not_chosen_wherever_it_stands(diverged: float
     for order in (lines, lines[::-1]):
         rows = {line.configuration: line.values for line in with_choices(order, folds, 2)}
         assert (rows[CHOSEN]["a"], rows[BEST]["a"]) == (0.3, 0.1)
+
+
+def test_the_verdict_of_a_worst_measure_is_of_each_environments_own_value() -> None:
+    folds, right = Folds(("a", "b", "c"), "worst_accuracy", "max"), {"a": 40, "b": 20, "c": 39}
+    lines = [ResultLine("mean", 0, {name: count / 40 for name, count in right.items()}, 1.0, {})]
+    rows = [
+        {"environment": name, "row": row, "target": "1", "prediction": "1" if row < count else "0"}
+        for name, count in right.items()
+        for row in range(40)
+    ]
+    frame = pandas.DataFrame(rows).assign(method="mean", seed=0, probability_0=0.5, probability_1=0.5)
+    found = left_out_verdict(lines, folds, frame)
+    assert found is not None
+    assert all(each.interval is not None for each in found.environments)
+    assert found.next_environment is not None
+    assert found.next_environment.interval.high < 1
 
 
 # --- the command

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,10 +19,12 @@ import concord
 from concord.analysis.method_names import method_name
 from concord.cli import main
 from concord.cli.job_options import read_command
+from concord.execution.preflight import preflight
 from concord.interface.results import Comparison
+from concord.options import option_values
 from concord.record import Run
 from concord.storage import Folder
-from concord.studies.comparison_page import REPORT, comparison_page
+from concord.studies.comparison_page import REPORT, comparison_page, train_command
 from concord.studies.comparison_run import ComparisonResult
 from concord.studies.job_tables import LEAVE_ONE_OUT
 from concord.studies.leave_one_out import ROWS, left_out_table, plan_leave_one_out, with_choices
@@ -247,6 +250,25 @@ def test_a_page_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         Page("new", "", []).write(file)
     assert file.read_text() == old.html()
+
+
+@pytest.mark.parametrize("row", ["mean", "and-mask", "ridge"])
+def test_the_command_that_trains_a_row_is_accepted_and_gives_its_settings(row: str, tmp_path: Path) -> None:
+    places = np.repeat(PLACES, 30)
+    frame = pd.DataFrame({"hospital": places, "age": np.arange(120) % 7, "died": np.arange(120) % 2})
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    words = [*options(tmp_path)[:8], "--methods", "erm", "and-mask", "--significance", "0.3", "--epochs", "20"]
+    command = read_command("compare", load_job("table"), [LEAVE_ONE_OUT, *words], "concord compare")
+    plan = plan_leave_one_out(command.job, command.options, command.given)
+    configuration = plan.tables[LEAVE_ONE_OUT].configurations[row]
+    trained = train_command(plan, row, configuration)
+    assert ("--significance" in trained) == (row == "and-mask")
+    again = read_command("train", load_job("table"), shlex.split(trained)[3:], "concord train").options
+    preflight(command.job, again)
+    compared = plan.runs[LEAVE_ONE_OUT][list(plan.tables[LEAVE_ONE_OUT].configurations).index(row) * 3 * 4].config
+    differing = {"name", "leave_out"}
+    given, recorded = ({**option_values(each), **dict.fromkeys(differing)} for each in (again.resolve(), compared))
+    assert given == recorded
 
 
 def test_passwords_are_hidden() -> None:

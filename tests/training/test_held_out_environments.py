@@ -72,6 +72,15 @@ def test_the_others_are_trained_on_whole_and_none_of_them_is_held_out() -> None:
     assert end["validation_loss"] == end["held_out_loss"]
 
 
+def test_one_that_the_job_holds_out_can_be_left_out_and_none_is_lost() -> None:
+    environments = schools(held_out=NAMES[:2])
+    fewer = job(environments).environments_of(CONFIG.with_options(leave_out=NAMES[:1]))
+    assert (fewer.train, fewer.held_out, fewer.validation) == (NAMES[2:], NAMES[1:2], NAMES[:1])
+    assert job(environments).environments_of(CONFIG).by_purpose() == environments.by_purpose()
+    (*_, end) = history(environments, leave_out=NAMES[:1])
+    assert end.metrics["held_out_loss"] == end.metrics[f"loss/held_out/{NAMES[1]}"]
+
+
 @pytest.mark.parametrize(
     ("environments", "changes"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -232,3 +233,58 @@ def test_a_run_without_an_environment_says_what_could_be_had_there(data: Path) -
     for name in left_out:
         assert 0 < end.metrics[f"auc/itself/{name}"] <= 1
         assert end.metrics[f"accuracy/itself/{name}"] >= 0.3
+
+
+def within(path: Path, frame: pd.DataFrame, measure: str, **options: Any) -> float:
+    """The measure of a baseline in the environment ``a`` itself."""
+    frame.to_csv(path / "rows.csv")
+    job = load_job("table").job
+    given_options = {
+        "data": path / "rows.csv",
+        "environment": "site",
+        "target": "y",
+        "device": "cpu",
+        "network": "boosting",
+    }
+    config = job.config.with_options(**given_options, boosting_trees=20, leave_out="a", **options)
+    (end,) = train(job, config, ProcessContext(), Silent()).history
+    return end.metrics[f"{measure}/itself/a"]
+
+
+def sites(seed: int = 0) -> pd.DataFrame:
+    """Twenty patients of thirty equal rows in each of three sites; what a patient has says nothing of others."""
+    draw = np.random.default_rng(seed)
+    frame = pd.DataFrame({"x": draw.normal(size=60), "y": draw.integers(0, 2, 60), "patient": range(60)})
+    return frame.assign(site=np.repeat(["a", "b", "c"], 20)).loc[np.repeat(np.arange(60), 30)].reset_index(drop=True)
+
+
+def test_within_an_environment_a_patients_rows_are_in_one_fold(tmp_path: Path) -> None:
+    assert within(tmp_path, sites(), "accuracy", columns=("patient=ignore",)) > 0.9  # rows of the same patients
+    assert within(tmp_path, sites(), "accuracy", cluster_by="patient") < 0.7
+
+
+def test_within_an_environment_rows_count_by_their_weights(tmp_path: Path) -> None:
+    frame = sites().drop(columns="patient")
+    frame["weight"] = np.where(np.arange(len(frame)) % 2 == 0, 1.0, 1e-6)
+    frame["y"] = np.where(frame.weight == 1, frame.x > 0, frame.x < 0).astype(int)
+    assert within(tmp_path, frame, "accuracy", weight="weight") > 0.9
+
+
+def test_within_an_environment_counts_are_numbers(tmp_path: Path) -> None:
+    frame = sites().drop(columns="patient")
+    frame["y"] = np.random.default_rng(0).poisson(np.exp(frame.x))
+    assert within(tmp_path, frame, "r2", task="count") > 0.3
+
+
+def test_numbers_of_units_are_predicted_by_folds_without_them() -> None:
+    inputs, targets, _ = rows(5, 100, 1)
+    units = np.repeat([f"patient {each}" for each in range(20)], 5)
+    held_out = []
+
+    def fit(network: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+        held_out.append({unit for unit in units if not (inputs == own[unit]).all(1).any()})
+
+    own = {unit: inputs[at] for at, unit in enumerate(units)}
+    assert cross_validated(lambda: nn.Linear(6, 1), fit, inputs, targets, 0, units=units) is not None
+    assert sorted(unit for fold in held_out for unit in fold) == sorted(own)
+    assert cross_validated(lambda: nn.Linear(6, 1), fit, inputs, targets, 0, units=np.arange(100) // 25) is None

@@ -30,7 +30,7 @@ _JACKKNIFE_GROUPS = 25
 _SCALES: dict[str, Scale] = {
     **dict.fromkeys(("accuracy", "recall", "specificity"), "share"),
     **dict.fromkeys(("auc", "average_precision", "f1", "calibration_error"), "bounded"),
-    **dict.fromkeys(("loss", "mse", "mae", "brier"), "positive"),
+    **dict.fromkeys(("loss", "mse", "mae", "brier", "poisson_deviance"), "positive"),
 }
 
 

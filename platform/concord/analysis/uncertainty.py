@@ -66,7 +66,7 @@ class Difference:
     Attributes:
         interval: 95 % together with those of the other comparisons; None of fewer than three environments or two seeds.
         advantage: of the method: the difference, positive if the method is better.
-        wins: the units in which the method is better.
+        wins, losses: the units in which the method is better, and worse.
         verdict: better, worse, or chance.
     """
 
@@ -76,6 +76,7 @@ class Difference:
     interval: Interval | None
     advantage: float
     wins: int
+    losses: int
     units: int
     comparisons: int
     verdict: Literal["better", "worse", "chance"]
@@ -235,13 +236,16 @@ def _difference(
     interval, verdict = None, "chance"
     if enough:
         known = [unit for unit in means[first] if all(unit in estimates.get(one, {}) for one in (method, first))]
-        of_rows = [estimates[method][unit].difference(estimates[first][unit]).variance for unit in known]
+        pairs = [(estimates[method][unit], estimates[first][unit]) for unit in known]
+        # Where each seed has rows of its own, a method that lacks a seed has others than the first.
+        of_rows = [one.difference(other).variance for one, other in pairs if one.units == other.units]
         floor = statistics.fmean(of_rows) if of_rows else 0.0
         interval = t_interval(value, max(statistics.variance(each), floor) / count, count, comparisons)
         if interval.low > 0 or interval.high < 0:
             verdict = "better" if sign * value > 0 else "worse"
-    wins = sum(sign * one > 0 for one in each)
-    return Difference(method, first, value, interval, sign * value, wins, count, comparisons, verdict)  # type: ignore[arg-type]
+    wins, losses = sum(sign * one > 0 for one in each), sum(sign * one < 0 for one in each)
+    numbers = sign * value, wins, losses, count, comparisons
+    return Difference(method, first, value, interval, *numbers, verdict)  # type: ignore[arg-type]
 
 
 def _next_environment(
@@ -277,11 +281,10 @@ class _Words:
         if not found.differences:
             only = f"recommended: {self._label(found.recommended)}; no other method has a value in all"
             return (f"{only} {units} {found.unit}", *self._next(units), *self._left_out())
-        best = found.methods[0].method
-        shown = found.recommended if best == found.differences[0].against else best
-        against = found.differences[0].against
-        if best == against:
-            shown = found.methods[1].method
+        first = found.differences[0].against
+        # A recommended method shows its own evidence, also where another has the best value, by chance.
+        best = found.recommended if found.recommended != first else found.methods[0].method
+        shown = best if best != first else found.methods[1].method
         difference = next(each for each in found.differences if each.method == shown)
         return (self._compared(best, difference), *self._chance(difference), *self._next(units), *self._left_out())
 
@@ -317,7 +320,7 @@ class _Words:
             return [_OF_SEEDS]
         if each.verdict == "chance" or each.interval is None:
             return []
-        wins = each.wins if each.verdict == "better" else each.units - each.wins
+        wins = each.wins if each.verdict == "better" else each.losses
         lines = [f"it holds in {wins} of {each.units} environments"]
         if wins == each.units:
             rare = 1 - (1 - LEVEL) ** (1 / each.units)

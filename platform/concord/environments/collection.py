@@ -273,15 +273,16 @@ class Environments:
         return self._version
 
     def leaving_out(self, *names: str) -> "Environments":
-        """The same data with some training environments turned into the only validation environments.
+        """The same data with some environments, to train on or held out whole, turned into the only validation ones.
 
         Raises:
-            InputError: they are not training environments, or all of them.
+            InputError: they are not among these, or all training environments.
         """
-        require_names(names, self.train)
+        require_names(names, self.to_leave_out)
         train = [each for each in self.train if each not in names]
-        left_out = [each for each in self.train if each in names]
-        fewer = Environments(self._load, train, left_out, self.test, self.monitored, self._version)
+        left_out = [each for each in self.to_leave_out if each in names]
+        held_out = [each for each in self.held_out if each not in names]
+        fewer = Environments(self._load, train, left_out, self.test, self.monitored, self._version, held_out)
         fewer.classes = self.classes
         return fewer
 

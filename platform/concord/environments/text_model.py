@@ -220,4 +220,5 @@ def _vectors(model: TextModel, texts: Sequence[str]) -> NDArray[np.float32]:
     for places in order.split(_AT_ONCE):
         longest = max(int(counts[places].max()), 1)
         found[places] = pooled(encoder, tokens[places, :longest].to(device)).float().cpu()
+    found[counts == 0] = torch.nan  # as a missing text, also in TextNetwork
     return found.numpy()

@@ -12,7 +12,8 @@ from concord.environments import Environments
 from concord.training.evaluation import outputs_and_targets
 from concord.training.left_out import CLUSTER, LeftOutPredictions
 from concord.training.metric_names import environment_metric
-from concord.training.row_estimates import row_estimates, values_agree
+from concord.training.row_estimates import WEIGHT, row_estimates, values_agree
+from concord.weighted import Weighted
 
 _SHOWN = 4  # environments; of more the range
 
@@ -33,10 +34,13 @@ def intervals_of_test(
 
     about, found = environments.only_names(), dict[str, Estimate]()
     for place in environments.test:
-        outputs, targets = outputs_and_targets(model.eval(), environments[place])
+        data = environments[place]
+        outputs, targets = outputs_and_targets(model.eval(), data)
         columns = LeftOutPredictions(about).columns(outputs, targets)
         if place in about.clusters:
             columns[CLUSTER] = about.clusters[place]
+        if isinstance(examples := data.take(slice(None)), Weighted):
+            columns[WEIGHT] = examples.weights.numpy()
         frame = pandas.DataFrame(columns).assign(method="", seed=0, environment=place, row=np.arange(len(targets)))
         reported = {place: [metrics.get(environment_metric(name, "ood", place), math.nan)]}
         found |= values_agree(row_estimates(frame, name).get("", {}), reported)

@@ -13,8 +13,9 @@ from concord.analysis.method_names import method_name
 from concord.analysis.uncertainty import Verdict
 from concord.execution.lifecycle import Info
 from concord.execution.progress import duration
-from concord.options import option_values, options_of
+from concord.options import option_values
 from concord.record import Run
+from concord.studies.comparison_plan import ComparisonPlan, row_config
 from concord.studies.data_sections import columns_parts, data_parts, rows_of
 from concord.studies.environment_grids import EnvironmentGrids
 from concord.studies.job_tables import LEAVE_ONE_OUT
@@ -40,7 +41,6 @@ from concord.tracking.registry import CHAMPION, serve_command
 from concord.training.comparison import Folds
 
 if TYPE_CHECKING:
-    from concord.studies.comparison_plan import ComparisonPlan
     from concord.studies.comparison_run import ComparisonResult
 
 REPORT = "report.html"  # in the folder of a comparison
@@ -255,17 +255,21 @@ def _commands(result: "ComparisonResult") -> list[Part]:
     for table in result.tables:
         comparison = plan.tables[table.name]
         if comparison.folds is not None and (verdict := result.verdict) is not None:
-            train = _train_command(plan, comparison.configurations[verdict.recommended])
+            train = train_command(plan, verdict.recommended, comparison.configurations[verdict.recommended])
             store = _runs([result])[0].record["store"]
             parts += _use(verdict.recommended, train, store, job.model_name(plan.base))
     return parts
 
 
-def _train_command(plan: "ComparisonPlan", configuration: Mapping[str, Any]) -> str:
-    """The command that trains a configuration on all environments."""
-    usual, known = option_values(plan.job.job.config), options_of(type(plan.base))
-    options = {name: value for name, value in plan.given.items() if name in known}
-    options |= {name: value for name, value in configuration.items() if value != usual.get(name)}
+def train_command(plan: ComparisonPlan, row: str, configuration: Mapping[str, Any]) -> str:
+    """The command that trains a row's configuration on all environments."""
+    # As compared: a given option wins over the row's, but the average takes no given significance.
+    values = option_values(row_config(plan.base, configuration, plan.given, row))
+    usual = option_values(plan.job.job.config)
+    known = [name for name in plan.given if name in values]
+    asked = [name for name in known if values[name] is not None or usual[name] is not None]
+    changed = [name for name in configuration if name not in plan.given and values[name] != usual.get(name)]
+    options = {name: values[name] for name in (*asked, *changed)}
     return plan.job.command("train", options={**plan.job.for_command(options), "output": plan.base.run.output})
 
 

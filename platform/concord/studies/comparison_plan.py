@@ -165,7 +165,7 @@ def plan_tables(
     name = comparison_name(job.name, base.run.name)
     base = base.with_options(**resolved_paths(base), name=None)
     configs = {
-        (table, row): _configured(base, options, given, f"job {job.name}: {table}, {row}")
+        (table, row): row_config(base, options, given, f"job {job.name}: {table}, {row}")
         for table, comparison in chosen.items()
         for row, options in comparison.configurations.items()
     }
@@ -212,7 +212,7 @@ def _seeds(comparison: Comparison, options: SeedsOptions) -> range:
     return range(first, first + (options.seeds or comparison.seeds))
 
 
-def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[str], where: str) -> RunConfig:
+def row_config(base: RunConfig, options: Mapping[str, Any], given: Collection[str], where: str) -> RunConfig:
     """The configuration of a row (an InputError names the row)."""
     known, given = options_of(type(base)), with_alternatives(given)
     chosen = {name: frozen(value) for name, value in options.items()}

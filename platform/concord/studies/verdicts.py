@@ -31,6 +31,7 @@ def left_out_verdict(
         folds: the environments and the measure.
         predictions: of their rows; without them there are no intervals within environments.
     """
+    measure = folds.measure.removeprefix("worst_")  # in one environment the worst value is its own
     values: dict[str, dict[str, list[float]]] = {}
     rows: dict[str, float] = {}
     for line in lines:
@@ -39,11 +40,11 @@ def left_out_verdict(
             for name in folds.environments:
                 of_method.setdefault(name, []).append(line.values.get(name, math.nan))
                 rows |= {name: line.values[name + ROWS]} if name + ROWS in line.values else {}
-    estimates = {} if predictions is None else row_estimates(predictions, folds.measure)
+    estimates = {} if predictions is None else row_estimates(predictions, measure)
     estimates = {method: values_agree(each, values.get(method, {})) for method, each in estimates.items()}
     if not values:
         return None
-    return verdict(values, folds.measure, folds.mode, estimates=estimates, rows=rows, label=method_name)
+    return verdict(values, measure, folds.mode, estimates=estimates, rows=rows, label=method_name)
 
 
 def recorded_verdict(record: Mapping[str, Any], tables: Sequence[Table], folder: Path) -> Verdict | None:

@@ -234,14 +234,14 @@ class Job(Generic[Config]):
 
 
 def _without(environments: Environments, left_out: Sequence[str], config: TrainConfig) -> Environments:
-    """The environments without these, which must be training environments (ArgumentError)."""
-    known, several = environments.train, len(left_out) > 1
+    """The environments without these, to train on or held out whole (ArgumentError for others, or without a rest)."""
+    known, several = environments.to_leave_out, len(left_out) > 1
     right = f"give {'some' if several else 'one'} of {', '.join(known)}"
     config.require("leave_out", set(left_out) <= set(known), right)
     none_left = (
         "are all training environments; leave one to train on" if several else "is the only training environment"
     )
-    config.require("leave_out", len(known) > len(left_out), none_left)
+    config.require("leave_out", not set(environments.train) <= set(left_out), none_left)
     return environments.leaving_out(*left_out)
 
 

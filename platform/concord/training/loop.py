@@ -24,7 +24,7 @@ from concord.environments.tree import difference
 from concord.errors import InputError, picklable
 from concord.gradients import AggregationHook, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
-from concord.gradients.risk import Supervised, take
+from concord.gradients.risk import Supervised, take, with_outputs
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.options import option_values
@@ -48,6 +48,7 @@ from concord.training.evaluation import (
     check_targets,
     default_measures,
     evaluate,
+    evaluate_batch,
     modes,
     reads_outputs,
     reported_metrics,
@@ -56,6 +57,7 @@ from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.kept_weights import BestWeights, WeightAverage, best_by
 from concord.training.left_out import PREDICTIONS, LeftOutPredictions
+from concord.training.measures import mean_of
 from concord.training.metric_names import (
     MODEL_EVALUATIONS,
     environment_metric,
@@ -67,6 +69,7 @@ from concord.training.optimization import Optimization
 from concord.training.options import ResolvedTrainConfig, RunConfig, TrainConfig
 from concord.training.within_environment import ITSELF, cross_validated
 from concord.training.worker_data import WorkerData, prepare, share
+from concord.weighted import Weighted
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
@@ -586,15 +589,19 @@ class _Run:
         for part in self.parts:
             if part.split != "validation" or part.data is None:
                 continue
-            inputs, targets = part.data.pairs(slice(None))
-            build = functools.partial(build_model, self.job, self.config)
-            outputs = cross_validated(build, fit, inputs.cpu(), targets.cpu(), self.config.run.seed)
+            batch = pytree.tree_map(lambda leaf: leaf.cpu(), part.data.take(slice(None)))
+            weights = batch.weights if isinstance(batch, Weighted) else None
+            build, units = functools.partial(build_model, self.job, self.config), self.environments.clusters
+            outputs = cross_validated(
+                build, fit, *batch[:2], self.config.run.seed, weights=weights, units=units.get(part.name)
+            )
             if outputs is None:
                 continue
-            numbers: dict[str, float | None] = {"loss": float(self.risk.loss(outputs, targets))}
-            numbers |= {name: float(each(outputs, targets).double().mean()) for name, each in self.measures.items()}
+            evaluated = evaluate_batch(nn.Identity(), self.risk, self.measures, with_outputs(batch, outputs))
+            numbers: dict[str, float | None] = {"loss": float(evaluated.risk)}
+            numbers |= {name: float(mean_of(each.double(), weights)) for name, each in evaluated.values.items()}
             if self.evaluation is not None and reads_outputs(self.risk, self.evaluation):
-                numbers |= self.evaluation.function(outputs, targets)
+                numbers |= self.evaluation.function(outputs, *batch[1:])
             known = {name: value for name, value in numbers.items() if value is not None}
             found |= {environment_metric(name, ITSELF, part.name): value for name, value in known.items()}
         return found

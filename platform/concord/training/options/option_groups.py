@@ -84,7 +84,8 @@ class DataOptions(OptionGroup):
     def holds_out_whole(self, environments: "Environments") -> bool:
         """Whether some of these training environments are held out whole."""
         asked = self.held_out > 0 and self.held_out_environments > 0
-        return asked and len(environments.train) >= _MANY and not environments.validation
+        chosen = environments.validation or environments.held_out  # by the job
+        return asked and len(environments.train) >= _MANY and not chosen
 
 
 OptimizerName = Literal["adam", "adamw", "sgd", "temporal-and-mask"]
