@@ -205,6 +205,15 @@ def test_a_method_or_an_environment_without_a_value_is_left_out_by_name() -> Non
     assert verdict({"mean": {"a": [nan]}}, "accuracy", "max") is None
 
 
+def test_many_environments_without_a_value_are_one_line() -> None:
+    values = {f"village {number}": [math.nan if number < 40 else number / 100] for number in range(60)}
+    found = verdict({"mean": values, "ridge": values}, "auc", "max")
+    assert found is not None
+    named = ", ".join(f"village {number}" for number in range(5))
+    assert found.lines[-1] == f"{named} and 35 more are left out: the measure is not defined there"
+    assert len(found.left_out) == 40
+
+
 def test_two_environments_have_no_interval_over_environments() -> None:
     found = compared([0.7, 0.8], [0.9, 0.95])
     assert found.lines == (

@@ -26,6 +26,7 @@ from concord.analysis.intervals import (
 
 ByEnvironment = Mapping[str, Sequence[float]]
 """The values of each environment over seeds."""
+_MOST_NAMES = 5  # in a line
 _OF_SEEDS = "seeds repeat training on the same rows; they show no chance of other rows or of a new environment"
 
 
@@ -348,6 +349,22 @@ class _Words:
         return [line, f"{part}: more environments would narrow it, more rows in them hardly"]
 
     def _left_out(self) -> list[str]:
-        lines = [f"{self._label(name)} is left out: {reason}" for name, reason in self._found.left_out.items()]
-        alone = dict.fromkeys(each.environment for each in self._found.environments if each.units == 1)
-        return [*lines, *(f"{name} is one cluster: it has no interval of its own" for name in alone)]
+        """A line for each reason, with at most some names."""
+        found = self._found
+        reasons: dict[str, list[str]] = {}
+        for name, reason in found.left_out.items():
+            reasons.setdefault(reason, []).append(self._label(name))
+        alone = dict.fromkeys(each.environment for each in found.environments if each.units == 1)
+        lines = [f"{_some(names)} {_is(names)} left out: {reason}" for reason, names in reasons.items()]
+        names = list(alone)
+        return [*lines, f"{_some(names)} {_is(names)} one cluster: no interval of its own"] if names else lines
+
+
+def _some(names: Sequence[str]) -> str:
+    """The names; of many the first, and the number of the others."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_MOST_NAMES])} and {more} more"
+
+
+def _is(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
