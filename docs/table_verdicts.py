@@ -9,7 +9,7 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from concord.analysis.method_names import method_name
 from concord.analysis.uncertainty import Verdict, verdict
 from concord.studies.environment_folds import folds_of
 from concord.studies.job_tables import LEAVE_ONE_OUT
-from concord.studies.leave_one_out import CHOSEN, HELD_OUT, ORACLE
+from concord.studies.leave_one_out import CHOSEN, CONSTANT, HELD_OUT, MAJORITY, ORACLE, ROWS
 from concord.studies.results import ResultLine, write_lines
 from concord.table import Column, Row, Table
 from concord.training.declared_measures import Mode
 from concord.training.options import as_names
 
 FILE = "table-verdicts.jsonl"
+_KNOWN = (ROWS, MAJORITY, CONSTANT)
 BASELINES = ("ridge", "logistic", "boosting")
 _SHOWN = 20  # of more environments the file leaves the values of single ones to the lines
 
@@ -38,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     assert found is not None
     lines = comparison.tables[LEAVE_ONE_OUT].runs
     folds = _folds(lines)
-    write_lines(lines, Path(results), job, table)
+    write_lines(_shortened(lines), Path(results), job, table)
     kept = found.as_json()
     if len(folds.names) > _SHOWN:
         kept["environments"] = []
@@ -49,6 +50,13 @@ def main(words: Sequence[str]) -> int:
     after = [*before, {"name": name, "job": job, **kept}]
     file.write_text("".join(f"{json.dumps(each)}\n" for each in after), encoding="utf-8")
     return 0
+
+
+def _shortened(lines: Sequence[ResultLine]) -> Iterator[ResultLine]:
+    """The lines with five digits, and what is known of the environments in the first one alone."""
+    for place, line in enumerate(lines):
+        kept = {name: value for name, value in line.values.items() if place == 0 or not name.endswith(_KNOWN)}
+        yield dataclasses.replace(line, values={name: float(f"{value:.5g}") for name, value in kept.items()})
 
 
 def read_verdicts(results: Path) -> list[dict[str, Any]]:
