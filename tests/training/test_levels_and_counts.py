@@ -87,6 +87,28 @@ def test_cut_points_begin_at_the_shares_of_the_levels(counts_of: list[int]) -> N
     np.testing.assert_allclose(found.detach().numpy(), shares / shares.sum(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("task", ["ordinal", "count"])
+def test_a_network_begins_without_the_targets_of_what_is_left_out(task: str, tmp_path: Path) -> None:
+    frame, job = patients(), load_job("table").job
+    left_out, others = frame.hospital == "east", frame.hospital.isin(["north", "south"])
+    frame.loc[left_out, ["pain", "visits"]] = ["high", 1000]
+    frame.loc[others & (frame.pain == "high"), "pain"] = "mid"
+    frame.to_csv(tmp_path / "p.csv", index=False)
+
+    def first(config: Any) -> torch.Tensor:
+        numbers, levels = job.environments(config).table.widest.widths
+        with torch.no_grad():
+            return job.model(config)(torch.zeros(1, numbers + len(levels))).exp()
+
+    if task == "ordinal":
+        assert float(first(config_of(tmp_path / "p.csv", leave_out="east"))[0, 2]) < 0.05
+        return
+    config = counts(tmp_path / "p.csv", leave_out="east")
+    assert float(first(config)) == pytest.approx(frame.visits[others].mean())
+    frame.assign(visits=np.where(others, 0, frame.visits)).to_csv(tmp_path / "p.csv", index=False)
+    assert 0 < float(first(config)) < 0.01
+
+
 def test_two_levels_are_logistic_regression() -> None:
     inputs, targets, others = rows(0, 200, 2)
     model = CumulativeLogits(nn.Linear(9 + 2, 1), [100, 100]).double()

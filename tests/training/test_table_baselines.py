@@ -279,7 +279,7 @@ def test_within_an_environment_counts_are_numbers(tmp_path: Path) -> None:
 def test_numbers_of_units_are_predicted_by_folds_without_them() -> None:
     inputs, targets, _ = rows(5, 100, 1)
     units = np.repeat([f"patient {each}" for each in range(20)], 5)
-    held_out = []
+    held_out: list[set[str]] = []
 
     def fit(network: nn.Module, inputs: Tensor, targets: Tensor) -> None:
         held_out.append({unit for unit in units if not (inputs == own[unit]).all(1).any()})

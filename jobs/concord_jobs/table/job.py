@@ -242,7 +242,7 @@ def model(config: TableConfig) -> "nn.Module":
     )
     mixed = train and config.objective.objective == "mixup"
     config.require("train_encoder", not mixed, "mixup cannot mix tokens; leave one of both out")
-    return data.network(config.network_options.build(data.table))
+    return data.network(config.network_options.build(data.table, job.environments_of(config).train))
 
 
 def parameter_groups(model: "nn.Module", config: TableConfig) -> "Sequence[Mapping[str, Any]] | None":

@@ -3,7 +3,7 @@ both."""
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,16 +75,21 @@ class TableNetwork(nn.Module):
         return answer
 
 
-def begin_at_shares(network: nn.Module, table: "Table") -> nn.Module:
-    """The network of counts, whose last bias begins at the mean's logarithm, or of levels, at their shares."""
+def begin_at_shares(network: nn.Module, table: "Table", train: Collection[str]) -> nn.Module:
+    """The network of counts, whose last bias begins at the mean's logarithm, or of levels, at their shares.
+
+    Mean and shares are of the environments ``train``.
+    """
     from concord.models.cumulative_logits import CumulativeLogits
 
-    target = table.rows(table.by_purpose["train"])[table.target]
+    rows = table.rows(train)
     if table.classes is not None:
-        return CumulativeLogits(network, [int((target == level).sum()) for level in table.classes])
+        return CumulativeLogits(network, [int((rows[table.target] == level).sum()) for level in table.classes])
     last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    scale = table.target_scale(rows)
+    assert scale is not None
     with torch.no_grad():
-        last.bias.fill_(math.log(target.mean()))
+        last.bias.fill_(math.log(max(scale.mean, 0.5 / len(rows))))  # all may be 0
     return network
 
 

@@ -7,6 +7,8 @@ from concord.models.mlp_options import MLPOptions
 from concord.options import Detail, options_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import Tensor, nn
 
     from concord.environments.table_rows import Table  # with pandas, which takes a third of a second
@@ -53,8 +55,11 @@ class TableNetworkOptions(MLPOptions):
         of_networks = options_of(MLPOptions).keys() if self.baseline is not None else set[str]()
         return super().unused() | others | of_networks
 
-    def build(self, table: "Table") -> "nn.Module":
-        """The network for a table's columns and target."""
+    def build(self, table: "Table", train: "Collection[str] | None" = None) -> "nn.Module":
+        """The network for a table's columns and target.
+
+        Counts and levels begin as constants of the environments ``train``, by default all that are for training.
+        """
         from concord.models.table_network import TableNetwork, WideAndDeep
 
         if self.network == "boosting":
@@ -69,7 +74,7 @@ class TableNetworkOptions(MLPOptions):
         if ordered or table.task == "count":
             from concord.models.table_network import begin_at_shares
 
-            return begin_at_shares(network, table)
+            return begin_at_shares(network, table, table.by_purpose["train"] if train is None else train)
         return network
 
     def fit(
