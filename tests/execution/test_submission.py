@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -31,11 +32,12 @@ import concord
 from concord.cli import main
 from concord.cli.job_options import read_command
 from concord.cli.parsing import parse_known
-from concord.cli.submit import SentFiles, Submit, check_command
+from concord.cli.submit import SentFiles, Submit, check_command, environment_for_code
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission.cluster import Cluster
 from concord.execution.submission.package import inside, packed
 from concord.execution.submission.profile import Profile, described, running_dashboard
+from concord.execution.submission.runtime_environment import runtime_environment, variables_of
 from concord.interface.command_options import JobCommand
 from concord.record import EVENTS, folder_of, read_events, require_run
 from concord.studies.proposals import GroupRuns
@@ -113,6 +115,10 @@ def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> 
         ("", {"address": "ray://host:10001"}, "--address ray://host:10001: must be the dashboard's"),
         ("", {"address": "http://me:secret@host"}, "--address http://me:***@host: must hold no password"),
         ("[lab.headers]\nX = 3\n", {"name": "lab"}, "headers is unknown; give one of address, token-file"),
+        ("[lab.address]\nX = 'x'\n", {"name": "lab"}, "address {'X': 'x'}: must be a text"),
+        ("[lab.env]\nX = 3\n", {"name": "lab"}, "env {'X': 3}: must be a table of texts by name"),
+        ("[lab]\npip = 'einops'\n", {"name": "lab"}, "pip einops: must be a list of texts"),
+        ("", {"verify": "/nowhere.pem"}, "--verify /nowhere.pem: there is no such file; give the certificates"),
     ],
 )
 def test_what_is_wrong_with_a_profile_is_one_line(
@@ -307,6 +313,18 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: must have letters, digits"),
         (["train", "synthetic", "--file-limit", "0"], "--file-limit 0: must be at least 1"),
         (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),
+        (["train", "synthetic", "--driver-gpus", "-1"], "--driver-gpus -1: must be a finite number, at least 0"),
+        (["--env", "A=1", "train", "synthetic"], "--env train: must be NAME=VALUE; a command and its job stand before"),
+        (["--pip", "einops", "train", "synthetic"], "--pip einops train synthetic: names packages; a command and"),
+        (["train", "synthetic", "--env", "1A=1"], "--env 1A: is no name of a variable"),
+        (["train", "synthetic", "--env", "HF_TOKEN=word"], "--env HF_TOKEN: is named like a secret; everybody who may"),
+        (["train", "synthetic", "--env", "URL=https://me:word@host"], "--env URL: holds a password; everybody"),
+        (["train", "synthetic", "--env", "MLFLOW_TRACKING_URI=x"], "MLFLOW_TRACKING_URI: cannot be given; give --tra"),
+        (["train", "synthetic", "--env", "CONCORD_SUBMISSION=x"], "CONCORD_SUBMISSION: cannot be given; concord subm"),
+        (["train", "synthetic", "--pip", "a.txt", "b"], "--pip a.txt b: give packages, or one file of requirements"),
+        (["train", "synthetic", "--pip", "/nowhere.txt"], "--pip /nowhere.txt: there is no such file"),
+        (["train", "synthetic", "--pip", "a", "--extra-index-url=https://me:word@h"], "there is no such option"),
+        (["train", "synthetic", "--runtime-env", "/nowhere.yaml"], "--runtime-env /nowhere.yaml: there is no such"),
         (["tune", "synthetic", "--resume"], "--resume: the same --name continues a study"),
         (["tune", "synthetic", "--workers", "2", "--min-workers", "1"], "--min-workers 1: a trial that loses its"),
         (["tune", "synthetic", "--method", "none"], "--method none: "),
@@ -320,6 +338,7 @@ def test_what_cannot_be_submitted_is_one_line_here(
     assert status == 2
     assert said in result["error"]
     assert "\n" not in result["error"]
+    assert "word" not in result["error"].replace("password", "")
 
 
 def test_two_runs_submitted_in_one_second_have_names_of_their_own() -> None:
@@ -338,6 +357,82 @@ def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path)
     with pytest.raises(InputError, match="--hub-token: would be shown on the cluster") as refused:
         check_command(read("train", str(path), "--hub-token", "hf_secret"))
     assert "hf_secret" not in str(refused.value)
+
+
+def test_the_environment_of_code_is_the_options_before_the_profile_s_before_the_file_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ray.yaml").write_text(
+        "env_vars: {A: file, B: file, C: 'file'}\npip: [in-file]\nconfig: {eager_install: false}\n"
+    )
+    profiles(tmp_path, "[lab]\nruntime-env = 'ray.yaml'\npip = ['in-profile']\nenv = {B = 'profile', C = 'profile'}\n")
+    for words, packages in (
+        (["--env", "C=x=y"], ["in-profile"]),
+        (["--env", "C=x=y", "--pip", "a", "b>1"], ["a", "b>1"]),
+    ):
+        options, _ = parse_known(Submit, ["train", "synthetic", *words], "concord submit")
+        made = environment_for_code(options, Profile.find("lab"), variables_of(options.env))
+        kept = {"pip": packages, "config": {"eager_install": False}}
+        assert made == (kept, {"A": "file", "B": "profile", "C": "x=y"})
+    Path("needed.txt").write_text("einops\n")
+    assert runtime_environment({}, "", {}, ["needed.txt"]) == ({"pip": "needed.txt"}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("working_dir: .", "working_dir cannot be given; give --working-dir"),
+        ("py_modules: [lib]", "py_modules cannot be given; Concord sends itself by it"),
+        ("pipp: [a]", "Ray has no pipp; did you mean pip?"),
+        ("pip: 3", "Ray refuses it: runtime_env['pip'] must be of type str or List[str]"),
+        ("pip: [a, --index-url=https://me:word@host]", "holds a password or a token; everybody who may look at the"),
+        ("env_vars: {WANDB_API_KEY: word}", "env_vars WANDB_API_KEY: is named like a secret"),
+        ("env_vars: {A: 3}", "env_vars must have texts, as in NAME: 'value'"),
+        ("- pip", "holds list; expected a mapping by name"),
+    ],
+)
+def test_what_a_submission_sets_itself_and_secrets_are_refused_in_a_runtime_environment(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ray.yaml").write_text(text)
+    status, result = outcome(capsys, "submit", "train", "synthetic", "--runtime-env", str(tmp_path / "ray.yaml"))
+    assert status == 2
+    assert result["error"].startswith(f"--runtime-env {tmp_path}/ray.yaml: ")
+    assert said in result["error"]
+    assert "word" not in result["error"].replace("password", "")
+
+
+class Dashboard(Quiet):
+    """Says which version it has, and that there are no jobs."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"[]" if self.path == "/api/jobs/" else json.dumps({"ray_version": ray.__version__}).encode())
+
+
+def test_a_certificate_is_trusted_by_its_authority_s_file_or_not_checked_if_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "30"]
+    subprocess.run([*make, *names], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
+    with serving(Dashboard, tls=tls) as port:
+        address = f"https://127.0.0.1:{port}"
+        status, refused = outcome(capsys, "submissions", "--address", address)
+        said = (
+            f"--address {address}: its certificate is not trusted; give --verify FILE of the authority that signed it"
+        )
+        assert (status, refused["error"]) == (2, said)
+        for verify in (str(certificate), "no"):
+            assert outcome(capsys, "submissions", "--address", address, "--verify", verify) == (0, {"submissions": []})
+        profiles(tmp_path, f"[lab]\naddress = '{address}'\nverify = '{certificate}'\n")
+        assert outcome(capsys, "submissions", "--profile", "lab") == (0, {"submissions": []})
 
 
 def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,12 +506,14 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "work" / "rules").mkdir(parents=True)
-    (tmp_path / "work" / JOB.name).write_text(JOB.read_text())
+    load = "    def load(name: str) -> Any:\n"
+    text = JOB.read_text().replace(load, f"{load}        assert os.environ['SITE'] == 'this place'\n")
+    (tmp_path / "work" / JOB.name).write_text(text)
     (tmp_path / "work" / "rules" / "my_rule.py").write_text(snippet("own-rule"))
     monkeypatch.chdir(tmp_path / "work")
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", *where]
-    run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3"]
+    run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3", "--env", "SITE=this place"]
     status = main([*run, "--json"])
     printed = capfd.readouterr()
     result = json.loads(printed.out.strip().splitlines()[-1])
@@ -428,6 +525,8 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     assert (require_run(folder_of(head.folder / "runs", "first")).report or {})["metrics"]["epoch"] == 1.0
     assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
     assert head.token_file.read_text() not in printed.err + printed.out
+    kept = [path.read_bytes() for path in (head.folder / "runs").rglob("*") if path.is_file()]
+    assert not any(b"this place" in text for text in [*kept, (printed.err + printed.out).encode()])
     # The same name again is refused there, as it would be here, with the same exit status.
     assert main([*run, "--json"]) == 2
     assert "ended with exit status 2" in capfd.readouterr().err

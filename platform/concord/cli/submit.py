@@ -23,6 +23,7 @@ from concord.cli.output import table
 from concord.cli.parsing import asks_for_help, job_and_words, parse, parse_known
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission.package import MOST_FILES, inside, packed
+from concord.execution.submission.runtime_environment import runtime_environment, variables_of
 from concord.logs import info
 from concord.options import as_words, flag_of, option_values, options_of
 from concord.redaction import is_secret, redact
@@ -49,6 +50,9 @@ class _ClusterOptions:
     """Profile in ~/.config/concord/profiles.toml (or CONCORD_PROFILE); by default the one called default."""
     token_file: Path | None = None
     """File with the cluster's token; by default RAY_AUTH_TOKEN, the profile's, or ~/.ray/auth_token."""
+    verify: str | None = None
+    """How the certificate of an https address is checked: a file or folder with the authority's certificates, or no;
+    by default by this machine's authorities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,17 @@ class Submit(_ClusterOptions):
     driver_memory: float = 2.0
     """GiB reserved on the head node for the command and its processes there; a submission waits until they are free,
     so that many at once do not fill the node."""
+    driver_cpus: float = 0.0
+    """CPUs reserved on the head node for the command; its workers have their own."""
+    driver_gpus: float = 0.0
+    """GPUs reserved on the head node for the command, as for a job with a loop of its own."""
+    env: tuple[str, ...] = ()
+    """Environment variables for the job's code on all nodes, NAME=VALUE. Everybody who may look at the cluster can
+    read them: none that is named like a secret is sent."""
+    pip: tuple[str, ...] = ()
+    """Packages that the nodes install for this submission, or a file of requirements that ends with .txt."""
+    runtime_env: Path | None = None
+    """YAML or JSON file with Ray's runtime environment, such as env_vars, pip, conda or image_uri."""
     submission_id: str | None = None
     """Id of the submission; by default made of the run's name."""
     tracking_uri: str | None = None
@@ -104,6 +119,9 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if not words or asks_for_help(words[:1]):
         parse(Submit, words, "concord submit")
     options, rest = parse_known(Submit, words, "concord submit")
+    variables = variables_of(options.env)
+    if not rest and options.pip:
+        raise InputError(f"--pip {' '.join(options.pip)}: names packages; a command and its job stand before --pip")
     if not rest or rest[0] not in SUBMITTED:
         what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: no command given"
         raise InputError(
@@ -119,9 +137,8 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if "hours" in options_of(type(command.options)) and "hours" not in command.given:
         hours = option_values(command.options)["hours"]
         info(f"on the cluster nobody is asked: above --hours {hours:g} of expected time the comparison is refused")
-    from concord.execution.submission.profile import Profile
-
-    profile = Profile.find(options.profile, options.address, options.token_file, options.tracking_uri)
+    profile = _profile(options, options.tracking_uri)
+    for_code, variables = environment_for_code(options, profile, variables)
     if profile.tracking_uri is not None and redact(profile.tracking_uri) != profile.tracking_uri:
         raise InputError(
             f"--tracking-uri {redact(profile.tracking_uri)}: holds a password, which everybody who may look "
@@ -139,6 +156,9 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--file-limit {options.file_limit}: must be at least 1")
     if not 0 < options.driver_memory < math.inf:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
+    for option, number in (("--driver-cpus", options.driver_cpus), ("--driver-gpus", options.driver_gpus)):
+        if not 0 <= number < math.inf:
+            raise InputError(f"{option} {number:g}: must be a finite number, at least 0")
     made_up = values.get("name") is None and command.name != "compare"  # a comparison has one name
     identity = options.submission_id or _ascii(name) + ("" if made_up else f"-{secrets.token_hex(3)}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", identity, re.ASCII):
@@ -153,17 +173,18 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     environment |= {
         name: os.environ[name] for name in ("MLFLOW_EXPERIMENT_NAME", ENABLED, INTERVAL) if name in os.environ
     }
+    environment |= variables
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
     with packed(files.folder, options.size_limit, files.needed, files.texts, options.file_limit) as package:
-        from concord.execution.submission.cluster import Cluster  # imports Ray, which takes a second
+        from concord.execution.submission.cluster import Cluster, DriverResources  # imports Ray, which takes a second
 
         cluster = Cluster(profile)
         labels = {"command": command.name, "job": job.name, "name": name}
         started = time.perf_counter()
         sent = [command.name, reference, *command.tables, *as_words(values)]
-        memory = round(options.driver_memory * 2**30)
-        identity = cluster.submit(sent, package, identity, labels, environment, memory)
+        reserved = DriverResources(round(options.driver_memory * 2**30), options.driver_cpus, options.driver_gpus)
+        identity = cluster.submit(sent, package, identity, labels, environment, reserved, for_code)
         seconds = time.perf_counter() - started
     info(f"submitted {identity} to {cluster.address}")
     result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command.name}
@@ -271,9 +292,25 @@ def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _cluster(options: _ClusterOptions) -> Any:
     from concord.execution.submission.cluster import Cluster
+
+    return Cluster(_profile(options))
+
+
+def _profile(options: _ClusterOptions, tracking_uri: str | None = None) -> Any:
     from concord.execution.submission.profile import Profile
 
-    return Cluster(Profile.find(options.profile, options.address, options.token_file))
+    return Profile.find(options.profile, options.address, options.token_file, tracking_uri, options.verify)
+
+
+def environment_for_code(
+    options: Submit, profile: Any, variables: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Ray's runtime environment for the user's code, and its variables: the options', before the profile's."""
+    from concord.interface.option_file import read_mapping
+
+    file = options.runtime_env or (Path(profile.runtime_env).expanduser() if profile.runtime_env else None)
+    base = {} if file is None else read_mapping(file, "--runtime-env")
+    return runtime_environment(base, f"--runtime-env {file}", {**profile.env, **variables}, options.pip or profile.pip)
 
 
 def check_command(command: "JobCommand") -> str:

@@ -6,8 +6,10 @@ import logging
 import os
 import shlex
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +23,7 @@ import concord
 from concord.errors import InputError, RunFailedError, last_line
 from concord.execution.submission.package import Package
 from concord.execution.submission.profile import RAY_TOKEN, Profile, running_dashboard
+from concord.execution.submission.runtime_environment import brings_python
 from concord.process_environment import environment_variables
 from concord.redaction import redact
 
@@ -39,6 +42,8 @@ _STARTING_SECONDS = 30.0
 _USUAL_PORT, _INSTEAD_SECONDS = 8265, 2.0
 # Ray's message about an existing id.
 _TAKEN = "already exists"
+# And about an id that it does not know.
+_MISSING = "does not exist"
 # Ray's resource of the head node, and the amount that pins a job there.
 _HEAD, _A_TRACE = "node:__internal_head__", 1e-4
 # Variables that would override the address given to Ray's client.
@@ -70,6 +75,15 @@ class Submission:
     message: str
 
 
+@dataclass(frozen=True)
+class DriverResources:
+    """What a submitted command reserves on the head node; ``memory`` in bytes."""
+
+    memory: int
+    cpus: float = 0.0
+    gpus: float = 0.0
+
+
 class _Client(JobSubmissionClient):
     """Ray's client, whose requests have a timeout; Ray has no public setting for it."""
 
@@ -94,16 +108,23 @@ class Cluster:
             )
         self.address = address
         self.profile = profile
+        if profile.verify is False:  # as asked
+            warnings.filterwarnings("ignore", "Unverified HTTPS request")
         with self._one_line():
             self._check_version()
             with environment_variables(_NO_ADDRESSES):
-                self._client = _Client(address, headers=profile.headers)
+                self._client = _Client(address, headers=profile.headers, verify=profile.verify)
         for name in logging.root.manager.loggerDict:
             if name.startswith("ray."):  # several have their own level, INFO
                 logging.getLogger(name).setLevel(logging.ERROR)
 
     def _check_version(self) -> None:
-        answer = requests.get(f"{self.address}/api/version", headers=self.profile.headers, timeout=_VERSION_SECONDS)
+        answer = requests.get(
+            f"{self.address}/api/version",
+            headers=self.profile.headers,
+            timeout=_VERSION_SECONDS,
+            verify=self.profile.verify,
+        )
         if answer.status_code in {401, 403}:
             raise AuthenticationError(answer.text)
         try:
@@ -133,10 +154,11 @@ class Cluster:
                 f"--address {self.address}: the cluster refuses the token of {self.profile.token_source}"
             ) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
-            reason = "no Ray cluster answers there"
-            if isinstance(error, requests.exceptions.SSLError):
-                refused = "CERTIFICATE_VERIFY_FAILED" in str(error)
-                reason = "its certificate is not trusted" if refused else "the server there speaks no TLS"
+            if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+                trust = "its certificate is not trusted; give --verify FILE of the authority that signed it"
+                raise InputError(f"--address {self.address}: {trust}") from error
+            plain = isinstance(error, requests.exceptions.SSLError)
+            reason = "the server there speaks no TLS" if plain else "no Ray cluster answers there"
             raise InputError(f"--address {self.address}: {reason}{_instead(self.address)}") from error
         except RuntimeError as error:  # the server's own error, with a traceback
             raise RunFailedError(f"{self.address}: {last_line(error)}") from error
@@ -148,15 +170,17 @@ class Cluster:
         identity: str,
         labels: Mapping[str, str],
         environment: Mapping[str, str],
-        memory: int,
+        resources: DriverResources,
+        for_code: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Send the package and start ``python -m concord`` with these words on the cluster's head node; return the id.
 
         It uses the Python of CONCORD_PYTHON in the head node's environment, or the first on its path. ``environment``
-        must hold no secrets: every user of the cluster can read it. The command waits until ``memory`` bytes are free
-        on the head node.
+        must hold no secrets: every user of the cluster can read it. The command waits until the ``resources`` are free
+        on the head node. ``for_code`` is Ray's runtime environment for the user's code, without variables.
         """
         runtime: dict[str, Any] = {
+            **for_code,
             "py_modules": list(map(str, package.modules)),
             "env_vars": {
                 "RAY_JOB_STOP_WAIT_TIME_S": str(_ENDING_SECONDS),
@@ -167,15 +191,19 @@ class Cluster:
         }
         if package.working_dir is not None:
             runtime["working_dir"] = str(package.working_dir)
+        # An environment with a Python of its own puts that first on the path.
+        python = "python" if brings_python(for_code) else '"${CONCORD_PYTHON:-python}"'
         end = time.monotonic() + _STARTING_SECONDS
         while True:
             try:
                 with self._one_line():
                     return self._client.submit_job(
-                        entrypoint='"${CONCORD_PYTHON:-python}" ' + shlex.join(["-m", "concord", *command]),
+                        entrypoint=f"{python} {shlex.join(['-m', 'concord', *command])}",
                         submission_id=identity,
                         runtime_env=runtime,
-                        entrypoint_memory=memory,
+                        entrypoint_memory=resources.memory,
+                        entrypoint_num_cpus=resources.cpus,
+                        entrypoint_num_gpus=resources.gpus,
                         # With other resources, Ray may choose any node.
                         entrypoint_resources={_HEAD: _A_TRACE},
                         metadata={**labels, "concord": concord.__version__},
@@ -195,10 +223,15 @@ class Cluster:
 
     def find(self, identity: str) -> Submission:
         """The submission of this id."""
-        for each in self.submissions():
-            if each.id == identity:
-                return each
-        raise InputError(f"{identity}: there is no such submission at {self.address}; concord submissions lists them")
+        try:
+            with self._one_line():
+                return _submission(self._client.get_job_info(identity))
+        except RunFailedError as error:
+            if _MISSING not in str(error):
+                raise
+            raise InputError(
+                f"{identity}: there is no such submission at {self.address}; concord submissions lists them"
+            ) from error
 
     def logs(self, identity: str) -> str:
         """The submission's log so far."""
