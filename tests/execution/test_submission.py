@@ -41,6 +41,7 @@ from concord.execution.submission.runtime_environment import runtime_environment
 from concord.interface.command_options import JobCommand
 from concord.record import EVENTS, folder_of, read_events, require_run
 from concord.studies.proposals import GroupRuns
+from concord.submitted import submit_variables
 from concord.tracking import Store
 from concord.training import load_job
 
@@ -444,6 +445,31 @@ def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert ended.stderr.startswith("concord: submitted from Python 3.10, the cluster has Python 3.1")
 
 
+def test_a_submitted_command_names_commands_that_its_submitter_can_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in" / "rules").mkdir(parents=True)
+    (tmp_path / "in" / JOB.name).write_text(JOB.read_text())
+    (tmp_path / "in" / "rules" / "mine.py").write_text(snippet("own-rule"))
+    monkeypatch.chdir(tmp_path / "in")
+    variables = submit_variables("mine-1", Path("jobs of mine"), ["--profile", "lab", "--pip", "a>1"])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command = read("train", JOB.name, "--aggregator", "rules/mine.py:TrimmedSign")
+    options = {"name": "s", "data": tmp_path / "in" / "d.csv", "output": Path("/shared/runs")}
+    assert command.job.command("tune", options=options) == (
+        f"concord submit tune 'jobs of mine/{JOB.name}' --name s --data 'jobs of mine/d.csv' --output /shared/runs "
+        "--profile lab --pip 'a>1'"
+    )
+    rule = command.job.for_command({"aggregator": "mine.py:TrimmedSign"})
+    assert rule == {"aggregator": "jobs of mine/rules/mine.py:TrimmedSign"}
+    assert load_job("digits").command("compare", "methods").startswith("concord submit compare digits methods --pro")
+    assert command.job.command("report") == f"concord report 'jobs of mine/{JOB.name}'"  # which reads on a machine
+    for name in variables:
+        monkeypatch.delenv(name)
+    assert command.job.command("tune") == f"concord tune {tmp_path / 'in' / JOB.name}"
+
+
 # --- a real cluster
 
 
@@ -740,6 +766,8 @@ def test_a_run_reads_a_file_beside_its_job_and_is_stopped_within_a_step_that_doe
     assert outcome(capsys, "stop", result["submission"], *where)[1]["status"] == "stopped"
     log = outcome(capsys, "logs", result["submission"], *where)[1]["log"].splitlines()
     assert log[-1] == "concord: stopped before the first checkpoint; --name one-step --resume begins again"
+    (advice,) = (line.partition("better method: ")[2] for line in log if "to find a better method: " in line)
+    assert advice == f"concord submit compare {JOB.name} methods --pause 10000.0 {' '.join(where)}"
     runs = tracked_runs(Store.open(head.folder / "runs"), "shared-rule", finished_only=False)
     assert [run.status for run in runs if run.name == "one-step"] == ["KILLED"]
 

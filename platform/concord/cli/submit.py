@@ -20,7 +20,7 @@ import tyro
 from concord import logs as structured_logs
 from concord.cli.job_options import read_command
 from concord.cli.output import table
-from concord.cli.parsing import asks_for_help, job_and_words, parse, parse_known
+from concord.cli.parsing import asks_for_help, given_options, job_and_words, parse, parse_known
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission.package import MOST_FILES, inside, packed
 from concord.execution.submission.runtime_environment import runtime_environment, variables_of
@@ -28,11 +28,11 @@ from concord.logs import info
 from concord.options import as_words, flag_of, option_values, options_of
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
+from concord.submitted import SUBMITTED, submit_variables
 
 if TYPE_CHECKING:
     from concord.interface.command_options import JobCommand
 
-SUBMITTED = ("train", "tune", "compare")
 # Ray asks a job to end, kills it a minute later, and then ends its workers.
 _STOP_SECONDS = 90.0
 # MiB that Ray's dashboard takes.
@@ -174,6 +174,10 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         name: os.environ[name] for name in ("MLFLOW_EXPERIMENT_NAME", ENABLED, INTERVAL) if name in os.environ
     }
     environment |= variables
+    typed = {name: value for name, value in vars(options).items() if name in given_options(Submit, words)}
+    for name in ("env", "submission_id", "wait"):  # values of --env are shown nowhere
+        typed.pop(name, None)
+    environment |= submit_variables(identity, files.folder and (options.working_dir or Path()), as_words(typed))
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
     with packed(files.folder, options.size_limit, files.needed, files.texts, options.file_limit) as package:

@@ -185,7 +185,6 @@ class Cluster:
             "env_vars": {
                 "RAY_JOB_STOP_WAIT_TIME_S": str(_ENDING_SECONDS),
                 **environment,
-                "CONCORD_SUBMISSION": identity,
                 "CONCORD_DASHBOARD": self.address,
             },
         }

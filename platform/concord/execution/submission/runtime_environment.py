@@ -11,6 +11,7 @@ from typing import Any
 from concord.errors import InputError
 from concord.options import did_you_mean
 from concord.redaction import is_secret, redact
+from concord.submitted import FOLDER, OPTIONS, SUBMISSION
 
 # Set by a submission itself, and what the user gives in their place.
 _OWN_KEYS = {
@@ -22,8 +23,8 @@ OWN_VARIABLES = {
     "MLFLOW_TRACKING_URI": "give --tracking-uri",
     **dict.fromkeys(
         (
-            *("CONCORD_SUBMISSION", "CONCORD_DASHBOARD", "CONCORD_CLIENT_PYTHON", "CONCORD_USER"),
-            "RAY_JOB_STOP_WAIT_TIME_S",
+            *("CONCORD_CLIENT_PYTHON", "CONCORD_DASHBOARD", "CONCORD_USER", "RAY_JOB_STOP_WAIT_TIME_S"),
+            *(FOLDER, OPTIONS, SUBMISSION),
         ),
         "concord submit sets it",
     ),
