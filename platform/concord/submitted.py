@@ -13,6 +13,8 @@ FOLDER = "CONCORD_SENT_FOLDER"
 """The folder that was sent, as the submitter gave it; in the submission it is the working directory."""
 OPTIONS = "CONCORD_SUBMIT_OPTIONS"
 """The options of ``concord submit``, for a shell."""
+BEGUN = "begun: "
+"""The beginning of a submission's line after which its options, data and tracking were found right."""
 SUBMITTED = ("train", "tune", "compare")
 """The commands that can be submitted."""
 

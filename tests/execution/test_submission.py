@@ -12,7 +12,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -35,6 +35,7 @@ from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command, environment_for_code
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission.cluster import Cluster
+from concord.execution.submission.earlier import earlier_submissions
 from concord.execution.submission.package import inside, packed
 from concord.execution.submission.profile import Profile, described, running_dashboard
 from concord.execution.submission.runtime_environment import runtime_environment, variables_of
@@ -43,6 +44,8 @@ from concord.record import EVENTS, folder_of, read_events, require_run
 from concord.studies.proposals import GroupRuns
 from concord.submitted import submit_variables
 from concord.tracking import Store
+from concord.tracking.alive import ALIVE
+from concord.tracking.store import PARENT
 from concord.training import load_job
 
 JOB = Path(__file__).parents[1] / "jobs" / "shared_rule.py"
@@ -436,6 +439,61 @@ def test_a_certificate_is_trusted_by_its_authority_s_file_or_not_checked_if_told
         assert outcome(capsys, "submissions", "--profile", "lab") == (0, {"submissions": []})
 
 
+class Forgetful(Dashboard):
+    """Knows the job ``mine`` at the first question alone, as a head node that ends and begins again."""
+
+    asked = 0
+    job: ClassVar[dict[str, Any]] = {
+        "type": "SUBMISSION",
+        "submission_id": "mine",
+        "status": "RUNNING",
+        "entrypoint": "python",
+        "metadata": {"command": "train", "job": "digits", "name": "d", "again": "concord submit train digits --name d"},
+    }
+
+    def do_GET(self) -> None:  # noqa: N802
+        if not self.path.startswith("/api/jobs/"):
+            super().do_GET()
+            return
+        type(self).asked += 1
+        self.send_response(200 if self.asked == 1 else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.job).encode() if self.asked == 1 else b"Job mine does not exist")
+
+
+def test_a_submission_that_its_cluster_forgot_is_told_how_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
+    with serving(Forgetful) as port:
+        cluster = Cluster(Profile.find(address=f"127.0.0.1:{port}"))
+        with pytest.raises(RunFailedError) as lost:
+            cluster.follow("mine", print)
+    assert str(lost.value) == (
+        f"mine: http://127.0.0.1:{port} no longer knows it, as after a restart of its head node; "
+        "concord submit train digits --name d continues it"
+    )
+
+
+def test_submissions_that_the_cluster_forgot_are_listed_from_their_runs(tmp_path: Path) -> None:
+    store, here = Store.open(tmp_path), "http://head:8265"
+
+    def submitted(identity: str, address: str = here, **tags: str) -> str:
+        tags = {"ray.submission": identity, "ray.dashboard": f"{address}/#/jobs/{identity}", "concord.job": "j", **tags}
+        return store.start_run("e", f"run-{identity}", {}, tags)
+
+    for identity in ("finished", "known"):
+        store.finish_run(submitted(identity))
+    submitted("elsewhere", "http://another:8265")
+    study = submitted("study", **{"concord.study": "s"})
+    submitted("study", **{"concord.study": "s", PARENT: study})
+    submitted("died", **{ALIVE: "1000"})
+    listed = {each.id: each for each in earlier_submissions(store, here, {"known"})}
+    assert {identity: (each.status, each.command, each.name) for identity, each in listed.items()} == {
+        "finished": ("finished", "train", "run-finished"),
+        "study": ("running", "tune", "run-study"),
+        "died": ("interrupted", "train", "run-died"),
+    }
+
+
 def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
@@ -556,9 +614,13 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     # The same name again is refused there, as it would be here, with the same exit status.
     assert main([*run, "--json"]) == 2
     assert "ended with exit status 2" in capfd.readouterr().err
+    assert main([*run, "--no-wait", "--json"]) == 2
+    said = f"invalid input; --name first: there is a run of this name in {head.folder / 'runs'}; add --resume"
+    assert said in json.loads(capfd.readouterr().out)["error"]
     assert main(["submissions", *where, "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)["submissions"]
     assert [(each["name"], each["status"], each["exit_status"]) for each in listed] == [
+        ("first", "failed", 2),
         ("first", "failed", 2),
         ("first", "succeeded", 0),
     ]
@@ -722,7 +784,15 @@ def test_a_submission_is_stopped_once(
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     endless = ["--epochs", "10000", "--pause", "0.1", "--name", "endless"]
     status, result = outcome(capsys, "submit", "train", JOB.name, *endless, "--no-wait", *where)
-    assert (status, result["status"]) == (0, "pending")
+    assert (status, result["status"]) == (0, "running")  # the cluster has found its name, data and store right
+    status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, "--no-wait", *where)
+    assert status == 2
+    assert refused["error"].startswith(f"--name endless: {result['submission']} has this name and is at work; concord")
+    assert Cluster(Profile.find(address=head.address, token_file=head.token_file)).find(result["submission"]).again == (
+        f"concord submit train {JOB.name} --name endless --resume {' '.join(where)}"
+    )
+    elsewhere = {"command": "train", "name": "endless", "output": "/another/folder"}
+    Cluster(Profile.find(address=head.address, token_file=head.token_file)).require_free("another-id", elsewhere)
     again = ["--submission-id", result["submission"], *where]
     status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, "--no-wait", *again)
     assert (status, refused["error"]) == (
