@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+from concord.submitted import is_submitted
+
 
 def _output() -> Path:
     if os.environ.get("CONCORD_OUTPUT"):
         return Path(os.environ["CONCORD_OUTPUT"])
     # Ray Jobs deletes the working directory of a job afterwards.
-    if os.environ.get("CONCORD_SUBMISSION") or os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+    if is_submitted() or os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
         return Path.home() / "concord-runs"
     return Path("concord-runs")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from concord.errors import InputError, printable
+from concord.submitted import SUBMISSION, is_submitted
 
 VARIABLE = "CONCORD_LOG"
 _OWN = "concord"
@@ -57,8 +58,8 @@ def use_json() -> None:
     ray = logging.getLogger("ray")
     ray.handlers[:], ray.propagate = [], True
     logging.captureWarnings(True)
-    if "CONCORD_SUBMISSION" in os.environ:
-        bind_context(submission=os.environ["CONCORD_SUBMISSION"])
+    if is_submitted():
+        bind_context(submission=os.environ[SUBMISSION])
 
 
 def bind_context(**fields: Any) -> None:

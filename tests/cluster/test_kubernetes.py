@@ -445,6 +445,16 @@ def test_the_image_is_not_root_s_and_leaves_the_compilers_behind() -> None:
     assert stages[-1].split()[2] == "ray"
 
 
+def test_the_image_has_what_image_jobs_and_coinrun_need(tmp_path: Path) -> None:
+    dockerfile = (ROOT / "cluster" / "Dockerfile").read_text().replace("\\\n", "")
+    made = re.search(r'^RUN python -c "(import tomllib.+)"$', dockerfile, re.MULTILINE)
+    assert made
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    subprocess.run([sys.executable, "-c", made[1]], cwd=tmp_path, check=True)
+    listed = {re.split(r"[^\w-]", line)[0] for line in (tmp_path / "ray.txt").read_text().splitlines()}
+    assert {"torch", "torchvision", "procgen-mirror", "mlflow"} <= listed
+
+
 def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "cluster" / "Dockerfile").read_text(), re.MULTILINE)

@@ -206,6 +206,8 @@ def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
     status, shown = cluster.ended(submission)
     assert status == 0, shown
     print(*re.findall(r"training goes on from .*", shown), sep="\n")  # what it cost
+    assert re.search(r"^node .+ \([\d.]+\) died, or was taken away$", shown, re.MULTILINE)
+    assert "\x1b" not in shown
     assert workers(cluster, "killed") == [3, 2, 3]
     assert re.search(r"training resumes from epoch \d+ with 2 workers, \d+ s after that checkpoint", shown)
     assert re.search(r"training resumes from epoch \d+ with 3 workers, \d+ s after that checkpoint", shown)

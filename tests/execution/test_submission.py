@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -11,7 +12,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -31,15 +32,20 @@ import concord
 from concord.cli import main
 from concord.cli.job_options import read_command
 from concord.cli.parsing import parse_known
-from concord.cli.submit import SentFiles, Submit, check_command
+from concord.cli.submit import SentFiles, Submit, check_command, environment_for_code
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission.cluster import Cluster
+from concord.execution.submission.earlier import earlier_submissions
 from concord.execution.submission.package import inside, packed
 from concord.execution.submission.profile import Profile, described, running_dashboard
+from concord.execution.submission.runtime_environment import runtime_environment, variables_of
 from concord.interface.command_options import JobCommand
 from concord.record import EVENTS, folder_of, read_events, require_run
 from concord.studies.proposals import GroupRuns
+from concord.submitted import submit_variables
 from concord.tracking import Store
+from concord.tracking.alive import ALIVE
+from concord.tracking.store import PARENT
 from concord.training import load_job
 
 JOB = Path(__file__).parents[1] / "jobs" / "shared_rule.py"
@@ -113,6 +119,10 @@ def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> 
         ("", {"address": "ray://host:10001"}, "--address ray://host:10001: must be the dashboard's"),
         ("", {"address": "http://me:secret@host"}, "--address http://me:***@host: must hold no password"),
         ("[lab.headers]\nX = 3\n", {"name": "lab"}, "headers is unknown; give one of address, token-file"),
+        ("[lab.address]\nX = 'x'\n", {"name": "lab"}, "address {'X': 'x'}: must be a text"),
+        ("[lab.env]\nX = 3\n", {"name": "lab"}, "env {'X': 3}: must be a table of texts by name"),
+        ("[lab]\npip = 'einops'\n", {"name": "lab"}, "pip einops: must be a list of texts"),
+        ("", {"verify": "/nowhere.pem"}, "--verify /nowhere.pem: there is no such file; give the certificates"),
     ],
 )
 def test_what_is_wrong_with_a_profile_is_one_line(
@@ -307,6 +317,18 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: must have letters, digits"),
         (["train", "synthetic", "--file-limit", "0"], "--file-limit 0: must be at least 1"),
         (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),
+        (["train", "synthetic", "--driver-gpus", "-1"], "--driver-gpus -1: must be a finite number, at least 0"),
+        (["--env", "A=1", "train", "synthetic"], "--env train: must be NAME=VALUE; a command and its job stand before"),
+        (["--pip", "einops", "train", "synthetic"], "--pip einops train synthetic: names packages; a command and"),
+        (["train", "synthetic", "--env", "1A=1"], "--env 1A: is no name of a variable"),
+        (["train", "synthetic", "--env", "HF_TOKEN=word"], "--env HF_TOKEN: is named like a secret; everybody who may"),
+        (["train", "synthetic", "--env", "URL=https://me:word@host"], "--env URL: holds a password; everybody"),
+        (["train", "synthetic", "--env", "MLFLOW_TRACKING_URI=x"], "MLFLOW_TRACKING_URI: cannot be given; give --tra"),
+        (["train", "synthetic", "--env", "CONCORD_SUBMISSION=x"], "CONCORD_SUBMISSION: cannot be given; concord subm"),
+        (["train", "synthetic", "--pip", "a.txt", "b"], "--pip a.txt b: give packages, or one file of requirements"),
+        (["train", "synthetic", "--pip", "/nowhere.txt"], "--pip /nowhere.txt: there is no such file"),
+        (["train", "synthetic", "--pip", "a", "--extra-index-url=https://me:word@h"], "there is no such option"),
+        (["train", "synthetic", "--runtime-env", "/nowhere.yaml"], "--runtime-env /nowhere.yaml: there is no such"),
         (["tune", "synthetic", "--resume"], "--resume: the same --name continues a study"),
         (["tune", "synthetic", "--workers", "2", "--min-workers", "1"], "--min-workers 1: a trial that loses its"),
         (["tune", "synthetic", "--method", "none"], "--method none: "),
@@ -320,6 +342,7 @@ def test_what_cannot_be_submitted_is_one_line_here(
     assert status == 2
     assert said in result["error"]
     assert "\n" not in result["error"]
+    assert "word" not in result["error"].replace("password", "")
 
 
 def test_two_runs_submitted_in_one_second_have_names_of_their_own() -> None:
@@ -340,6 +363,137 @@ def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path)
     assert "hf_secret" not in str(refused.value)
 
 
+def test_the_environment_of_code_is_the_options_before_the_profile_s_before_the_file_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ray.yaml").write_text(
+        "env_vars: {A: file, B: file, C: 'file'}\npip: [in-file]\nconfig: {eager_install: false}\n"
+    )
+    profiles(tmp_path, "[lab]\nruntime-env = 'ray.yaml'\npip = ['in-profile']\nenv = {B = 'profile', C = 'profile'}\n")
+    for words, packages in (
+        (["--env", "C=x=y"], ["in-profile"]),
+        (["--env", "C=x=y", "--pip", "a", "b>1"], ["a", "b>1"]),
+    ):
+        options, _ = parse_known(Submit, ["train", "synthetic", *words], "concord submit")
+        made = environment_for_code(options, Profile.find("lab"), variables_of(options.env))
+        kept = {"pip": packages, "config": {"eager_install": False}}
+        assert made == (kept, {"A": "file", "B": "profile", "C": "x=y"})
+    Path("needed.txt").write_text("einops\n")
+    assert runtime_environment({}, "", {}, ["needed.txt"]) == ({"pip": "needed.txt"}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("working_dir: .", "working_dir cannot be given; give --working-dir"),
+        ("py_modules: [lib]", "py_modules cannot be given; Concord sends itself by it"),
+        ("pipp: [a]", "Ray has no pipp; did you mean pip?"),
+        ("pip: 3", "Ray refuses it: runtime_env['pip'] must be of type str or List[str]"),
+        ("pip: [a, --index-url=https://me:word@host]", "holds a password or a token; everybody who may look at the"),
+        ("env_vars: {WANDB_API_KEY: word}", "env_vars WANDB_API_KEY: is named like a secret"),
+        ("env_vars: {A: 3}", "env_vars must have texts, as in NAME: 'value'"),
+        ("- pip", "holds list; expected a mapping by name"),
+    ],
+)
+def test_what_a_submission_sets_itself_and_secrets_are_refused_in_a_runtime_environment(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ray.yaml").write_text(text)
+    status, result = outcome(capsys, "submit", "train", "synthetic", "--runtime-env", str(tmp_path / "ray.yaml"))
+    assert status == 2
+    assert result["error"].startswith(f"--runtime-env {tmp_path}/ray.yaml: ")
+    assert said in result["error"]
+    assert "word" not in result["error"].replace("password", "")
+
+
+class Dashboard(Quiet):
+    """Says which version it has, and that there are no jobs."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"[]" if self.path == "/api/jobs/" else json.dumps({"ray_version": ray.__version__}).encode())
+
+
+def test_a_certificate_is_trusted_by_its_authority_s_file_or_not_checked_if_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "30"]
+    subprocess.run([*make, *names], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
+    with serving(Dashboard, tls=tls) as port:
+        address = f"https://127.0.0.1:{port}"
+        status, refused = outcome(capsys, "submissions", "--address", address)
+        said = (
+            f"--address {address}: its certificate is not trusted; give --verify FILE of the authority that signed it"
+        )
+        assert (status, refused["error"]) == (2, said)
+        for verify in (str(certificate), "no"):
+            assert outcome(capsys, "submissions", "--address", address, "--verify", verify) == (0, {"submissions": []})
+        profiles(tmp_path, f"[lab]\naddress = '{address}'\nverify = '{certificate}'\n")
+        assert outcome(capsys, "submissions", "--profile", "lab") == (0, {"submissions": []})
+
+
+class Forgetful(Dashboard):
+    """Knows the job ``mine`` at the first question alone, as a head node that ends and begins again."""
+
+    asked = 0
+    job: ClassVar[dict[str, Any]] = {
+        "type": "SUBMISSION",
+        "submission_id": "mine",
+        "status": "RUNNING",
+        "entrypoint": "python",
+        "metadata": {"command": "train", "job": "digits", "name": "d", "again": "concord submit train digits --name d"},
+    }
+
+    def do_GET(self) -> None:  # noqa: N802
+        if not self.path.startswith("/api/jobs/"):
+            super().do_GET()
+            return
+        type(self).asked += 1
+        self.send_response(200 if self.asked == 1 else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.job).encode() if self.asked == 1 else b"Job mine does not exist")
+
+
+def test_a_submission_that_its_cluster_forgot_is_told_how_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
+    with serving(Forgetful) as port:
+        cluster = Cluster(Profile.find(address=f"127.0.0.1:{port}"))
+        with pytest.raises(RunFailedError) as lost:
+            cluster.follow("mine", print)
+    assert str(lost.value) == (
+        f"mine: http://127.0.0.1:{port} no longer knows it, as after a restart of its head node; "
+        "concord submit train digits --name d continues it"
+    )
+
+
+def test_submissions_that_the_cluster_forgot_are_listed_from_their_runs(tmp_path: Path) -> None:
+    store, here = Store.open(tmp_path), "http://head:8265"
+
+    def submitted(identity: str, address: str = here, **tags: str) -> str:
+        tags = {"ray.submission": identity, "ray.dashboard": f"{address}/#/jobs/{identity}", "concord.job": "j", **tags}
+        return store.start_run("e", f"run-{identity}", {}, tags)
+
+    for identity in ("finished", "known"):
+        store.finish_run(submitted(identity))
+    submitted("elsewhere", "http://another:8265")
+    study = submitted("study", **{"concord.study": "s"})
+    submitted("study", **{"concord.study": "s", PARENT: study})
+    submitted("died", **{ALIVE: "1000"})
+    listed = {each.id: each for each in earlier_submissions(store, here, {"known"})}
+    assert {identity: (each.status, each.command, each.name) for identity, each in listed.items()} == {
+        "finished": ("finished", "train", "run-finished"),
+        "study": ("running", "tune", "run-study"),
+        "died": ("interrupted", "train", "run-died"),
+    }
+
+
 def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
@@ -347,6 +501,31 @@ def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ended = subprocess.run([sys.executable, "-m", "concord", "jobs"], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("concord: submitted from Python 3.10, the cluster has Python 3.1")
+
+
+def test_a_submitted_command_names_commands_that_its_submitter_can_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in" / "rules").mkdir(parents=True)
+    (tmp_path / "in" / JOB.name).write_text(JOB.read_text())
+    (tmp_path / "in" / "rules" / "mine.py").write_text(snippet("own-rule"))
+    monkeypatch.chdir(tmp_path / "in")
+    variables = submit_variables("mine-1", Path("jobs of mine"), ["--profile", "lab", "--pip", "a>1"])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command = read("train", JOB.name, "--aggregator", "rules/mine.py:TrimmedSign")
+    options = {"name": "s", "data": tmp_path / "in" / "d.csv", "output": Path("/shared/runs")}
+    assert command.job.command("tune", options=options) == (
+        f"concord submit tune 'jobs of mine/{JOB.name}' --name s --data 'jobs of mine/d.csv' --output /shared/runs "
+        "--profile lab --pip 'a>1'"
+    )
+    rule = command.job.for_command({"aggregator": "mine.py:TrimmedSign"})
+    assert rule == {"aggregator": "jobs of mine/rules/mine.py:TrimmedSign"}
+    assert load_job("digits").command("compare", "methods").startswith("concord submit compare digits methods --pro")
+    assert command.job.command("report") == f"concord report 'jobs of mine/{JOB.name}'"  # which reads on a machine
+    for name in variables:
+        monkeypatch.delenv(name)
+    assert command.job.command("tune") == f"concord tune {tmp_path / 'in' / JOB.name}"
 
 
 # --- a real cluster
@@ -411,12 +590,14 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "work" / "rules").mkdir(parents=True)
-    (tmp_path / "work" / JOB.name).write_text(JOB.read_text())
+    load = "    def load(name: str) -> Any:\n"
+    text = JOB.read_text().replace(load, f"{load}        assert os.environ['SITE'] == 'this place'\n")
+    (tmp_path / "work" / JOB.name).write_text(text)
     (tmp_path / "work" / "rules" / "my_rule.py").write_text(snippet("own-rule"))
     monkeypatch.chdir(tmp_path / "work")
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", *where]
-    run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3"]
+    run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3", "--env", "SITE=this place"]
     status = main([*run, "--json"])
     printed = capfd.readouterr()
     result = json.loads(printed.out.strip().splitlines()[-1])
@@ -428,12 +609,18 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     assert (require_run(folder_of(head.folder / "runs", "first")).report or {})["metrics"]["epoch"] == 1.0
     assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
     assert head.token_file.read_text() not in printed.err + printed.out
+    kept = [path.read_bytes() for path in (head.folder / "runs").rglob("*") if path.is_file()]
+    assert not any(b"this place" in text for text in [*kept, (printed.err + printed.out).encode()])
     # The same name again is refused there, as it would be here, with the same exit status.
     assert main([*run, "--json"]) == 2
     assert "ended with exit status 2" in capfd.readouterr().err
+    assert main([*run, "--no-wait", "--json"]) == 2
+    said = f"invalid input; --name first: there is a run of this name in {head.folder / 'runs'}; add --resume"
+    assert said in json.loads(capfd.readouterr().out)["error"]
     assert main(["submissions", *where, "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)["submissions"]
     assert [(each["name"], each["status"], each["exit_status"]) for each in listed] == [
+        ("first", "failed", 2),
         ("first", "failed", 2),
         ("first", "succeeded", 0),
     ]
@@ -597,7 +784,15 @@ def test_a_submission_is_stopped_once(
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     endless = ["--epochs", "10000", "--pause", "0.1", "--name", "endless"]
     status, result = outcome(capsys, "submit", "train", JOB.name, *endless, "--no-wait", *where)
-    assert (status, result["status"]) == (0, "pending")
+    assert (status, result["status"]) == (0, "running")  # the cluster has found its name, data and store right
+    status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, "--no-wait", *where)
+    assert status == 2
+    assert refused["error"].startswith(f"--name endless: {result['submission']} has this name and is at work; concord")
+    assert Cluster(Profile.find(address=head.address, token_file=head.token_file)).find(result["submission"]).again == (
+        f"concord submit train {JOB.name} --name endless --resume {' '.join(where)}"
+    )
+    elsewhere = {"command": "train", "name": "endless", "output": "/another/folder"}
+    Cluster(Profile.find(address=head.address, token_file=head.token_file)).require_free("another-id", elsewhere)
     again = ["--submission-id", result["submission"], *where]
     status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, "--no-wait", *again)
     assert (status, refused["error"]) == (
@@ -641,6 +836,11 @@ def test_a_run_reads_a_file_beside_its_job_and_is_stopped_within_a_step_that_doe
     assert outcome(capsys, "stop", result["submission"], *where)[1]["status"] == "stopped"
     log = outcome(capsys, "logs", result["submission"], *where)[1]["log"].splitlines()
     assert log[-1] == "concord: stopped before the first checkpoint; --name one-step --resume begins again"
+    assert not [line for line in log if "\x1b" in line or "PreemptionWatcher" in line or "c10d" in line]
+    (kept,) = head.temporary.glob("session_2*/logs/concord-*.log")
+    assert "PreemptionWatcher" in kept.read_text()
+    (advice,) = (line.partition("better method: ")[2] for line in log if "to find a better method: " in line)
+    assert advice == f"concord submit compare {JOB.name} methods --pause 10000.0 {' '.join(where)}"
     runs = tracked_runs(Store.open(head.folder / "runs"), "shared-rule", finished_only=False)
     assert [run.status for run in runs if run.name == "one-step"] == ["KILLED"]
 

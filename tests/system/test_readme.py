@@ -373,6 +373,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     from concord.cli.job_options import read_command, tables_and_options
     from concord.cli.parsing import job_and_words, parse, parse_known
     from concord.studies.job_tables import LEAVE_ONE_OUT, comparisons_of
+    from concord.submitted import SUBMITTED
 
     def parsed(*arguments: Any, **given: Any) -> None:
         parse(*arguments, **given)
@@ -388,7 +389,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         rest = [*rest, "--seeds", "1"]  # all seeds are checked alike, and planned one by one
     if {"--config", "--print-config"} & set(rest):
         getattr(importlib.import_module(COMMANDS[command]), command)([*rest, "--print-config"], True)
-    elif command in submit.SUBMITTED:
+    elif command in SUBMITTED:
         submit.check_command(
             read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}", submit.Submit)
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.cli.job_options import read_command, tables_and_options
+from concord.cli.job_options import early_values, read_command, tables_and_options
 from concord.cli.output import show, table
 from concord.cli.parsing import job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
@@ -15,6 +15,7 @@ from concord.errors import InputError
 from concord.job_files import job_texts
 from concord.logs import info
 from concord.storage import check_local_folder
+from concord.submitted import is_submitted
 from concord.table import Table
 
 
@@ -34,6 +35,8 @@ def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One run."""
+    if is_submitted():  # only this machine knows, and reading the job takes seconds
+        _require_new_name(words[1:])
     job, rest = job_and_words(words, "train")
     command = read_command("train", job, rest, f"concord train {words[0]}")
     if command.print_config:
@@ -44,6 +47,15 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if not as_json:
         _print_report(report)
     return report
+
+
+def _require_new_name(words: Sequence[str]) -> None:
+    """Refuse the name of an existing run that is not resumed (InputError)."""
+    from concord.execution.taken_names import require_new
+
+    early = early_values(words)
+    if early["name"] is not None and "--resume" not in words:
+        require_new(Path(early["output"] or DEFAULT_OUTPUT), early["name"])
 
 
 def _print_options(command: Any, as_json: bool) -> Mapping[str, Any]:

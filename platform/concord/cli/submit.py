@@ -1,15 +1,17 @@
 """Commands on a Ray cluster's jobs: submit, submissions, logs, stop."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
 import re
 import secrets
+import shlex
 import sys
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,20 +22,23 @@ import tyro
 from concord import logs as structured_logs
 from concord.cli.job_options import read_command
 from concord.cli.output import table
-from concord.cli.parsing import asks_for_help, job_and_words, parse, parse_known
+from concord.cli.parsing import asks_for_help, given_options, job_and_words, parse, parse_known
+from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission.package import MOST_FILES, inside, packed
+from concord.execution.submission.runtime_environment import runtime_environment, variables_of
 from concord.logs import info
 from concord.options import as_words, flag_of, option_values, options_of
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
+from concord.submitted import BEGUN, SUBMITTED, submit_variables
 
 if TYPE_CHECKING:
     from concord.interface.command_options import JobCommand
 
-SUBMITTED = ("train", "tune", "compare")
 # Ray asks a job to end, kills it a minute later, and then ends its workers.
 _STOP_SECONDS = 90.0
+_PROBLEM = "concord: "  # begins the last line of a command that failed
 # MiB that Ray's dashboard takes.
 _LARGEST_PACKAGE = 100
 
@@ -49,6 +54,9 @@ class _ClusterOptions:
     """Profile in ~/.config/concord/profiles.toml (or CONCORD_PROFILE); by default the one called default."""
     token_file: Path | None = None
     """File with the cluster's token; by default RAY_AUTH_TOKEN, the profile's, or ~/.ray/auth_token."""
+    verify: str | None = None
+    """How the certificate of an https address is checked: a file or folder with the authority's certificates, or no;
+    by default by this machine's authorities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +65,7 @@ class Submit(_ClusterOptions):
 
     wait: bool = True
     """Show the log until the job ends, and exit with its status; Ctrl-C leaves the job running. --no-wait prints the
-    submission's id instead."""
+    submission's id instead, as soon as the cluster has found its name, data and tracking server right."""
     working_dir: Path | None = None
     """Folder to send; for a job file of your own, the current one by default. Files that git ignores are not sent."""
     size_limit: float = 100.0
@@ -67,6 +75,17 @@ class Submit(_ClusterOptions):
     driver_memory: float = 2.0
     """GiB reserved on the head node for the command and its processes there; a submission waits until they are free,
     so that many at once do not fill the node."""
+    driver_cpus: float = 0.0
+    """CPUs reserved on the head node for the command; its workers have their own."""
+    driver_gpus: float = 0.0
+    """GPUs reserved on the head node for the command, as for a job with a loop of its own."""
+    env: tuple[str, ...] = ()
+    """Environment variables for the job's code on all nodes, NAME=VALUE. Everybody who may look at the cluster can
+    read them: none that is named like a secret is sent."""
+    pip: tuple[str, ...] = ()
+    """Packages that the nodes install for this submission, or a file of requirements that ends with .txt."""
+    runtime_env: Path | None = None
+    """YAML or JSON file with Ray's runtime environment, such as env_vars, pip, conda or image_uri."""
     submission_id: str | None = None
     """Id of the submission; by default made of the run's name."""
     tracking_uri: str | None = None
@@ -104,6 +123,9 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if not words or asks_for_help(words[:1]):
         parse(Submit, words, "concord submit")
     options, rest = parse_known(Submit, words, "concord submit")
+    variables = variables_of(options.env)
+    if not rest and options.pip:
+        raise InputError(f"--pip {' '.join(options.pip)}: names packages; a command and its job stand before --pip")
     if not rest or rest[0] not in SUBMITTED:
         what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: no command given"
         raise InputError(
@@ -119,9 +141,8 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if "hours" in options_of(type(command.options)) and "hours" not in command.given:
         hours = option_values(command.options)["hours"]
         info(f"on the cluster nobody is asked: above --hours {hours:g} of expected time the comparison is refused")
-    from concord.execution.submission.profile import Profile
-
-    profile = Profile.find(options.profile, options.address, options.token_file, options.tracking_uri)
+    profile = _profile(options, options.tracking_uri)
+    for_code, variables = environment_for_code(options, profile, variables)
     if profile.tracking_uri is not None and redact(profile.tracking_uri) != profile.tracking_uri:
         raise InputError(
             f"--tracking-uri {redact(profile.tracking_uri)}: holds a password, which everybody who may look "
@@ -139,6 +160,9 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--file-limit {options.file_limit}: must be at least 1")
     if not 0 < options.driver_memory < math.inf:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
+    for option, number in (("--driver-cpus", options.driver_cpus), ("--driver-gpus", options.driver_gpus)):
+        if not 0 <= number < math.inf:
+            raise InputError(f"{option} {number:g}: must be a finite number, at least 0")
     made_up = values.get("name") is None and command.name != "compare"  # a comparison has one name
     identity = options.submission_id or _ascii(name) + ("" if made_up else f"-{secrets.token_hex(3)}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", identity, re.ASCII):
@@ -153,27 +177,49 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     environment |= {
         name: os.environ[name] for name in ("MLFLOW_EXPERIMENT_NAME", ENABLED, INTERVAL) if name in os.environ
     }
+    environment |= variables
+    repeated = given_options(Submit, words) - {"env", "submission_id", "wait"}  # values of --env are shown nowhere
+    typed = as_words({option: value for option, value in vars(options).items() if option in repeated})
+    environment |= submit_variables(identity, files.folder and (options.working_dir or Path()), typed)
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
-    with packed(files.folder, options.size_limit, files.needed, files.texts, options.file_limit) as package:
-        from concord.execution.submission.cluster import Cluster  # imports Ray, which takes a second
+    from concord.execution.submission.cluster import Cluster, DriverResources  # imports Ray, which takes a second
 
-        cluster = Cluster(profile)
-        labels = {"command": command.name, "job": job.name, "name": name}
+    cluster = Cluster(profile)
+    labels = {"command": command.name, "job": job.name, "name": name, "output": str(values.get("output", ""))}
+    labels["again"] = _again(command, rest, name, typed)
+    if not made_up or options.submission_id is not None:
+        cluster.require_free(identity, labels)
+    with packed(files.folder, options.size_limit, files.needed, files.texts, options.file_limit) as package:
         started = time.perf_counter()
         sent = [command.name, reference, *command.tables, *as_words(values)]
-        memory = round(options.driver_memory * 2**30)
-        identity = cluster.submit(sent, package, identity, labels, environment, memory)
+        reserved = DriverResources(round(options.driver_memory * 2**30), options.driver_cpus, options.driver_gpus)
+        identity = cluster.submit(sent, package, identity, labels, environment, reserved, for_code)
         seconds = time.perf_counter() - started
     info(f"submitted {identity} to {cluster.address}")
     result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command.name}
     result |= {"job": job.name, "name": name, "seconds": round(seconds, 3)}
     if options.wait:
         return result | _follow(cluster, identity, as_json)
+    with _left_running(identity):
+        begun, log = cluster.await_beginning(identity)
+    if begun.ended is not None:
+        lines = [line.partition(_PROBLEM)[2] for line in log.splitlines() if line.startswith(_PROBLEM)]
+        _require_success(begun, lines[-1] if lines else "see its log")
+    if begun.ended is None and BEGUN not in log:
+        info(f"{identity}: is {begun.status}, and has not begun its work; whether the cluster accepts it is in its log")
     if not as_json:
         print(identity)
         info(f"concord logs {identity} --follow shows its log, concord stop {identity} ends it")
-    return result | {"status": "pending"}
+    return result | {"status": begun.status}
+
+
+def _again(command: "JobCommand", words: Sequence[str], name: str, typed: Sequence[str]) -> str:
+    """The command that continues this one after its cluster was lost, with the options of submit as they were typed."""
+    if command.name == "compare":
+        return shlex.join(["concord", "submit", *words, *typed])
+    resume = ["--resume"] if command.name == "train" else []
+    return shlex.join(["concord", "submit", *words[:2], "--name", name, *resume, *typed])
 
 
 def _ascii(name: str) -> str:
@@ -238,7 +284,10 @@ class SentFiles:
 def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """List the submissions."""
     options = parse(Submissions, words, "concord submissions")
-    found = [each for each in _cluster(options).submissions() if options.all or each.job]
+    cluster = _cluster(options)
+    found = cluster.submissions()
+    found += _forgotten(cluster, found)
+    found = [each for each in found if options.all or each.job]
     if not as_json:
         rows = [
             [each.id, each.status, f"{each.command} {each.job}".strip(), _format_time(each.started), _seconds(each)]
@@ -246,6 +295,21 @@ def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         ]
         table(["submission", "status", "what", "started", "seconds"], rows)
     return {"submissions": [dataclasses.asdict(each) for each in found]}
+
+
+def _forgotten(cluster: Any, known: Sequence[Any]) -> list[Any]:
+    """The submissions that the tracking server alone knows, if its address is known here."""
+    uri = cluster.profile.tracking_uri or ""
+    if not uri.startswith(("http://", "https://")):  # another is of the cluster's nodes
+        return []
+    from concord.execution.submission.earlier import earlier_submissions
+    from concord.tracking import Store
+
+    try:
+        return earlier_submissions(Store.open(DEFAULT_OUTPUT, uri), cluster.address, {each.id for each in known})
+    except (InputError, RunFailedError) as error:
+        info(f"warning: submissions before a restart of the head node are not listed; {error}")
+        return []
 
 
 def logs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -271,9 +335,25 @@ def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _cluster(options: _ClusterOptions) -> Any:
     from concord.execution.submission.cluster import Cluster
+
+    return Cluster(_profile(options))
+
+
+def _profile(options: _ClusterOptions, tracking_uri: str | None = None) -> Any:
     from concord.execution.submission.profile import Profile
 
-    return Cluster(Profile.find(options.profile, options.address, options.token_file))
+    return Profile.find(options.profile, options.address, options.token_file, tracking_uri, options.verify)
+
+
+def environment_for_code(
+    options: Submit, profile: Any, variables: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Ray's runtime environment for the user's code, and its variables: the options', before the profile's."""
+    from concord.interface.option_file import read_mapping
+
+    file = options.runtime_env or (Path(profile.runtime_env).expanduser() if profile.runtime_env else None)
+    base = {} if file is None else read_mapping(file, "--runtime-env")
+    return runtime_environment(base, f"--runtime-env {file}", {**profile.env, **variables}, options.pip or profile.pip)
 
 
 def check_command(command: "JobCommand") -> str:
@@ -344,18 +424,31 @@ def _cluster_values(command: "JobCommand", profile: Any) -> dict[str, Any]:
 def _follow(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
     """Show the log to the end; a failure becomes this command's."""
     show = functools.partial(print, end="", file=sys.stderr if as_json else sys.stdout, flush=True)
-    try:
+    with _left_running(identity):
         ended = cluster.follow(identity, show)
+    _require_success(ended, "see its log")
+    return {"status": ended.status, "exit_status": ended.exit_status}
+
+
+@contextlib.contextmanager
+def _left_running(identity: str) -> Iterator[None]:
+    """Ctrl-C ends the waiting, not the submission (RunFailedError)."""
+    try:
+        yield
     except KeyboardInterrupt:
         raise RunFailedError(f"stopped following; {identity} continues, concord stop {identity} ends it") from None
+
+
+def _require_success(ended: Any, reason: str) -> None:
+    """Raise the failure of a submission as one of this command; ``reason`` is what its log says."""
     if ended.status == "stopped":
-        raise RunFailedError(f"{identity}: was stopped")
+        raise RunFailedError(f"{ended.id}: was stopped")
     if ended.exit_status == 2:
-        raise InputError(f"{identity}: ended with exit status 2, invalid input; see its log")
+        raise InputError(f"{ended.id}: ended with exit status 2, invalid input; {reason}")
     if ended.status != "succeeded":
         status = "" if ended.exit_status is None else f" with exit status {ended.exit_status}"
-        raise RunFailedError(f"{identity}: failed{status}; {ended.message or 'see its log'}")
-    return {"status": ended.status, "exit_status": ended.exit_status}
+        again = f"; {ended.again} continues it" if ended.lost and ended.again else ""
+        raise RunFailedError(f"{ended.id}: failed{status}; {ended.message or reason}{again}")
 
 
 def _format_time(seconds: float | None) -> str:
@@ -363,4 +456,7 @@ def _format_time(seconds: float | None) -> str:
 
 
 def _seconds(each: Any) -> str:
-    return "" if each.started is None else f"{(each.ended or time.time()) - each.started:.0f}"
+    at_work = each.status in ("pending", "running")
+    if each.started is None or not (each.ended or at_work):
+        return ""
+    return f"{(each.ended or time.time()) - each.started:.0f}"

@@ -1,7 +1,6 @@
 """Chooses the data files in a user's folder, and says which others are left out and why."""
 
 import codecs
-import os
 import re
 import socket
 import warnings
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from concord.errors import ArgumentError
 from concord.storage import display_path, is_remote, listing
+from concord.submitted import is_submitted
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 _NAMED = 3  # files in a line
@@ -45,7 +45,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
 
 def missing(path: Path, kind: str, option: str = "data") -> ArgumentError:
     """The error for a file or folder that does not exist; on a cluster it says on which of its machines."""
-    if is_remote(path) or "CONCORD_SUBMISSION" not in os.environ:
+    if is_remote(path) or not is_submitted():
         return ArgumentError(option, display_path(path), f"there is no such {kind}")
     sent = "a file by its path relative to the folder that is sent, " if kind == "file" else ""
     place = f"on {socket.gethostname()}, the cluster's head node; give {sent}a path on the nodes, or s3://…"

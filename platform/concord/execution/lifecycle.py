@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from concord.execution.execute import CHECKPOINTS, checkpoint_step
 from concord.execution.failures import Termination, sigterm_as_interrupt
 from concord.execution.key import index_run, require_same, require_secrets
 from concord.execution.spec import RunSpec, new_names, user_name
+from concord.execution.taken_names import BEFORE_RECORD, require_new, require_no_other_files
 from concord.record import (
     EVENTS,
     FOLDERS,
@@ -29,7 +30,6 @@ from concord.record import (
 )
 from concord.redaction import redact, without_secrets
 from concord.storage import (
-    LOCK,
     DiskError,
     Folder,
     StorageError,
@@ -37,14 +37,13 @@ from concord.storage import (
     display_path,
     leased,
 )
+from concord.submitted import BEGUN, is_submitted
 from concord.tracking import Mirror, Store
 from concord.tracking.mirror import CURSOR, recover, track
 from concord.tracking.store import Status
 from concord.training.options import RunConfig
 
 Info = Callable[[str], None]
-# Files that a run's folder may have before its record.
-_BEFORE_RECORD = frozenset({LOCK, f"{RECORD}.new"})
 # How long the end retries to send events to the store; the second if a disk, perhaps the store's, has failed.
 _SENDING_SECONDS, _DISK_SENDING_SECONDS = 30.0, 2.0
 
@@ -99,7 +98,7 @@ def reserved_run(spec: RunSpec) -> Iterator[ActiveRun]:
 
     def check(folder: Folder) -> Run | None:
         if not config.run.resume:
-            _require_new(folder, config)
+            require_new(config.run.output, folder.place.name)
             return None
         name = folder.place.name
         run = require_run(folder)
@@ -184,15 +183,6 @@ def is_interrupted(output: Path, name: str, run_id: str) -> bool:
     return False
 
 
-def _require_new(folder: Folder, config: RunConfig) -> None:
-    """Refuse the name of an existing run (InputError). A folder without a record is left from a killed process."""
-    name = folder.place.name
-    if read_record(folder) is not None:
-        output = display_path(config.run.output)
-        raise InputError(f"--name {name}: there is a run of this name in {output}; add --resume to continue it")
-    _require_no_other_files(folder, name, _BEFORE_RECORD)
-
-
 def require_own(folder: Folder, group: str) -> None:
     """Refuse a folder for a run of a group that has something else: a run of its own, or no run (InputError)."""
     try:
@@ -202,7 +192,7 @@ def require_own(folder: Folder, group: str) -> None:
             raise
         return
     if record is None:  # in a power failure a group's run may lose its record alone
-        _require_no_other_files(folder, group, _BEFORE_RECORD | {EVENTS, CURSOR, CHECKPOINTS})
+        require_no_other_files(folder, group, BEFORE_RECORD | {EVENTS, CURSOR, CHECKPOINTS})
     elif record.get("group") != group:
         raise InputError(f"--name {group}: {folder.display_path} is a run of its own; give another name")
 
@@ -211,11 +201,6 @@ def _names_group(folder: Folder, group: str) -> bool:
     """Whether a record that cannot be read names this group, or is empty, as a power failure leaves it."""
     text = (folder.path / RECORD).read_text(encoding="utf-8", errors="replace")
     return not text.strip("\0 \n") or f'"group": {json.dumps(group)}' in text
-
-
-def _require_no_other_files(folder: Folder, name: str, allowed: Collection[str]) -> None:
-    if set(folder.names()) - set(allowed):
-        raise InputError(f"--name {name}: {folder.display_path} exists and is not a run; give another name")
 
 
 @contextlib.contextmanager
@@ -231,6 +216,8 @@ def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterat
     try:
         with disk_errors_in_one_line(run.folder.path):
             run.append("began", resumed=active.resumed)
+            if is_submitted():
+                info(f"{BEGUN}{active.kind} {run.name}")
             yield active
             active.end("FINISHED", **active.report)
             if active.kind == "run":

@@ -23,6 +23,7 @@ from concord.errors import InputError, first_line, last_line
 from concord.execution import local_ray
 from concord.execution.definitions import own_modules
 from concord.execution.failures import signal_handler
+from concord.execution.ray_messages import kept_apart, lost_nodes_named
 from concord.exit_watchdog import ray_agents_ended
 from concord.options import option_values
 from concord.process_environment import environment_variables
@@ -85,7 +86,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     try:
         with local_ray.sigterm_blocked() if local else contextlib.nullcontext():
             context = _connect(address, option, connecting)
-        with ray_agents_ended() if local else contextlib.nullcontext():
+        with ray_agents_ended() if local else lost_nodes_named(), kept_apart():
             yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         if local:

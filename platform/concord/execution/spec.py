@@ -24,6 +24,7 @@ from concord.options import as_text, flag_of, option_values
 from concord.record import Kind
 from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, require_reachable, resolve
+from concord.submitted import SUBMISSION, is_submitted
 from concord.tracking import Store
 from concord.tracking.mirror import tracking_key
 from concord.training.job import JobFile
@@ -150,8 +151,8 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "mlflow.source.name": _source_name(Path(path)),
         "mlflow.source.type": "LOCAL",
     }
-    if "CONCORD_SUBMISSION" in os.environ:
-        submission, dashboard = os.environ["CONCORD_SUBMISSION"], os.environ.get("CONCORD_DASHBOARD", "")
+    if is_submitted():
+        submission, dashboard = os.environ[SUBMISSION], os.environ.get("CONCORD_DASHBOARD", "")
         tags |= {"ray.submission": submission, "ray.dashboard": f"{dashboard}/#/jobs/{submission}"}
     commit = _git(Path(path).parent, "rev-parse", "HEAD")
     if commit is None:

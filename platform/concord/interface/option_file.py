@@ -72,7 +72,7 @@ class FileOptions:
     @staticmethod
     def read(path: Path) -> "FileOptions":
         """Read a file of options, or a run's record."""
-        values, sources = _read(path), {}
+        values, sources = read_mapping(path), {}
         if {"job", "config"} <= values.keys() and isinstance(values["config"], dict):  # a run's record
             values, sources = values["config"], values.get("sources", {})
         try:
@@ -99,22 +99,23 @@ class FileOptions:
         return defaults.with_options(**values)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, option: str = "--config") -> dict[str, Any]:
+    """The mapping in a YAML, TOML or JSON file that an option names (InputError if it has none)."""
     if path.suffix not in _READERS:
-        raise InputError(f"--config {path}: has an unknown ending; give a .yaml, .toml or .json file")
+        raise InputError(f"{option} {path}: has an unknown ending; give a .yaml, .toml or .json file")
     if not path.is_file():
-        raise InputError(f"--config {path}: {'is not a file' if path.exists() else 'there is no such file'}")
+        raise InputError(f"{option} {path}: {'is not a file' if path.exists() else 'there is no such file'}")
     try:
         if (size := path.stat().st_size) > _MOST_BYTES:
             raise ValueError(f"has {size:,} bytes; a file of options has at most {_MOST_BYTES:,}")
         values = _READERS[path.suffix](path.read_text(encoding="utf-8"))
         _require_few(values)
     except RecursionError:
-        raise InputError(f"--config {path}: cannot be read (nests too deeply)") from None
+        raise InputError(f"{option} {path}: cannot be read (nests too deeply)") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())})") from error
+        raise InputError(f"{option} {path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict | None):
-        raise InputError(f"--config {path}: holds {type(values).__name__}; expected a mapping of options by name")
+        raise InputError(f"{option} {path}: holds {type(values).__name__}; expected a mapping by name")
     return values or {}
 
 

@@ -21,6 +21,7 @@ from concord.redaction import redact_words, without_secrets
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.storage import display_path, resolve
+from concord.submitted import typed_command, typed_path
 from concord.training.baseline import Baseline, Fit
 from concord.training.callback import Callback
 from concord.training.comparison import Comparison
@@ -414,9 +415,12 @@ class JobFile:
         return next((name for name, file in built_in_jobs().items() if file.resolve() == Path(self.path)), self.path)
 
     def command(self, verb: str, *words: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """A command on this job, for a shell; on one that a program has made, the call of Python's interface."""
+        """A command on this job, for a shell; on one that a program has made, the call of Python's interface.
+
+        In a submission it is the command that the submitter can type.
+        """
         if not self.made_here:
-            return command_line(verb, self.reference, *words, options=options)
+            return typed_command(command_line(verb, typed_path(self.reference), *words, options=options))
         given = [repr(word) for word in words]
         given += [f"{name}={value!r}" for name, value in without_secrets(_shown(options)).items()]
         return f"concord.{verb}({', '.join(['job', *given])})"
@@ -425,7 +429,7 @@ class JobFile:
         """The values of options as a command on this machine takes them: the user's own rule by its file's path."""
         if self.rule is None or "aggregator" not in values:
             return dict(values)
-        return {**values, "aggregator": f"{self.rule.path}:{self.rule.name}"}
+        return {**values, "aggregator": f"{typed_path(self.rule.path)}:{self.rule.name}"}
 
     def epochs(self, config: Any) -> int:
         """The epoch of the last evaluation of a run or trial with these options."""
@@ -456,7 +460,7 @@ def command_line(verb: str, job: str, *words: str, options: Mapping[str, Any] = 
 def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a command has them: folders as text, without the default output folder."""
     return {
-        name: display_path(value) if isinstance(value, Path) else value
+        name: typed_path(display_path(value)) if isinstance(value, Path) else value
         for name, value in options.items()
         if name != "output" or value not in (DEFAULT_OUTPUT, resolve(DEFAULT_OUTPUT))
     }

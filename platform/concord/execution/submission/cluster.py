@@ -6,8 +6,10 @@ import logging
 import os
 import shlex
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,8 +23,10 @@ import concord
 from concord.errors import InputError, RunFailedError, last_line
 from concord.execution.submission.package import Package
 from concord.execution.submission.profile import RAY_TOKEN, Profile, running_dashboard
+from concord.execution.submission.runtime_environment import brings_python
 from concord.process_environment import environment_variables
 from concord.redaction import redact
+from concord.submitted import BEGUN
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take: the server first unpacks a package of up to 100 MiB.
@@ -39,10 +43,18 @@ _STARTING_SECONDS = 30.0
 _USUAL_PORT, _INSTEAD_SECONDS = 8265, 2.0
 # Ray's message about an existing id.
 _TAKEN = "already exists"
+# And about an id that it does not know.
+_MISSING = "does not exist"
 # Ray's resource of the head node, and the amount that pins a job there.
 _HEAD, _A_TRACE = "node:__internal_head__", 1e-4
 # Variables that would override the address given to Ray's client.
 _NO_ADDRESSES = {"RAY_API_SERVER_ADDRESS": None, "RAY_ADDRESS": None}
+# Ray's types of error of a job whose node or server went.
+_LOST = {"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"}
+# Two submissions that agree in these labels would work in one record.
+_ONE_RECORD = ("command", "name", "output")
+# How long the beginning of a command is waited for, where it is pending and in all, and the time between two looks.
+_PENDING_SECONDS, _BEGINNING_SECONDS, _BEGINNING_POLL_SECONDS = 5.0, 30.0, 0.5
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
@@ -57,6 +69,8 @@ class Submission:
         started, ended: Unix times in seconds; None before.
         exit_status: the command's; None before its end.
         message: Ray's message on its state.
+        again: the command that continues it if it was lost; empty for other programs.
+        lost: whether its process could not end by itself: it was killed, or its node or Ray's server went.
     """
 
     id: str
@@ -68,6 +82,21 @@ class Submission:
     ended: float | None
     exit_status: int | None
     message: str
+    again: str
+    lost: bool = False
+
+
+class _UnknownError(InputError):
+    """The cluster knows no submission of this id."""
+
+
+@dataclass(frozen=True)
+class DriverResources:
+    """What a submitted command reserves on the head node; ``memory`` in bytes."""
+
+    memory: int
+    cpus: float = 0.0
+    gpus: float = 0.0
 
 
 class _Client(JobSubmissionClient):
@@ -94,16 +123,23 @@ class Cluster:
             )
         self.address = address
         self.profile = profile
+        if profile.verify is False:  # as asked
+            warnings.filterwarnings("ignore", "Unverified HTTPS request")
         with self._one_line():
             self._check_version()
             with environment_variables(_NO_ADDRESSES):
-                self._client = _Client(address, headers=profile.headers)
+                self._client = _Client(address, headers=profile.headers, verify=profile.verify)
         for name in logging.root.manager.loggerDict:
             if name.startswith("ray."):  # several have their own level, INFO
                 logging.getLogger(name).setLevel(logging.ERROR)
 
     def _check_version(self) -> None:
-        answer = requests.get(f"{self.address}/api/version", headers=self.profile.headers, timeout=_VERSION_SECONDS)
+        answer = requests.get(
+            f"{self.address}/api/version",
+            headers=self.profile.headers,
+            timeout=_VERSION_SECONDS,
+            verify=self.profile.verify,
+        )
         if answer.status_code in {401, 403}:
             raise AuthenticationError(answer.text)
         try:
@@ -133,10 +169,11 @@ class Cluster:
                 f"--address {self.address}: the cluster refuses the token of {self.profile.token_source}"
             ) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
-            reason = "no Ray cluster answers there"
-            if isinstance(error, requests.exceptions.SSLError):
-                refused = "CERTIFICATE_VERIFY_FAILED" in str(error)
-                reason = "its certificate is not trusted" if refused else "the server there speaks no TLS"
+            if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+                trust = "its certificate is not trusted; give --verify FILE of the authority that signed it"
+                raise InputError(f"--address {self.address}: {trust}") from error
+            plain = isinstance(error, requests.exceptions.SSLError)
+            reason = "the server there speaks no TLS" if plain else "no Ray cluster answers there"
             raise InputError(f"--address {self.address}: {reason}{_instead(self.address)}") from error
         except RuntimeError as error:  # the server's own error, with a traceback
             raise RunFailedError(f"{self.address}: {last_line(error)}") from error
@@ -148,80 +185,132 @@ class Cluster:
         identity: str,
         labels: Mapping[str, str],
         environment: Mapping[str, str],
-        memory: int,
+        resources: DriverResources,
+        for_code: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Send the package and start ``python -m concord`` with these words on the cluster's head node; return the id.
 
         It uses the Python of CONCORD_PYTHON in the head node's environment, or the first on its path. ``environment``
-        must hold no secrets: every user of the cluster can read it. The command waits until ``memory`` bytes are free
-        on the head node.
+        must hold no secrets: every user of the cluster can read it. The command waits until the ``resources`` are free
+        on the head node. ``for_code`` is Ray's runtime environment for the user's code, without variables.
         """
         runtime: dict[str, Any] = {
+            **for_code,
             "py_modules": list(map(str, package.modules)),
             "env_vars": {
                 "RAY_JOB_STOP_WAIT_TIME_S": str(_ENDING_SECONDS),
                 **environment,
-                "CONCORD_SUBMISSION": identity,
                 "CONCORD_DASHBOARD": self.address,
             },
         }
         if package.working_dir is not None:
             runtime["working_dir"] = str(package.working_dir)
+        # An environment with a Python of its own puts that first on the path.
+        python = "python" if brings_python(for_code) else '"${CONCORD_PYTHON:-python}"'
         end = time.monotonic() + _STARTING_SECONDS
         while True:
             try:
                 with self._one_line():
                     return self._client.submit_job(
-                        entrypoint='"${CONCORD_PYTHON:-python}" ' + shlex.join(["-m", "concord", *command]),
+                        entrypoint=f"{python} {shlex.join(['-m', 'concord', *command])}",
                         submission_id=identity,
                         runtime_env=runtime,
-                        entrypoint_memory=memory,
+                        entrypoint_memory=resources.memory,
+                        entrypoint_num_cpus=resources.cpus,
+                        entrypoint_num_gpus=resources.gpus,
                         # With other resources, Ray may choose any node.
                         entrypoint_resources={_HEAD: _A_TRACE},
                         metadata={**labels, "concord": concord.__version__},
                     )
             except RunFailedError as error:
                 if _TAKEN in str(error):
-                    raise InputError(f"--submission-id {identity}: the cluster has this id; give another") from error
+                    raise InputError(_taken(identity)) from error
                 if _STARTING not in str(error) or time.monotonic() > end:
                     raise
                 time.sleep(_POLL_SECONDS)
 
     def submissions(self) -> list[Submission]:
         """The cluster's submissions, newest first."""
+        return sorted(map(_submission, self._jobs()), key=lambda each: -(each.started or 0))
+
+    def _jobs(self) -> list[Any]:
         with self._one_line():
-            jobs = [job for job in self._client.list_jobs() if job.submission_id]
-        return sorted((_submission(job) for job in jobs), key=lambda each: -(each.started or 0))
+            return [job for job in self._client.list_jobs() if job.submission_id]
+
+    def require_free(self, identity: str, labels: Mapping[str, str]) -> None:
+        """Refuse an id that the cluster has, and the name of a run, study or comparison at work there (InputError)."""
+        for job in self._jobs():
+            if job.submission_id == identity:
+                raise InputError(_taken(identity))
+            if job.status not in _ENDED and all((job.metadata or {}).get(key) == labels[key] for key in _ONE_RECORD):
+                does = "waits to begin" if job.status == JobStatus.PENDING else "is at work"
+                raise InputError(
+                    f"--name {labels['name']}: {job.submission_id} has this name and {does}; concord logs "
+                    f"{job.submission_id} --follow shows its log, concord stop {job.submission_id} ends it"
+                )
+
+    def await_beginning(self, identity: str) -> tuple[Submission, str]:
+        """Wait until the command has begun its work or has ended; return the submission and its log so far.
+
+        Not for long: one that waits for resources may begin much later.
+        """
+        started = time.monotonic()
+        while True:
+            found = self.find(identity)
+            waiting = found.status.upper() == JobStatus.PENDING
+            log = "" if waiting else self._log(identity)
+            patience = _PENDING_SECONDS if waiting else _BEGINNING_SECONDS
+            if found.status.upper() in _ENDED or BEGUN in log or time.monotonic() - started > patience:
+                return found, log
+            time.sleep(_BEGINNING_POLL_SECONDS)
 
     def find(self, identity: str) -> Submission:
         """The submission of this id."""
-        for each in self.submissions():
-            if each.id == identity:
-                return each
-        raise InputError(f"{identity}: there is no such submission at {self.address}; concord submissions lists them")
+        try:
+            with self._one_line():
+                return _submission(self._client.get_job_info(identity))
+        except RunFailedError as error:
+            if _MISSING not in str(error):
+                raise
+            raise _UnknownError(
+                f"{identity}: there is no such submission at {self.address}; concord submissions lists them"
+            ) from error
 
     def logs(self, identity: str) -> str:
         """The submission's log so far."""
         self.find(identity)
+        return self._log(identity)
+
+    def _log(self, identity: str) -> str:
         with self._one_line():
             text: str = self._client.get_job_logs(identity)
         return text
 
     def follow(self, identity: str, show: Callable[[str], None]) -> Submission:
         """Show the submission's log until it ends."""
-        self.find(identity)
-        broken = RunFailedError(
-            f"{self.address}: the connection to the log broke; the job may continue there, "
-            f"concord logs {identity} --follow shows the log again"
-        )
+        again = self.find(identity).again
+        broken: Exception | None = None
         try:
             asyncio.run(self._tail(identity, show))
-            found = self.find(identity)
         except (InputError, RuntimeError, aiohttp.ClientError, OSError) as error:
-            raise broken from error
+            broken = error
+        try:
+            found = self.find(identity)
+        except _UnknownError:
+            lost = f"{identity}: {self.address} no longer knows it, as after a restart of its head node"
+            raise RunFailedError(lost + (f"; {again} continues it" if again else "")) from broken
+        except (InputError, RuntimeError) as error:
+            lost = f"; if its head node was lost, {again} continues it when the cluster answers" if again else ""
+            raise self._broken(identity, lost) from error
         if found.status.upper() not in _ENDED:
-            raise broken
+            raise self._broken(identity) from broken
         return found
+
+    def _broken(self, identity: str, otherwise: str = "") -> RunFailedError:
+        return RunFailedError(
+            f"{self.address}: the connection to the log broke; the job may continue there, "
+            f"concord logs {identity} --follow shows the log again{otherwise}"
+        )
 
     async def _tail(self, identity: str, show: Callable[[str], None]) -> None:
         async for text in self._client.tail_job_logs(identity):
@@ -241,6 +330,10 @@ class Cluster:
                 return found
             time.sleep(_POLL_SECONDS)
         raise RunFailedError(f"{identity}: is still {found.status}, {seconds:.0f} s after the request to stop")
+
+
+def _taken(identity: str) -> str:
+    return f"--submission-id {identity}: the cluster has this id; give another"
 
 
 def _instead(address: str) -> str:
@@ -268,5 +361,7 @@ def _submission(job: Any) -> Submission:
         started=None if job.start_time is None else job.start_time / 1e3,
         ended=None if job.end_time is None else job.end_time / 1e3,
         exit_status=job.driver_exit_code,
+        again=labels.get("again", ""),
+        lost=(job.driver_exit_code or 0) < 0 or job.error_type in _LOST,
         message=" ".join((job.message or "").split(", last available logs")[0].split()),
     )

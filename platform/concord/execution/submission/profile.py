@@ -8,6 +8,7 @@ import re
 import tomllib
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ ANSWER_SECONDS = 2.0
 RAY_TOKEN = Path("~/.ray/auth_token")
 """The file in which Ray keeps its token."""
 PROFILES = Path("~/.config/concord/profiles.toml")
-_KEYS = ("address", "token-file", "tracking-uri", "output", "data")
+# The keys, and what each must be.
+_KEYS = {
+    **dict.fromkeys(("address", "token-file", "tracking-uri", "output", "data", "verify", "runtime-env"), "a text"),
+    "env": "a table of texts by name",
+    "pip": "a list of texts",
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Profile:
         tracking_uri: URI of the MLflow server, from the cluster's view; None leaves it to the cluster.
         output: folder for runs on the cluster's nodes; None leaves it to the cluster.
         data: folder of datasets on the nodes.
+        verify: whether the dashboard's certificate is checked, or the file or folder of the authorities to trust.
+        env, pip, runtime_env: variables, packages and the file of Ray's runtime environment, for the user's code.
     """
 
     address: str | None
@@ -41,6 +49,10 @@ class Profile:
     tracking_uri: str | None
     output: str | None
     data: str | None
+    verify: bool | str = True
+    env: Mapping[str, str] = field(default_factory=dict)
+    pip: Sequence[str] = ()
+    runtime_env: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -53,6 +65,7 @@ class Profile:
         address: str | None = None,
         token_file: Path | None = None,
         tracking_uri: str | None = None,
+        verify: str | None = None,
     ) -> "Profile":
         """Combine options, environment and profile, in this order of precedence.
 
@@ -81,6 +94,10 @@ class Profile:
             tracking_uri=tracking_uri,
             output=profile.get("output"),
             data=profile.get("data"),
+            verify=_verified(verify or profile.get("verify")),
+            env=profile.get("env", {}),
+            pip=profile.get("pip", ()),
+            runtime_env=profile.get("runtime-env"),
         )
 
 
@@ -102,9 +119,21 @@ def _profile(name: str | None) -> dict[str, Any]:
     for key, value in profile.items():
         if key not in _KEYS:
             raise InputError(f"{path}, profile {name or 'default'}: {key} is unknown; give one of {', '.join(_KEYS)}")
-        if not isinstance(value, str):
-            raise InputError(f"{path}, profile {name or 'default'}: {key} {value}: must be a text")
+        texts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        kind = _KEYS["env" if isinstance(value, dict) else "pip" if isinstance(value, list) else "address"]
+        if kind != _KEYS[key] or not all(isinstance(each, str) for each in texts):
+            raise InputError(f"{path}, profile {name or 'default'}: {key} {value}: must be {_KEYS[key]}")
     return profile
+
+
+def _verified(given: str | None) -> bool | str:
+    """How the dashboard's certificate is checked: by the authorities of this machine, by those in a file, or not."""
+    if given in (None, "yes", "no"):
+        return given != "no"
+    path = Path(str(given)).expanduser()
+    if not path.exists():
+        raise InputError(f"--verify {given}: there is no such file; give the certificates of an authority, or no")
+    return str(path)
 
 
 def _token(given: Path | None, in_profile: str | None) -> tuple[str | None, str]:
