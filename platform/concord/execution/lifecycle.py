@@ -135,7 +135,7 @@ def _reserved(
     with sigterm_as_interrupt() as termination:
         folder = choose()
         folder.make()
-        with folder.locked(kind), leased(folder, kind, user_name()):
+        with folder.locked(kind, user_name()), leased(folder, kind, user_name()):
             run = check(folder)
             if run is None:
                 folder.empty()  # at an address: left from a run of this name that was removed from the storage
@@ -351,7 +351,8 @@ class Member(ActiveRun):
         folder = folder_of(group.run.output, spec.name)
         folder.make()
         with contextlib.ExitStack() as lock:
-            lock.enter_context(folder.locked("run"))
+            lock.enter_context(folder.locked("run", user_name()))
+            lock.enter_context(leased(folder, "run", user_name()))
             earlier = None
             with contextlib.suppress(InputError):  # of an earlier version, or damaged
                 earlier = read_run(folder)
