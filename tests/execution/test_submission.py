@@ -414,6 +414,7 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     (tmp_path / "work" / JOB.name).write_text(JOB.read_text())
     (tmp_path / "work" / "rules" / "my_rule.py").write_text(snippet("own-rule"))
     monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("CONCORD_USER", "ann")
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", *where]
     run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3"]
@@ -427,16 +428,20 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     record = json.loads((head.folder / "runs" / "runs" / "first" / "record.json").read_text())
     assert (require_run(folder_of(head.folder / "runs", "first")).report or {})["metrics"]["epoch"] == 1.0
     assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
+    assert record["tracking"]["tags"]["mlflow.user"] == "ann"  # not the head's user
     assert head.token_file.read_text() not in printed.err + printed.out
     # The same name again is refused there, as it would be here, with the same exit status.
     assert main([*run, "--json"]) == 2
     assert "ended with exit status 2" in capfd.readouterr().err
-    assert main(["submissions", *where, "--json"]) == 0
+    assert main(["submissions", "--mine", *where, "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)["submissions"]
-    assert [(each["name"], each["status"], each["exit_status"]) for each in listed] == [
-        ("first", "failed", 2),
-        ("first", "succeeded", 0),
+    assert [(each["name"], each["owner"], each["status"], each["exit_status"]) for each in listed] == [
+        ("first", "ann", "failed", 2),
+        ("first", "ann", "succeeded", 0),
     ]
+    monkeypatch.setenv("CONCORD_USER", "bob")
+    assert main(["submissions", "--mine", *where, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["submissions"] == []
     assert main(["logs", result["submission"], *where]) == 0
     assert "data: 3 environments for training" in capfd.readouterr().out
 

@@ -27,6 +27,7 @@ from concord.logs import info
 from concord.options import as_words, flag_of, option_values, options_of
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
+from concord.user import USER, require_user, user_name
 
 if TYPE_CHECKING:
     from concord.interface.command_options import JobCommand
@@ -79,6 +80,8 @@ class Submissions(_ClusterOptions):
 
     all: bool = False
     """Also jobs that Concord did not submit."""
+    mine: bool = False
+    """Only submissions of this user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +149,6 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     values["name"] = name
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
-    from concord.execution.spec import USER, user_name
     from concord.tracking.system_metrics import ENABLED, INTERVAL
 
     environment |= {} if (user := user_name()) is None else {USER: user}
@@ -160,6 +162,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
         cluster = Cluster(profile)
         labels = {"command": command.name, "job": job.name, "name": name}
+        labels |= {} if user is None else {"user": user}
         started = time.perf_counter()
         sent = [command.name, reference, *command.tables, *as_words(values)]
         memory = round(options.driver_memory * 2**30)
@@ -238,13 +241,18 @@ class SentFiles:
 def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """List the submissions."""
     options = parse(Submissions, words, "concord submissions")
+    owner = require_user("--mine") if options.mine else None
     found = [each for each in _cluster(options).submissions() if options.all or each.job]
+    found = [each for each in found if owner in (None, each.owner)]
     if not as_json:
         rows = [
-            [each.id, each.status, f"{each.command} {each.job}".strip(), _format_time(each.started), _seconds(each)]
+            [
+                *(each.id, each.owner, each.status, f"{each.command} {each.job}".strip()),
+                *(_format_time(each.started), _seconds(each)),
+            ]
             for each in found
         ]
-        table(["submission", "status", "what", "started", "seconds"], rows)
+        table(["submission", "owner", "status", "what", "started", "seconds"], rows)
     return {"submissions": [dataclasses.asdict(each) for each in found]}
 
 

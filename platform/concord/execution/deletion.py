@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concord.errors import InputError
-from concord.execution.spec import user_name
 from concord.record import FOLDERS, RECORD, Kind, Run, folder_of, read_run
 from concord.storage import Folder, display_path, leased
 from concord.tracking import ModelVersion, Store
 from concord.tracking.registry import delete_version, require_deletable, versions_of_runs
+from concord.user import user_name
 
 
 @dataclass(frozen=True)

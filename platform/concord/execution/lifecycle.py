@@ -13,7 +13,7 @@ from concord.errors import InputError, RunFailedError, StoppedError
 from concord.execution.execute import CHECKPOINTS, checkpoint_step
 from concord.execution.failures import Termination, sigterm_as_interrupt
 from concord.execution.key import index_run, require_same, require_secrets
-from concord.execution.spec import RunSpec, new_names, user_name
+from concord.execution.spec import RunSpec, new_names
 from concord.record import (
     EVENTS,
     FOLDERS,
@@ -41,6 +41,7 @@ from concord.tracking import Mirror, Store
 from concord.tracking.mirror import CURSOR, recover, track
 from concord.tracking.store import Status
 from concord.training.options import RunConfig
+from concord.user import user_name
 
 Info = Callable[[str], None]
 # Files that a run's folder may have before its record.

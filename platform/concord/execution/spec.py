@@ -1,8 +1,6 @@
 """What a run is before it begins: its job, resolved options and key; its name, and what MLflow is told of it."""
 
-import contextlib
 import dataclasses
-import getpass
 import itertools
 import os
 import platform
@@ -26,8 +24,10 @@ from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, require_reachable, resolve
 from concord.tracking import Store
 from concord.tracking.mirror import tracking_key
+from concord.tracking.store import OWNER
 from concord.training.job import JobFile
 from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
+from concord.user import user_name
 
 _LONGEST_NAME = 150
 
@@ -131,7 +131,6 @@ def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[
     return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
-USER = "CONCORD_USER"  # the environment variable of a submitted job
 JOB = "concord.job"
 """The tag of the runs that are listed: all but those of groups, unless their models are registered."""
 
@@ -146,7 +145,7 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "python": platform.python_version(),
         "torch": torch.__version__,
         # MLflow's own tags, for its UI.
-        **({"mlflow.user": user} if (user := user_name()) is not None else {}),
+        **({OWNER: user} if (user := user_name()) is not None else {}),
         "mlflow.source.name": _source_name(Path(path)),
         "mlflow.source.type": "LOCAL",
     }
@@ -161,13 +160,6 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "mlflow.source.git.commit": commit,
         "concord.commit": _described(Path(path).parent) or commit,
     }
-
-
-def user_name() -> str | None:
-    """Who works here: of a submitted job the user who submitted it; None if the system does not know."""
-    with contextlib.suppress(OSError, KeyError):  # a container without a user
-        return os.environ.get(USER) or getpass.getuser()
-    return None
 
 
 def run_origin(path: str, data: str | None = None) -> dict[str, str]:

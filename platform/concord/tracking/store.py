@@ -58,6 +58,7 @@ _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 NEWEST = "attributes.start_time DESC"
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow shows a run below its group
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description
+OWNER = "mlflow.user"  # the tag that MLflow shows as a run's user
 KEY = "concord.key"  # the tag by which a run or a model is found whose creation was not answered
 # MLflow's client repeats a request that fails, also one that was carried out.
 _ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
@@ -77,7 +78,7 @@ class TrackedRun:
     """One tracked run, at the time of the request.
 
     `metrics` has the latest values; `started` is in UTC. `experiment` is the job's name, for runs of groups with the
-    kind of group. `group` is the id of the group's run, for a run of a group.
+    kind of group. `group` is the id of the group's run, for a run of a group. `owner` is the user, if known.
     """
 
     run_id: str
@@ -89,6 +90,7 @@ class TrackedRun:
     started: datetime
     experiment: str
     group: str | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -324,6 +326,7 @@ class Store:
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
             experiment=experiment,
             group=entry.data.tags.get(PARENT),
+            owner=entry.data.tags.get(OWNER),
         )
 
     def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[TrackedRun]:

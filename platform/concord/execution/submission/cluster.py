@@ -54,6 +54,7 @@ class Submission:
         status: pending, running, succeeded, failed or stopped.
         command: Concord's command (``train``, ``tune``), or another program's command line.
         job: Concord's job; empty for other programs.
+        owner: the user who submitted it; empty for other programs.
         started, ended: Unix times in seconds; None before.
         exit_status: the command's; None before its end.
         message: Ray's message on its state.
@@ -64,6 +65,7 @@ class Submission:
     command: str
     job: str
     name: str
+    owner: str
     started: float | None
     ended: float | None
     exit_status: int | None
@@ -265,6 +267,7 @@ def _submission(job: Any) -> Submission:
         command=labels.get("command") or job.entrypoint,
         job=labels.get("job", ""),
         name=labels.get("name", ""),
+        owner=labels.get("user", ""),
         started=None if job.start_time is None else job.start_time / 1e3,
         ended=None if job.end_time is None else job.end_time / 1e3,
         exit_status=job.driver_exit_code,
