@@ -33,6 +33,8 @@ from concord.cli.job_options import read_command
 from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
+from concord.execution.submission import admission
+from concord.execution.submission.admission import check_memory, wait_for_admission
 from concord.execution.submission.cluster import Cluster
 from concord.execution.submission.package import inside, packed
 from concord.execution.submission.profile import Profile, described, running_dashboard
@@ -568,6 +570,48 @@ def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> Non
     assert (
         Cluster(Profile.find(address=head.address, token_file=head.token_file)).stop(identity, 60).status == "stopped"
     )
+
+
+def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_STARTING_SECONDS", 0.0)
+    cluster, jobs = Cluster(Profile.find(address=head.address, token_file=head.token_file)), ray_jobs(head)
+    memory = int(0.6 * cluster._head_memory())
+    with pytest.raises(InputError, match=r"--driver-memory .*: the head node has .* GiB for commands; give less"):
+        check_memory(2 * memory, cluster._head_memory())
+
+    def submit(identity: str) -> None:
+        labels = {"job": "sleeping", "memory": str(memory)}
+        where = {"node:__internal_head__": 1e-4}
+        jobs.submit_job(
+            entrypoint="sleep 600", submission_id=identity, entrypoint_memory=memory, entrypoint_resources=where,
+            metadata=labels,
+        )  # fmt: skip
+
+    def waits() -> dict[str, str]:
+        found = {each.id: each for each in cluster.submissions() if each.job == "sleeping"}
+        return {identity: found[identity].waits.split(" GiB ")[0].split(" for ")[0] for identity in found}
+
+    submit("a")
+    wait_for(lambda: cluster.status("a") == "running", 120)
+    submit("b")
+    submit("c")
+    assert waits() == {"a": "", "b": "1 of 2", "c": "2 of 2"}
+    lines: list[str] = []
+
+    def let_in(line: str) -> None:
+        lines.append(line)
+        cluster.stop("a", 60)
+
+    wait_for_admission(cluster, "b", let_in)
+    assert cluster.status("b") == "running"
+    (line,) = lines
+    assert line.startswith("b: waits as 1 of 2 for ")
+    assert line.endswith(" are reserved by 1 running")
+    assert waits()["c"] == "1 of 1"
+    for each in "bc":
+        cluster.stop(each, 60)
 
 
 def ray_jobs(head: Head) -> JobSubmissionClient:

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,6 +68,8 @@ class Submit(_ClusterOptions):
     driver_memory: float = 2.0
     """GiB reserved on the head node for the command and its processes there; a submission waits until they are free,
     so that many at once do not fill the node."""
+    restart: int = 0
+    """Times to submit again, after a death of the head node, when it is back: the run or study continues."""
     submission_id: str | None = None
     """Id of the submission; by default made of the run's name."""
     tracking_uri: str | None = None
@@ -142,6 +144,10 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--file-limit {options.file_limit}: must be at least 1")
     if not 0 < options.driver_memory < math.inf:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
+    if options.restart < 0:
+        raise InputError(f"--restart {options.restart}: must not be negative")
+    if options.restart > 0 and not options.wait:
+        raise InputError(f"--restart {options.restart}: needs this command to wait; leave out --no-wait")
     made_up = values.get("name") is None and command.name != "compare"  # a comparison has one name
     identity = options.submission_id or _ascii(name) + ("" if made_up else f"-{secrets.token_hex(3)}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", identity, re.ASCII):
@@ -166,13 +172,14 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         started = time.perf_counter()
         sent = [command.name, reference, *command.tables, *as_words(values)]
         memory = round(options.driver_memory * 2**30)
-        identity = cluster.submit(sent, package, identity, labels, environment, memory)
+        send = functools.partial(cluster.submit, sent, package, identity, labels, environment, memory)
+        send()
         seconds = time.perf_counter() - started
-    info(f"submitted {identity} to {cluster.address}")
-    result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command.name}
-    result |= {"job": job.name, "name": name, "seconds": round(seconds, 3)}
-    if options.wait:
-        return result | _follow(cluster, identity, as_json)
+        info(f"submitted {identity} to {cluster.address}")
+        result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command.name}
+        result |= {"job": job.name, "name": name, "seconds": round(seconds, 3)}
+        if options.wait:
+            return result | _follow(cluster, identity, as_json, send, options.restart)
     if not as_json:
         print(identity)
         info(f"concord logs {identity} --follow shows its log, concord stop {identity} ends it")
@@ -247,7 +254,8 @@ def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if not as_json:
         rows = [
             [
-                *(each.id, each.owner, each.status, f"{each.command} {each.job}".strip()),
+                *(each.id, each.owner, each.status + (f", {each.waits}" if each.waits else "")),
+                f"{each.command} {each.job}".strip(),
                 *(_format_time(each.started), _seconds(each)),
             ]
             for each in found
@@ -349,11 +357,15 @@ def _cluster_values(command: "JobCommand", profile: Any) -> dict[str, Any]:
     return values
 
 
-def _follow(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
+def _follow(
+    cluster: Any, identity: str, as_json: bool, submit: Callable[[], object] = str, restarts: int = 0
+) -> dict[str, Any]:
     """Show the log to the end; a failure becomes this command's."""
+    from concord.execution.submission.restart import follow_restarting
+
     show = functools.partial(print, end="", file=sys.stderr if as_json else sys.stdout, flush=True)
     try:
-        ended = cluster.follow(identity, show)
+        ended = follow_restarting(cluster, identity, show, submit, restarts, info)
     except KeyboardInterrupt:
         raise RunFailedError(f"stopped following; {identity} continues, concord stop {identity} ends it") from None
     if ended.status == "stopped":

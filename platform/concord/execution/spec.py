@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import torch
 
 import concord
 from concord.execution.key import Key, recorded_config, run_key
+from concord.execution.patience import wait_for_answer
 from concord.machine import machine
 from concord.options import as_text, flag_of, option_values
 from concord.record import Kind
 from concord.redaction import redact, without_secrets
-from concord.storage import display_path, is_remote, require_reachable, resolve
+from concord.storage import SUBMISSION, display_path, is_remote, require_reachable, resolve
 from concord.tracking import Store
 from concord.tracking.mirror import tracking_key
 from concord.tracking.store import OWNER
@@ -114,7 +116,8 @@ def resolved_paths(config: RunConfig) -> dict[str, Any]:
     paths = {key: resolve(value) for key, value in option_values(config).items() if isinstance(value, Path)}
     for option in ("output", "data"):
         if option in paths:
-            require_reachable(flag_of(option).removeprefix("--"), paths[option])
+            ask = partial(require_reachable, flag_of(option).removeprefix("--"), paths[option])
+            wait_for_answer(ask, config.run.tracking_patience)
     return paths
 
 
@@ -131,6 +134,7 @@ def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[
     return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
+SUBMISSION_TAG = "ray.submission"
 JOB = "concord.job"
 """The tag of the runs that are listed: all but those of groups, unless their models are registered."""
 
@@ -149,9 +153,9 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "mlflow.source.name": _source_name(Path(path)),
         "mlflow.source.type": "LOCAL",
     }
-    if "CONCORD_SUBMISSION" in os.environ:
-        submission, dashboard = os.environ["CONCORD_SUBMISSION"], os.environ.get("CONCORD_DASHBOARD", "")
-        tags |= {"ray.submission": submission, "ray.dashboard": f"{dashboard}/#/jobs/{submission}"}
+    if SUBMISSION in os.environ:
+        submission, dashboard = os.environ[SUBMISSION], os.environ.get("CONCORD_DASHBOARD", "")
+        tags |= {SUBMISSION_TAG: submission, "ray.dashboard": f"{dashboard}/#/jobs/{submission}"}
     commit = _git(Path(path).parent, "rev-parse", "HEAD")
     if commit is None:
         return tags

@@ -19,13 +19,16 @@ from concord.storage.filesystem import (
     storage_credentials,
 )
 from concord.storage.folder import LOCK, Folder
+from concord.storage.holder import SUBMISSION, HeldError
 from concord.storage.json_lines import JsonLines, append_line, json_line, read_lines
 from concord.storage.lease import leased
 
 __all__ = [
     "LOCK",
+    "SUBMISSION",
     "DiskError",
     "Folder",
+    "HeldError",
     "JsonLines",
     "StorageError",
     "append_line",

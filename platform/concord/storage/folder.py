@@ -20,7 +20,7 @@ from concord.errors import InputError
 from concord.storage.address import display_path, is_remote
 from concord.storage.cache import cached, entries, fetch, is_below
 from concord.storage.filesystem import StorageError, disk_errors_in_one_line, filesystem, in_one_line
-from concord.storage.holder import shown_holder, this_holder
+from concord.storage.holder import HeldError, Holder
 
 LOCK = ".lock"
 _LONGEST_HOLDER = 4096
@@ -120,8 +120,9 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                holder = shown_holder(os.pread(lock, _LONGEST_HOLDER, 0))
-                raise InputError(f"--name {self.place.name}: another process is using this {what}: {holder}") from error
+                holder = Holder.read(os.pread(lock, _LONGEST_HOLDER, 0))
+                line = f"--name {self.place.name}: another process is using this {what}: {holder}"
+                raise HeldError(line, holder) from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise self._not_writable(error) from error
@@ -131,7 +132,7 @@ class Folder:
                 raise InputError(f"--name {self.place.name}: another process has just removed this {what}")
             with contextlib.suppress(OSError):  # a full disk; the lock holds all the same
                 os.ftruncate(lock, 0)
-                os.pwrite(lock, this_holder(user).encode(), 0)
+                os.pwrite(lock, Holder.here(user).write(), 0)
             yield
         finally:
             if lock in _locks:  # not in a forked process

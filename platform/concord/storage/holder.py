@@ -1,21 +1,59 @@
 """Who works in a folder, as its lock or its lease tells the others: a user, a machine, and since when."""
 
 import json
+import os
 import socket
 import time
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
+from concord.errors import InputError
 
-def this_holder(user: str | None) -> str:
-    """This process as a holder, as JSON."""
-    return json.dumps({"user": user, "host": socket.gethostname(), "since": time.time()})
+SUBMISSION = "CONCORD_SUBMISSION"
+"""The environment variable of a submitted job: the id of its submission, which stays when it is submitted again."""
 
 
-def shown_holder(text: str | bytes) -> str:
-    """The holder of a text by :func:`this_holder`, in words; ``somebody`` if it cannot be read."""
-    try:
-        told = json.loads(text)
-        since = datetime.fromtimestamp(told["since"], UTC)
-        return f"{told['user'] or 'somebody'} on {told['host']} since {since:%F %T} UTC"
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return "somebody"
+@dataclass(frozen=True)
+class Holder:
+    """A process that works in a folder: its user and submission, if known, its machine, its beginning (Unix time)."""
+
+    user: str | None = None
+    host: str = ""
+    since: float = 0.0
+    submission: str | None = None
+
+    @staticmethod
+    def here(user: str | None) -> "Holder":
+        """This process."""
+        return Holder(user, socket.gethostname(), time.time(), os.environ.get(SUBMISSION))
+
+    @staticmethod
+    def read(text: str | bytes) -> "Holder":
+        """The holder of a text; of one that cannot be read nothing is known."""
+        try:
+            told = json.loads(text)
+            return Holder(told["user"], str(told["host"]), float(told["since"]), told["submission"])
+        except (ValueError, KeyError, TypeError):
+            return Holder()
+
+    def write(self) -> bytes:
+        """Its text."""
+        return json.dumps(asdict(self)).encode()
+
+    @property
+    def same_submission(self) -> bool:
+        """Whether it is an earlier process of this process's own submission."""
+        return self.submission is not None and self.submission == os.environ.get(SUBMISSION)
+
+    def __str__(self) -> str:
+        if not self.host:
+            return "somebody"
+        return f"{self.user or 'somebody'} on {self.host} since {datetime.fromtimestamp(self.since, UTC):%F %T} UTC"
+
+
+class HeldError(InputError):
+    """Another process works in the folder."""
+
+    def __init__(self, line: str, holder: Holder) -> None:
+        super().__init__(line)
+        self.holder = holder

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from concord.errors import InputError
 from concord.storage.cache import entries
 from concord.storage.filesystem import StorageError, filesystem, in_one_line
 from concord.storage.folder import Folder
-from concord.storage.holder import shown_holder, this_holder
+from concord.storage.holder import HeldError, Holder
 
 EVERY_SECONDS = 10.0
 """Between two signs of a holder."""
@@ -39,7 +38,7 @@ def leased(folder: Folder, what: str, user: str | None) -> Iterator[None]:
     ``what`` is run, study or comparison, and ``user`` who works here, for the error of the others.
 
     Raises:
-        InputError: another process, perhaps on another machine, works in it.
+        HeldError: another process, perhaps on another machine, works in it.
         StorageError: the storage does not answer.
     """
     if not folder.remote and not on_network_disk(folder.path):
@@ -80,7 +79,7 @@ class _Lease:
         self._name, self._what = place.name, what
         self._folder = Folder(place.parent.parent / "leases" / place.parent.name / place.name)
         self._token = secrets.token_hex(8)
-        self._about = this_holder(user)
+        self._about = Holder.here(user).write()
 
     @property
     def own(self) -> str:
@@ -88,7 +87,7 @@ class _Lease:
         return f"{self._token}.holds"
 
     def take(self) -> None:
-        """Take it (InputError if another has it, or if others ask at the same moment, of whom one may have got it)."""
+        """Take it (HeldError if another has it, or if others ask at the same moment, of whom one may have got it)."""
         asks = f"{self._token}.asks"
         for _ in range(_TRIES):
             self._write(asks)
@@ -104,8 +103,9 @@ class _Lease:
                 break
             time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # both asked at once: one asks first again
         other = next(iter(holders or live))
-        shown = f"{self._who(other)}, whose last sign is {max(live[other], 0):.0f} s old"
-        raise InputError(f"--name {self._name}: another process is using this {self._what}: {shown}")
+        holder = self._read(other)
+        shown = f"{holder}, whose last sign is {max(live[other], 0):.0f} s old"
+        raise HeldError(f"--name {self._name}: another process is using this {self._what}: {shown}", holder)
 
     def sign_until(self, over: threading.Event) -> None:
         """Write it again every few seconds until it is over."""
@@ -152,16 +152,16 @@ class _Lease:
             return {}
         return {name: now - at for name, at in times.items() if at is not None}
 
-    def _who(self, name: str) -> str:
+    def _read(self, name: str) -> Holder:
         try:
             with self._storage() as (files, root), files.open_input_stream(f"{root}/{name}") as file:
-                return shown_holder(file.read())
+                return Holder.read(file.read())
         except StorageError:
-            return "somebody"
+            return Holder()
 
     def _write(self, name: str) -> None:
         with self._storage() as (files, root):
             if files.type_name not in ("s3", "gcs", "abfs"):
                 files.create_dir(root)
             with files.open_output_stream(f"{root}/{name}", compression=None) as file:
-                file.write(self._about.encode())
+                file.write(self._about)

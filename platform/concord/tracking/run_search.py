@@ -81,8 +81,9 @@ def find_runs(
     """The first `most` runs. Raises InputError for an option or a metric that no run has.
 
     `owner` is a user, `status` in lower case. With `study` the runs are its trials. They are ordered by `metric`,
-    without the runs that lack it; without a metric the newest come first. `show` has further options and metrics, of which at least one run
-    must have each. `shown` returns a run with the status that is shown: MLflow has no INTERRUPTED.
+    without the runs that lack it; without a metric the newest come first. `show` has further options and metrics, of
+    which at least one run must have each. `shown` returns a run with the status that is shown: MLflow has no
+    INTERRUPTED.
     """
     # A group's runs have no job, unless their models are registered; they are found by name or study.
     conditions = ["tags.`concord.job` != ''"] if study is None and name is None else ["tags.`concord.version` != ''"]

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 import concord
 from concord.errors import InputError, RunFailedError, last_line
+from concord.execution.submission.admission import Submission, check_memory, with_waits
 from concord.execution.submission.package import Package
 from concord.execution.submission.profile import RAY_TOKEN, Profile, running_dashboard
 from concord.process_environment import environment_variables
@@ -37,6 +38,8 @@ _STARTING = "No available agent"
 _STARTING_SECONDS = 30.0
 # Where Ray's dashboard listens unless told otherwise, and how long a look there may take.
 _USUAL_PORT, _INSTEAD_SECONDS = 8265, 2.0
+# Ray's reasons for the end of a job whose supervising process is gone.
+_LOST = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_FAILURE", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
 # Ray's message about an existing id.
 _TAKEN = "already exists"
 # Ray's resource of the head node, and the amount that pins a job there.
@@ -46,30 +49,12 @@ _NO_ADDRESSES = {"RAY_API_SERVER_ADDRESS": None, "RAY_ADDRESS": None}
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
-@dataclass(frozen=True)
-class Submission:
-    """A job that was submitted.
+class ConnectionLostError(RunFailedError):
+    """The connection to a submission's log broke."""
 
-    Attributes:
-        status: pending, running, succeeded, failed or stopped.
-        command: Concord's command (``train``, ``tune``), or another program's command line.
-        job: Concord's job; empty for other programs.
-        owner: the user who submitted it; empty for other programs.
-        started, ended: Unix times in seconds; None before.
-        exit_status: the command's; None before its end.
-        message: Ray's message on its state.
-    """
 
-    id: str
-    status: str
-    command: str
-    job: str
-    name: str
-    owner: str
-    started: float | None
-    ended: float | None
-    exit_status: int | None
-    message: str
+class TakenError(InputError):
+    """The cluster has a submission of this id."""
 
 
 class _Client(JobSubmissionClient):
@@ -170,6 +155,7 @@ class Cluster:
         if package.working_dir is not None:
             runtime["working_dir"] = str(package.working_dir)
         end = time.monotonic() + _STARTING_SECONDS
+        check_memory(memory, self._head_memory())
         while True:
             try:
                 with self._one_line():
@@ -180,11 +166,11 @@ class Cluster:
                         entrypoint_memory=memory,
                         # With other resources, Ray may choose any node.
                         entrypoint_resources={_HEAD: _A_TRACE},
-                        metadata={**labels, "concord": concord.__version__},
+                        metadata={**labels, "memory": str(memory), "concord": concord.__version__},
                     )
             except RunFailedError as error:
                 if _TAKEN in str(error):
-                    raise InputError(f"--submission-id {identity}: the cluster has this id; give another") from error
+                    raise TakenError(f"--submission-id {identity}: the cluster has this id; give another") from error
                 if _STARTING not in str(error) or time.monotonic() > end:
                     raise
                 time.sleep(_POLL_SECONDS)
@@ -192,8 +178,28 @@ class Cluster:
     def submissions(self) -> list[Submission]:
         """The cluster's submissions, newest first."""
         with self._one_line():
-            jobs = [job for job in self._client.list_jobs() if job.submission_id]
-        return sorted((_submission(job) for job in jobs), key=lambda each: -(each.started or 0))
+            found = [_submission(job) for job in self._client.list_jobs() if job.submission_id]
+        pending = any(each.status == "pending" for each in found)
+        return with_waits(found, self._head_memory() if pending else math.inf)
+
+    def status(self, identity: str) -> str:
+        """The status of a submission."""
+        with self._one_line():
+            status: str = self._client.get_job_status(identity).value
+        return status.lower()
+
+    def _head_memory(self) -> float:
+        """The head node's memory for commands, in bytes; infinite if the cluster does not tell."""
+        head = {"filter_keys": "is_head_node", "filter_predicates": "=", "filter_values": "true", "detail": "1"}
+        with self._one_line():
+            answer = requests.get(
+                f"{self.address}/api/v0/nodes", head, headers=self.profile.headers, timeout=ANSWER_SECONDS
+            )
+        try:
+            (node,) = answer.json()["data"]["result"]["result"]
+            return float(node["resources_total"]["memory"])
+        except (ValueError, KeyError, TypeError):
+            return math.inf
 
     def find(self, identity: str) -> Submission:
         """The submission of this id."""
@@ -212,7 +218,7 @@ class Cluster:
     def follow(self, identity: str, show: Callable[[str], None]) -> Submission:
         """Show the submission's log until it ends."""
         self.find(identity)
-        broken = RunFailedError(
+        broken = ConnectionLostError(
             f"{self.address}: the connection to the log broke; the job may continue there, "
             f"concord logs {identity} --follow shows the log again"
         )
@@ -228,6 +234,11 @@ class Cluster:
     async def _tail(self, identity: str, show: Callable[[str], None]) -> None:
         async for text in self._client.tail_job_logs(identity):
             show(text)
+
+    def forget(self, identity: str) -> None:
+        """Remove a submission that has ended, so that its id is free again."""
+        with self._one_line():
+            self._client.delete_job(identity)
 
     def stop(self, identity: str, seconds: float) -> Submission:
         """Stop the submission, and wait up to this number of seconds for its end."""
@@ -271,5 +282,7 @@ def _submission(job: Any) -> Submission:
         started=None if job.start_time is None else job.start_time / 1e3,
         ended=None if job.end_time is None else job.end_time / 1e3,
         exit_status=job.driver_exit_code,
+        memory=int(labels.get("memory", 0)),
+        lost=job.status == JobStatus.FAILED and job.driver_exit_code is None and job.error_type in _LOST,
         message=" ".join((job.message or "").split(", last available logs")[0].split()),
     )
