@@ -22,6 +22,14 @@ class InputError(ValueError):
         return printable(super().__str__())
 
 
+class UnansweredError(Exception):
+    """A server or a storage does not answer; it may in a moment."""
+
+
+class UnreachableError(InputError, UnansweredError):
+    """Nothing answers at an address of the input."""
+
+
 class ArgumentError(InputError):
     """An invalid argument: ``threshold=2: must lie in [0, 1]``; on the command line ``--threshold 2: …``."""
 

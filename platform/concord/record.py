@@ -30,7 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, UnansweredError, UnreachableError
 from concord.record_types import EVENT_TYPES, RECORD_TYPES, AnyRecord
 from concord.space import frozen
 from concord.storage import (
@@ -360,7 +360,8 @@ def read_record(folder: Folder, kind: Kind = "run") -> dict[str, Any] | None:
         folder.fetch(RECORD)
         names = folder.names()
     except StorageError as error:
-        raise InputError(f"--output {error}") from error
+        refusal = UnreachableError if isinstance(error, UnansweredError) else InputError
+        raise refusal(f"--output {error}") from error
     if RECORD not in names:
         if earlier := next((each for each in _OF_EARLIER_VERSIONS if each in names), None):
             raise InputError(

@@ -8,7 +8,9 @@ import shlex
 from pathlib import Path
 
 SUBMISSION = "CONCORD_SUBMISSION"
-"""The variable with the id of the submission, in its own processes."""
+"""The variable with the id of the submission, in its own processes; it stays when the same is submitted again."""
+SUBMISSION_TAG = "ray.submission"
+"""The tag of a run in MLflow with the id of its submission."""
 FOLDER = "CONCORD_SENT_FOLDER"
 """The folder that was sent, as the submitter gave it; in the submission it is the working directory."""
 OPTIONS = "CONCORD_SUBMIT_OPTIONS"

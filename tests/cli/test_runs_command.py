@@ -34,7 +34,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         metrics = {"train_accuracy": 1.0, "ood_accuracy": accuracy, "ood_loss": loss, "ood_accuracy/far-east": accuracy}
         store.finish_run(track("mine", name, {"lr": lr, "objective": "irm", "name": name}, metrics))
     store.finish_run(track("mine", "lost", {"lr": 0.1, "objective": "erm"}, {"ood_accuracy": math.nan}), "FAILED")
-    track("agent", "playing", {"steps": 5}, {"episode_return": 3.5})
+    track("agent", "playing", {"steps": 5}, {"episode_return": 3.5}, **{"mlflow.user": "ann"})
     track("mine", "searched", {"trials": 4}, {}, **{"concord.study": "searched"})
     track("", "searched 0", {"lr": 0.5}, {"ood_accuracy": 0.99}, **{"concord.study": "searched", "concord.kind": "t"})
     return output
@@ -86,10 +86,22 @@ def test_runs_are_found_by_what_is_known_of_them(
 def test_the_table_shows_the_main_metrics_and_what_is_asked_for(concord_: Concord, tracked: Path) -> None:
     said = concord_("runs", "--output", tracked, "--metric", "ood_loss", "--show", "lr")
     head, *rows = [line.split() for line in said.out.splitlines() if line.strip() and "──" not in line]
-    assert " ".join(head) == "run job status started (UTC) ood loss lr train accuracy ood accuracy"
+    assert " ".join(head) == "run job owner status started (UTC) ood loss lr train accuracy ood accuracy"
     (middle,) = (row for row in rows if row[0] == "middle")
     assert middle[1:3] + middle[5:] == ["mine", "finished", "0.200", "0.01", "1.000", "0.950"]
     assert concord_("runs", "--output", tracked, "--name", "nobody").err == "there is no such run\n"
+
+
+def test_the_owner_is_shown_and_finds_runs(
+    concord_: Concord, names: Callable[..., list[str]], tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONCORD_USER", "ann")
+    assert names("--mine") == ["playing"]
+    table = concord_("runs", "--output", tracked, "--mine").out
+    (row,) = (line.split()[:4] for line in table.splitlines() if "playing" in line)
+    assert row == ["playing", "agent", "ann", "running"]
+    monkeypatch.setenv("CONCORD_USER", "bob")
+    assert names("--mine") == []
 
 
 def test_a_run_of_a_group_is_shown_with_its_job_and_its_group(concord_: Concord, tracked: Path) -> None:

@@ -54,7 +54,7 @@ def registered(store: Store, name: str) -> Any:
 
 def test_a_version_has_a_card_of_one_screen_and_at_most_five_tags(store: Store) -> None:
     version = registered(store, "illness")
-    assert sorted(version.tags) == ["concord.data", "concord.method", "concord.run", "concord.score"]
+    assert sorted(version.tags) == ["concord.data", "concord.method", "concord.owner", "concord.run", "concord.score"]
     card = version.description
     for part in (
         "the probability of each class of `ill` (no, yes), from marker, sex.",

@@ -1,6 +1,7 @@
 """The lock of a run, its state after every kind of end, and refusals before any file is touched."""
 
 import contextlib
+import getpass
 import json
 import multiprocessing
 import os
@@ -112,7 +113,8 @@ def _reserve(said: Connection, output: Path, name: str, how: str) -> None:
 def test_a_run_is_one_process_s_until_it_dies(output: Path) -> None:
     failed_run(output)
     with elsewhere(output, "a", "resume") as other:
-        with pytest.raises(InputError, match=r"^--name a: another process is using this run$"):
+        who = rf"{getpass.getuser()} on {socket.gethostname()} since [\d: -]+ UTC"
+        with pytest.raises(InputError, match=rf"^--name a: another process is using this run: {who}$"):
             train(output, resume=True)
         assert tracked(output)["a"].status == "FAILED"
         other.kill()

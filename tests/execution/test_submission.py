@@ -34,6 +34,8 @@ from concord.cli.job_options import read_command
 from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, check_command, environment_for_code
 from concord.errors import InputError, RunFailedError
+from concord.execution.submission import admission
+from concord.execution.submission.admission import check_memory, wait_for_admission
 from concord.execution.submission.cluster import Cluster
 from concord.execution.submission.earlier import earlier_submissions
 from concord.execution.submission.package import inside, packed
@@ -595,6 +597,7 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     (tmp_path / "work" / JOB.name).write_text(text)
     (tmp_path / "work" / "rules" / "my_rule.py").write_text(snippet("own-rule"))
     monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("CONCORD_USER", "ann")
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", *where]
     run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3", "--env", "SITE=this place"]
@@ -608,6 +611,7 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     record = json.loads((head.folder / "runs" / "runs" / "first" / "record.json").read_text())
     assert (require_run(folder_of(head.folder / "runs", "first")).report or {})["metrics"]["epoch"] == 1.0
     assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
+    assert record["tracking"]["tags"]["mlflow.user"] == "ann"  # not the head's user
     assert head.token_file.read_text() not in printed.err + printed.out
     kept = [path.read_bytes() for path in (head.folder / "runs").rglob("*") if path.is_file()]
     assert not any(b"this place" in text for text in [*kept, (printed.err + printed.out).encode()])
@@ -617,13 +621,16 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     assert main([*run, "--no-wait", "--json"]) == 2
     said = f"invalid input; --name first: there is a run of this name in {head.folder / 'runs'}; add --resume"
     assert said in json.loads(capfd.readouterr().out)["error"]
-    assert main(["submissions", *where, "--json"]) == 0
+    assert main(["submissions", "--mine", *where, "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)["submissions"]
-    assert [(each["name"], each["status"], each["exit_status"]) for each in listed] == [
-        ("first", "failed", 2),
-        ("first", "failed", 2),
-        ("first", "succeeded", 0),
+    assert [(each["name"], each["owner"], each["status"], each["exit_status"]) for each in listed] == [
+        ("first", "ann", "failed", 2),
+        ("first", "ann", "failed", 2),
+        ("first", "ann", "succeeded", 0),
     ]
+    monkeypatch.setenv("CONCORD_USER", "bob")
+    assert main(["submissions", "--mine", *where, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["submissions"] == []
     assert main(["logs", result["submission"], *where]) == 0
     assert "data: 3 environments for training" in capfd.readouterr().out
 
@@ -750,6 +757,48 @@ def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> Non
     assert (
         Cluster(Profile.find(address=head.address, token_file=head.token_file)).stop(identity, 60).status == "stopped"
     )
+
+
+def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_STARTING_SECONDS", 0.0)
+    cluster, jobs = Cluster(Profile.find(address=head.address, token_file=head.token_file)), ray_jobs(head)
+    memory = int(0.6 * cluster._head_memory())
+    with pytest.raises(InputError, match=r"--driver-memory .*: the head node has .* GiB for commands; give less"):
+        check_memory(2 * memory, cluster._head_memory())
+
+    def submit(identity: str) -> None:
+        labels = {"job": "sleeping", "memory": str(memory)}
+        where = {"node:__internal_head__": 1e-4}
+        jobs.submit_job(
+            entrypoint="sleep 600", submission_id=identity, entrypoint_memory=memory, entrypoint_resources=where,
+            metadata=labels,
+        )  # fmt: skip
+
+    def waits() -> dict[str, str]:
+        found = {each.id: each for each in cluster.submissions() if each.job == "sleeping"}
+        return {identity: found[identity].waits.split(" GiB ")[0].split(" for ")[0] for identity in found}
+
+    submit("a")
+    wait_for(lambda: cluster.status("a") == "running", 120)
+    submit("b")
+    submit("c")
+    assert waits() == {"a": "", "b": "1 of 2", "c": "2 of 2"}
+    lines: list[str] = []
+
+    def let_in(line: str) -> None:
+        lines.append(line)
+        cluster.stop("a", 60)
+
+    wait_for_admission(cluster, "b", let_in)
+    assert cluster.status("b") == "running"
+    (line,) = lines
+    assert line.startswith("b: waits as 1 of 2 for ")
+    assert line.endswith(" are reserved by 1 running")
+    assert waits()["c"] == "1 of 1"
+    for each in "bc":
+        cluster.stop(each, 60)
 
 
 def ray_jobs(head: Head) -> JobSubmissionClient:

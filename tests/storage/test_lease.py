@@ -1,4 +1,7 @@
-"""Of the machines that share an address one works in a folder; the others are told who. Nobody waits for a dead one."""
+"""Of machines that share an address or a network disk one works in a folder; the others are told who.
+
+Nobody waits for a dead one.
+"""
 
 import re
 import threading
@@ -115,3 +118,45 @@ def test_a_run_that_works_elsewhere_is_refused_before_anything_is_made(
     assert status == 2
     assert result["error"].startswith(f"--name {folder.place.name}: another process is using this run: ann on ")
     assert folder.names() == []
+
+
+def test_on_a_network_disk_a_lease_separates_machines_whose_locks_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path, "a")
+    with leased(folder, "run", "ann"), leased(folder, "run", "bob"):  # a disk of this machine: its lock is enough
+        assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(lease, "on_network_disk", lambda _: True)
+    with leased(folder, "run", "ann"):
+        with (
+            pytest.raises(InputError, match="another process is using this run: ann on "),
+            leased(folder, "run", "bob"),
+        ):
+            pass
+        with leased(folder_of(tmp_path, "b"), "run", "bob"):
+            pass
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_network_disk_is_known_by_its_file_system(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    kinds = {"": "ext4", "lab": "nfs4", "lab/scratch disk": "ext4", "bucket": "fuse.s3fs", "laborious": "xfs"}
+    lines = [f"x {tmp_path / name} {kind} rw 0 0".replace("scratch ", r"scratch\040") for name, kind in kinds.items()]
+    mounts.write_text("\n".join(lines))
+    shared = {"lab", "lab/runs", "bucket/runs"}
+    for name in (*shared, "runs", "lab/scratch disk/runs", "laborious/runs"):
+        assert lease.on_network_disk(tmp_path / name, mounts) == (name in shared), name
+    assert not lease.on_network_disk(tmp_path, tmp_path / "nothing")
+
+
+def test_a_run_that_works_elsewhere_is_not_deleted(
+    folder: Folder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = ["--tracking-uri", f"sqlite:///{tmp_path / 'store.db'}", "--output", str(OUTPUT)]
+    words = ["--epochs", "1", "--no-register", "--name", folder.place.name]
+    assert outcome(capsys, "train", "synthetic", *words, *store)[0] == 0
+    with leased(folder, "run", "ann"):
+        status, result = outcome(capsys, "runs", "delete", folder.place.name, "--yes", *store)
+    assert status == 2
+    assert "another process is using this run: ann on " in result["error"]
+    assert "record.json" in folder.names()

@@ -42,6 +42,7 @@ from concord.storage import (
     StorageError,
     apply_credentials,
     display_path,
+    filesystem,
     listing,
     local,
     resolve,
@@ -181,8 +182,10 @@ def test_a_storage_that_does_not_answer_is_refused(
     storage: s3_server.Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(filesystem, "_TRIES", 1)
     for name in ([], ["--name", "x", "--resume"]):
-        assert "no storage answers at http://127.0.0.1:9" in refusal(capsys, "x", *name)
+        refused = refusal(capsys, "x", *name, "--tracking-patience", "0")
+        assert "no storage answers at http://127.0.0.1:9" in refused
 
 
 def test_an_output_elsewhere_needs_a_tracking_server(

@@ -1198,8 +1198,10 @@ def test_a_study_that_continues_keeps_the_selection_it_began_with(calm: StudyRes
 
 def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
     with (
-        calm.folder.locked("study"),
-        pytest.raises(InputError, match=r"^--name calm: another process is using this study$"),
+        calm.folder.locked("study", "ann"),
+        pytest.raises(
+            InputError, match=r"^--name calm: another process is using this study: ann on \S+ since [\d: -]+ UTC$"
+        ),
     ):
         study(output_of(calm), name="calm")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from concord.interface.command_options import JobCommand
 
 # The options that decide which other options there are, and their values without words.
-_EARLY = ("config", "output", "name", "aggregator")
+_EARLY = ("config", "output", "name", "aggregator", "tracking-patience")
 
 
 def read_command(

@@ -79,6 +79,7 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             "data": version.data,
             "registered": f"{version.created:%Y-%m-%d %H:%M} UTC",
             "run": " ".join(filter(None, (version.run, version.run_id))),
+            "owner": version.owner,
         }
         for name, text in described.items():
             if text:
@@ -88,18 +89,19 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         rows = [
             [
                 *(v.name, str(v.version), _aliases(v), _criterion(v)),
-                *(_method(v), f"{v.inputs} → {v.outputs}" if v.inputs else "", v.run or "", f"{v.created:%F}"),
+                *(_method(v), f"{v.inputs} → {v.outputs}" if v.inputs else ""),
+                *(v.run or "", v.owner or "", f"{v.created:%F}"),
             ]
             for v in versions
         ]
-        table(["model", "version", "aliases", "judged by", "trained by", "signature", "run", "date"], rows)
+        table(["model", "version", "aliases", "judged by", "trained by", "signature", "run", "owner", "date"], rows)
     return {"models": [_as_json(version) for version in versions]}
 
 
 def _as_json(version: Any) -> dict[str, Any]:
     shown = ("name", "version", "promoted", "metrics", "criterion", "scored_on", "aggregator", "objective", "data")
     written = {"aliases": list(version.aliases), "created": version.created.isoformat(timespec="seconds")}
-    return {name: getattr(version, name) for name in (*shown, "run", "run_id", "inputs", "outputs")} | written
+    return {name: getattr(version, name) for name in (*shown, "run", "run_id", "owner", "inputs", "outputs")} | written
 
 
 def _aliases(version: Any) -> str:

@@ -49,6 +49,8 @@ class Runs:
     redirections in a shell)."""
     study: str | None = None
     """Show the trials of this study instead of runs."""
+    mine: bool = False
+    """Only runs of this user."""
     metric: str | None = None
     """Metric to sort by, such as ood_accuracy, the best first; runs without it are left out."""
     mode: Literal["max", "min"] | None = None
@@ -115,10 +117,13 @@ def _print_list(found: Sequence[Any], asked: Sequence[str]) -> None:
         return
     columns = list(dict.fromkeys([*asked, *_main_metrics(found)]))
     rows = [
-        [run.name, _job(run), run.status.lower(), f"{run.started:%Y-%m-%d %H:%M}", *(_cell(run, c) for c in columns)]
+        [
+            *(run.name, _job(run), run.owner or "", run.status.lower(), f"{run.started:%Y-%m-%d %H:%M}"),
+            *(_cell(run, column) for column in columns),
+        ]
         for run in found
     ]
-    table(["run", "job", "status", "started (UTC)", *(column.replace("_", " ") for column in columns)], rows)
+    table(["run", "job", "owner", "status", "started (UTC)", *(column.replace("_", " ") for column in columns)], rows)
 
 
 def _main_metrics(found: Iterable[Any]) -> list[str]:
@@ -181,6 +186,7 @@ def _as_json(run: Any) -> dict[str, Any]:
         "run_id": run.run_id,
         "job": run.tags.get("concord.job"),
         "study": run.tags.get("concord.study"),
+        "owner": run.owner,
         "status": run.status.lower(),
         "started": run.started.isoformat(timespec="seconds"),
         "options": run.parameters,

@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +32,7 @@ from concord.options import as_words, flag_of, option_values, options_of
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
 from concord.submitted import BEGUN, SUBMITTED, submit_variables
+from concord.user import USER, require_user, user_name
 
 if TYPE_CHECKING:
     from concord.interface.command_options import JobCommand
@@ -86,6 +87,8 @@ class Submit(_ClusterOptions):
     """Packages that the nodes install for this submission, or a file of requirements that ends with .txt."""
     runtime_env: Path | None = None
     """YAML or JSON file with Ray's runtime environment, such as env_vars, pip, conda or image_uri."""
+    restart: int = 0
+    """Times to submit again, after a death of the head node, when it is back: the run or study continues."""
     submission_id: str | None = None
     """Id of the submission; by default made of the run's name."""
     tracking_uri: str | None = None
@@ -98,6 +101,8 @@ class Submissions(_ClusterOptions):
 
     all: bool = False
     """Also jobs that Concord did not submit."""
+    mine: bool = False
+    """Only submissions of this user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +168,10 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     for option, number in (("--driver-cpus", options.driver_cpus), ("--driver-gpus", options.driver_gpus)):
         if not 0 <= number < math.inf:
             raise InputError(f"{option} {number:g}: must be a finite number, at least 0")
+    if options.restart < 0:
+        raise InputError(f"--restart {options.restart}: must not be negative")
+    if options.restart > 0 and not options.wait:
+        raise InputError(f"--restart {options.restart}: needs this command to wait; leave out --no-wait")
     made_up = values.get("name") is None and command.name != "compare"  # a comparison has one name
     identity = options.submission_id or _ascii(name) + ("" if made_up else f"-{secrets.token_hex(3)}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", identity, re.ASCII):
@@ -170,7 +179,6 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     values["name"] = name
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
-    from concord.execution.spec import USER, user_name
     from concord.tracking.system_metrics import ENABLED, INTERVAL
 
     environment |= {} if (user := user_name()) is None else {USER: user}
@@ -187,20 +195,21 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
     cluster = Cluster(profile)
     labels = {"command": command.name, "job": job.name, "name": name, "output": str(values.get("output", ""))}
-    labels["again"] = _again(command, rest, name, typed)
+    labels |= {"again": _again(command, rest, name, typed)} | ({} if user is None else {"user": user})
     if not made_up or options.submission_id is not None:
         cluster.require_free(identity, labels)
     with packed(files.folder, options.size_limit, files.needed, files.texts, options.file_limit) as package:
         started = time.perf_counter()
         sent = [command.name, reference, *command.tables, *as_words(values)]
         reserved = DriverResources(round(options.driver_memory * 2**30), options.driver_cpus, options.driver_gpus)
-        identity = cluster.submit(sent, package, identity, labels, environment, reserved, for_code)
+        send = functools.partial(cluster.submit, sent, package, identity, labels, environment, reserved, for_code)
+        send()
         seconds = time.perf_counter() - started
-    info(f"submitted {identity} to {cluster.address}")
-    result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command.name}
-    result |= {"job": job.name, "name": name, "seconds": round(seconds, 3)}
-    if options.wait:
-        return result | _follow(cluster, identity, as_json)
+        info(f"submitted {identity} to {cluster.address}")
+        result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command.name}
+        result |= {"job": job.name, "name": name, "seconds": round(seconds, 3)}
+        if options.wait:
+            return result | _follow(cluster, identity, as_json, send, options.restart)
     with _left_running(identity):
         begun, log = cluster.await_beginning(identity)
     if begun.ended is not None:
@@ -284,16 +293,21 @@ class SentFiles:
 def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """List the submissions."""
     options = parse(Submissions, words, "concord submissions")
+    owner = require_user("--mine") if options.mine else None
     cluster = _cluster(options)
     found = cluster.submissions()
     found += _forgotten(cluster, found)
-    found = [each for each in found if options.all or each.job]
+    found = [each for each in found if (options.all or each.job) and owner in (None, each.owner)]
     if not as_json:
         rows = [
-            [each.id, each.status, f"{each.command} {each.job}".strip(), _format_time(each.started), _seconds(each)]
+            [
+                *(each.id, each.owner, each.status + (f", {each.waits}" if each.waits else "")),
+                f"{each.command} {each.job}".strip(),
+                *(_format_time(each.started), _seconds(each)),
+            ]
             for each in found
         ]
-        table(["submission", "status", "what", "started", "seconds"], rows)
+        table(["submission", "owner", "status", "what", "started", "seconds"], rows)
     return {"submissions": [dataclasses.asdict(each) for each in found]}
 
 
@@ -421,11 +435,15 @@ def _cluster_values(command: "JobCommand", profile: Any) -> dict[str, Any]:
     return values
 
 
-def _follow(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
+def _follow(
+    cluster: Any, identity: str, as_json: bool, submit: Callable[[], object] = str, restarts: int = 0
+) -> dict[str, Any]:
     """Show the log to the end; a failure becomes this command's."""
+    from concord.execution.submission.restart import follow_restarting
+
     show = functools.partial(print, end="", file=sys.stderr if as_json else sys.stdout, flush=True)
     with _left_running(identity):
-        ended = cluster.follow(identity, show)
+        ended = follow_restarting(cluster, identity, show, submit, restarts, info)
     _require_success(ended, "see its log")
     return {"status": ended.status, "exit_status": ended.exit_status}
 
@@ -447,7 +465,8 @@ def _require_success(ended: Any, reason: str) -> None:
         raise InputError(f"{ended.id}: ended with exit status 2, invalid input; {reason}")
     if ended.status != "succeeded":
         status = "" if ended.exit_status is None else f" with exit status {ended.exit_status}"
-        again = f"; {ended.again} continues it" if ended.lost and ended.again else ""
+        killed = ended.lost or (ended.exit_status or 0) < 0
+        again = f"; {ended.again} continues it" if killed and ended.again else ""
         raise RunFailedError(f"{ended.id}: failed{status}; {ended.message or reason}{again}")
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from concord.errors import InputError
 from concord.record import FOLDERS, RECORD, Kind, Run, folder_of, read_run
-from concord.storage import Folder, display_path
+from concord.storage import Folder, display_path, leased
 from concord.tracking import ModelVersion, Store
 from concord.tracking.registry import delete_version, require_deletable, versions_of_runs
+from concord.user import user_name
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def delete(store: Store, deletion: Deletion) -> None:
     """Delete it (InputError if a process is at work on one of the runs; nothing is deleted then)."""
     with ExitStack() as locks:
         for kind, run in deletion.named:  # a group's process holds its runs
-            locks.enter_context(run.folder.locked(kind))
+            locks.enter_context(run.folder.locked(kind, user_name()))
+            locks.enter_context(leased(run.folder, kind, user_name()))
         for version in deletion.versions:
             delete_version(store, version)
         # The groups last: they name their runs.

@@ -19,6 +19,7 @@ from concord.errors import InputError, RunFailedError
 from concord.execution.execute import CHECKPOINTS
 from concord.execution.lifecycle import Info, send_again
 from concord.execution.model_card import model_card, result_lines
+from concord.execution.patience import wait_for_answer
 from concord.execution.preflight import PreflightResult, preflight, required
 from concord.execution.spec import JOB
 from concord.execution.tested_rows import intervals_of_test
@@ -70,6 +71,7 @@ def finish(
     lines = [*advice(job.job, config, run.history, environments, checked.measures)]
     warnings = list(lines)
     try:
+        wait_for_answer(store.require_answer, config.run.tracking_patience)
         if run.data:
             log_data(store, run_id, [DataSummary.read(part) for part in run.data])
         reason = _NOT_CALLED

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from concord.errors import InputError, RunFailedError, StoppedError
 from concord.execution.execute import CHECKPOINTS, checkpoint_step
 from concord.execution.failures import Termination, sigterm_as_interrupt
 from concord.execution.key import index_run, require_same, require_secrets
-from concord.execution.spec import RunSpec, new_names, user_name
-from concord.execution.taken_names import BEFORE_RECORD, require_new, require_no_other_files
+from concord.execution.patience import wait_for_answer
+from concord.execution.spec import RunSpec, new_names
+from concord.execution.taken_names import BEFORE_RECORD, is_of_this_submission, require_new, require_no_other_files
 from concord.record import (
     EVENTS,
     FOLDERS,
@@ -32,6 +35,7 @@ from concord.redaction import redact, without_secrets
 from concord.storage import (
     DiskError,
     Folder,
+    HeldError,
     StorageError,
     disk_errors_in_one_line,
     display_path,
@@ -42,8 +46,11 @@ from concord.tracking import Mirror, Store
 from concord.tracking.mirror import CURSOR, recover, track
 from concord.tracking.store import Status
 from concord.training.options import RunConfig
+from concord.user import user_name
 
 Info = Callable[[str], None]
+# How long an earlier process of the same submission may outlive its head node.
+_EARLIER_SECONDS, _EVERY_SECONDS = 300.0, 1.0
 # How long the end retries to send events to the store; the second if a disk, perhaps the store's, has failed.
 _SENDING_SECONDS, _DISK_SENDING_SECONDS = 30.0, 2.0
 
@@ -58,6 +65,7 @@ class ActiveRun:
         run: its record, open for events; from its beginning on.
         mirror: sends its events, and those of a group's runs, to MLflow; from its beginning on.
         report: the fields of its end event.
+        patience: the minutes to wait for MLflow and the storage before it begins.
     """
 
     kind: Kind
@@ -67,6 +75,7 @@ class ActiveRun:
     spec: RunSpec | None = None
     termination: Termination = field(default_factory=Termination)
     report: dict[str, Any] = field(default_factory=dict)
+    patience: float = 0.0
     run: OpenRun = field(init=False)
     mirror: Mirror = field(init=False)
 
@@ -97,7 +106,7 @@ def reserved_run(spec: RunSpec) -> Iterator[ActiveRun]:
     given = folder_of(config.run.output, config.run.name) if config.run.name is not None else None
 
     def check(folder: Folder) -> Run | None:
-        if not config.run.resume:
+        if not config.run.resume and not is_of_this_submission(folder):
             require_new(config.run.output, folder.place.name)
             return None
         name = folder.place.name
@@ -112,7 +121,7 @@ def reserved_run(spec: RunSpec) -> Iterator[ActiveRun]:
         return given or next(folder for name in names if (folder := folder_of(config.run.output, name)).make())
 
     if given is not None:  # before the store is opened, which creates it
-        check(given)
+        wait_for_answer(partial(check, given), config.run.tracking_patience)
     with _reserved("run", config, choose, check) as reserved:
         logs.bind_context(run=reserved.name, job=spec.job.name)
         reserved.spec = spec
@@ -129,19 +138,19 @@ def _reserved(
     kind: Kind, config: RunConfig, choose: Callable[[], Folder], check: Callable[[Folder], Run | None]
 ) -> Iterator[ActiveRun]:
     """Lock the folder, then check it: another process may have changed it before."""
-    new_output = not config.run.output.exists()
-    store = Store.open(config.run.output, config.run.tracking_uri)
+    new_output, patience = not config.run.output.exists(), config.run.tracking_patience
+    store = wait_for_answer(partial(Store.open, config.run.output, config.run.tracking_uri), patience)
     with sigterm_as_interrupt() as termination:
         folder = choose()
         folder.make()
-        with folder.locked(kind), leased(folder, kind, user_name()):
-            run = check(folder)
+        with _held(folder, kind):
+            run = wait_for_answer(partial(check, folder), patience)
             if run is None:
                 folder.empty()  # at an address: left from a run of this name that was removed from the storage
             else:
-                _require_same_store(store, run)
+                wait_for_answer(partial(_require_same_store, store, run), patience)
                 _require_same_place(config, run)
-            reserved = ActiveRun(kind, folder, store, run, termination=termination)
+            reserved = ActiveRun(kind, folder, store, run, termination=termination, patience=patience)
             try:
                 yield reserved
             finally:
@@ -150,6 +159,27 @@ def _reserved(
                 with contextlib.suppress(OSError):  # a folder that is not empty
                     for above in list(folder.path.parents)[: 1 + new_output]:
                         above.rmdir()
+
+
+def _held(folder: Folder, kind: Kind) -> contextlib.ExitStack:
+    """Hold the folder alone. An earlier process of this submission, which the head node may have left, is waited for.
+
+    Raises HeldError if another process works there.
+    """
+    end, waited = time.monotonic() + _EARLIER_SECONDS, False
+    while True:
+        try:
+            with contextlib.ExitStack() as held:
+                held.enter_context(folder.locked(kind, user_name()))
+                held.enter_context(leased(folder, kind, user_name()))
+                return held.pop_all()
+        except HeldError as error:
+            if not error.holder.same_submission or time.monotonic() > end:
+                raise
+            if not waited:
+                logs.info(f"{error}; it is of this submission, and its end is waited for")
+            waited = True
+        time.sleep(_EVERY_SECONDS)
 
 
 def _require_same_store(store: Store, run: Run) -> None:
@@ -252,10 +282,20 @@ def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterat
 
 def _create(active: ActiveRun, record: Mapping[str, Any]) -> OpenRun:
     """Create the record and its MLflow run; if one fails, both are removed."""
-    folder = active.folder
+    folder, asked = active.folder, False
+
+    def start() -> OpenRun:
+        nonlocal asked
+        written = write_record(folder, active.kind, record)
+        with contextlib.ExitStack() as opened:
+            run = opened.enter_context(contextlib.closing(OpenRun(folder, written)))
+            unsure, asked = asked, True  # an answer may be lost
+            track(active.store, run, unsure=unsure)
+            opened.pop_all()
+        return run
+
     try:
-        run = OpenRun(folder, write_record(folder, active.kind, record))
-        track(active.store, run)
+        run = wait_for_answer(start, active.patience)
     except BaseException as error:
         folder.delete()
         if isinstance(error, DiskError):
@@ -268,12 +308,20 @@ def _create(active: ActiveRun, record: Mapping[str, Any]) -> OpenRun:
 def _resume(active: ActiveRun, earlier: Run, info: Info) -> OpenRun:
     """An earlier run or group, open; if the store has lost its MLflow run, a new one takes all events."""
     run = OpenRun(active.folder, earlier.record)
-    if line := recover(active.store, run):
-        info(line)
-    if run.run_id is None:  # or a run of a group, which ended before MLflow had it
-        track(active.store, run, unsure=True)
-    else:
-        active.store.resume_run(run.run_id)
+
+    def resume() -> None:
+        if line := recover(active.store, run):
+            info(line)
+        if run.run_id is None:  # or a run of a group, which ended before MLflow had it
+            track(active.store, run, unsure=True)
+        else:
+            active.store.resume_run(run.run_id)
+
+    try:
+        wait_for_answer(resume, active.patience)
+    except BaseException:
+        run.close()
+        raise
     if run.record["store"] != redact(active.store.uri):  # the output folder was moved
         run.describe(store=redact(active.store.uri))
     if active.spec is not None and any(each.part == "source" for each in active.spec.key.differences(run.record)):
@@ -338,7 +386,8 @@ class Member(ActiveRun):
         folder = folder_of(group.run.output, spec.name)
         folder.make()
         with contextlib.ExitStack() as lock:
-            lock.enter_context(folder.locked("run"))
+            lock.enter_context(folder.locked("run", user_name()))
+            lock.enter_context(leased(folder, "run", user_name()))
             earlier = None
             with contextlib.suppress(InputError):  # of an earlier version, or damaged
                 earlier = read_run(folder)

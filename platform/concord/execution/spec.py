@@ -1,8 +1,6 @@
 """What a run is before it begins: its job, resolved options and key; its name, and what MLflow is told of it."""
 
-import contextlib
 import dataclasses
-import getpass
 import itertools
 import os
 import platform
@@ -12,6 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,19 @@ import torch
 
 import concord
 from concord.execution.key import Key, recorded_config, run_key
+from concord.execution.patience import wait_for_answer
 from concord.machine import machine
 from concord.options import as_text, flag_of, option_values
 from concord.record import Kind
 from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, require_reachable, resolve
-from concord.submitted import SUBMISSION, is_submitted
+from concord.submitted import SUBMISSION, SUBMISSION_TAG, is_submitted
 from concord.tracking import Store
 from concord.tracking.mirror import tracking_key
+from concord.tracking.store import OWNER
 from concord.training.job import JobFile
 from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
+from concord.user import user_name
 
 _LONGEST_NAME = 150
 
@@ -115,7 +117,8 @@ def resolved_paths(config: RunConfig) -> dict[str, Any]:
     paths = {key: resolve(value) for key, value in option_values(config).items() if isinstance(value, Path)}
     for option in ("output", "data"):
         if option in paths:
-            require_reachable(flag_of(option).removeprefix("--"), paths[option])
+            ask = partial(require_reachable, flag_of(option).removeprefix("--"), paths[option])
+            wait_for_answer(ask, config.run.tracking_patience)
     return paths
 
 
@@ -132,7 +135,6 @@ def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[
     return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
-USER = "CONCORD_USER"  # the environment variable of a submitted job
 JOB = "concord.job"
 """The tag of the runs that are listed: all but those of groups, unless their models are registered."""
 
@@ -147,13 +149,13 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "python": platform.python_version(),
         "torch": torch.__version__,
         # MLflow's own tags, for its UI.
-        **({"mlflow.user": user} if (user := user_name()) is not None else {}),
+        **({OWNER: user} if (user := user_name()) is not None else {}),
         "mlflow.source.name": _source_name(Path(path)),
         "mlflow.source.type": "LOCAL",
     }
     if is_submitted():
         submission, dashboard = os.environ[SUBMISSION], os.environ.get("CONCORD_DASHBOARD", "")
-        tags |= {"ray.submission": submission, "ray.dashboard": f"{dashboard}/#/jobs/{submission}"}
+        tags |= {SUBMISSION_TAG: submission, "ray.dashboard": f"{dashboard}/#/jobs/{submission}"}
     commit = _git(Path(path).parent, "rev-parse", "HEAD")
     if commit is None:
         return tags
@@ -162,13 +164,6 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "mlflow.source.git.commit": commit,
         "concord.commit": _described(Path(path).parent) or commit,
     }
-
-
-def user_name() -> str | None:
-    """Who works here: of a submitted job the user who submitted it; None if the system does not know."""
-    with contextlib.suppress(OSError, KeyError):  # a container without a user
-        return os.environ.get(USER) or getpass.getuser()
-    return None
 
 
 def run_origin(path: str, data: str | None = None) -> dict[str, str]:

@@ -3,12 +3,14 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.execution.patience import wait_for_answer
 from concord.execution.restored_options import restored_config
 from concord.interface.option_file import FileOptions
 from concord.options import (
@@ -30,6 +32,7 @@ from concord.storage import Folder, check_address, display_path, is_remote, reso
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.study_options import compare_options_for, options_for
 from concord.training.job import JobFile, with_recorded_rule, with_rule
+from concord.training.options.run_options import RunOptions
 from concord.training.rule_file import RuleFile
 
 Record = Mapping[str, Any]
@@ -93,14 +96,17 @@ class Start:
 def start_of(name: str, job: JobFile, given: Mapping[str, Any], tables: Sequence[str] = ()) -> Start:
     """The options of a command before those of the call.
 
-    ``given`` has the values of the call that decide them, as the user wrote them: config, output, name, resume and
-    aggregator.
+    ``given`` has the values of the call that decide them, as the user wrote them: config, output, name, resume,
+    aggregator and tracking_patience.
     """
     file = None if given.get("config") is None else FileOptions.read(path_of(str(given["config"])))
     in_file = {} if file is None else {name: value for name, value in file.values.items() if isinstance(value, str)}
     output, run = given.get("output") or in_file.get("output"), given.get("name") or in_file.get("name")
     find = _RECORDS.get(name)
-    record = find(job, _output(output), str(run), given) if run and find is not None else None
+    patience = _minutes(given.get("tracking_patience") or in_file.get("tracking_patience"))
+    record = None
+    if run and find is not None:
+        record = wait_for_answer(partial(find, job, _output(output), str(run), given), patience)
     rule = given.get("aggregator")
     job = with_own_rule(job, rule, record, file)
     defaults = options = default_options(name, job, f"{name} {job.reference}", tables)
@@ -228,6 +234,14 @@ _RECORDS: Mapping[str, Callable[[JobFile, Path, str, Mapping[str, Any]], Record 
     "train": _resumed_run,
     "tune": _earlier_study,
 }
+
+
+def _minutes(given: Any) -> float:
+    """The value of --tracking-patience, before the options are checked."""
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        return RunOptions.tracking_patience
 
 
 def _output(given: Any) -> Path:

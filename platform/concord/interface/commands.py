@@ -30,6 +30,7 @@ from concord.tracking.run_search import Condition, field_name, find_runs
 from concord.training.callback import Callback
 from concord.training.comparison import Comparison as Table
 from concord.training.job import Job, JobFile
+from concord.user import require_user
 
 AnyJob = str | Path | Job[Any] | JobFile
 _CONFIGURATIONS = "configurations"  # the table of configurations that a call gives
@@ -188,6 +189,7 @@ def runs(
     status: str | None = None,
     name: str | None = None,
     study: str | None = None,
+    mine: bool = False,
     metric: str | None = None,
     mode: str | None = None,
     show: Sequence[str] = (),
@@ -203,6 +205,7 @@ def runs(
         status: running, interrupted, finished, failed or killed.
         name: only runs whose name contains this text.
         study: the trials of this study instead.
+        mine: only runs of this user.
         metric: orders the runs, the best first; those without it are left out.
         mode: ``max`` or ``min`` for the metric; by default min for losses and errors.
         show: further options and metrics, of which at least one run must have each.
@@ -228,6 +231,7 @@ def runs(
         status=status,
         name=name,
         study=study,
+        owner=require_user("--mine") if mine else None,
         where=conditions,
         metric=order,
         largest=mode == "max" or (mode is None and not str(order).endswith(_SMALL_IS_GOOD)),

@@ -334,13 +334,13 @@ class Runs(Sequence[Run]):
         self.names = [each.name for each in tracked]
 
     def frame(self) -> "pandas.DataFrame":
-        """A row for each run: job, status, beginning, metrics and options."""
+        """A row for each run: job, owner, status, beginning, metrics and options."""
         import pandas
 
         rows = []
         for each in self.tracked:
-            about = {"job": each.tags.get("concord.job"), "status": each.status.lower(), "started": each.started}
-            found = {**about, **short_metrics(each.metrics)}
+            about = {"job": each.tags.get("concord.job"), "owner": each.owner, "status": each.status.lower()}
+            found = {**about, "started": each.started, **short_metrics(each.metrics)}
             rows.append({**found, **_new(each.parameters, found)})
         return pandas.DataFrame(rows, index=pandas.Index(self.names, name="run"))
 

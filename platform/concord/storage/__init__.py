@@ -19,6 +19,7 @@ from concord.storage.filesystem import (
     storage_credentials,
 )
 from concord.storage.folder import LOCK, Folder
+from concord.storage.holder import HeldError
 from concord.storage.json_lines import JsonLines, append_line, json_line, read_lines
 from concord.storage.lease import leased
 
@@ -26,6 +27,7 @@ __all__ = [
     "LOCK",
     "DiskError",
     "Folder",
+    "HeldError",
     "JsonLines",
     "StorageError",
     "append_line",

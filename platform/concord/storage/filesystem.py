@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, UnansweredError, UnreachableError
 from concord.redaction import redact
 from concord.storage.address import NATIVE, display_path, is_remote, parts
 
@@ -22,7 +22,7 @@ _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _PLACE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "STORAGE_EMULATOR_HOST")
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
-_TRIES = 4
+_TRIES = 6  # the SDK waits in between: up to 1, 2, 4, … s, at random
 _GCS_SECONDS = 20.0
 _BUCKETS = ("s3", "gs", "gcs")
 # Space that must stay free, so that runs can still record that the disk is full.
@@ -39,6 +39,10 @@ _ERRNO_IN_TEXT = re.compile(r"\(os error (\d+)\)")  # of safetensors, whose erro
 
 class StorageError(RunFailedError, ConnectionError):
     """A storage does not answer, or refuses; its content is unchanged."""
+
+
+class StorageOutageError(StorageError, UnansweredError):
+    """A storage does not answer."""
 
 
 class DiskError(RunFailedError, OSError):
@@ -129,13 +133,24 @@ def require_reachable(option: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def in_one_line(what: str, kind: type[Exception]) -> Iterator[None]:
-    """Turn a storage's errors in the body into one-line errors of this kind, which name ``what``."""
+    """Turn a storage's errors in the body into one-line errors of this kind, which name ``what``.
+
+    They are UnansweredErrors as well if the storage did not answer.
+    """
     try:
         yield
     except (InputError, StorageError):
         raise
     except Exception as error:  # network, credentials, missing packages: each has its own errors
+        if _unanswered(error):
+            kind = StorageOutageError if issubclass(kind, StorageError) else UnreachableError
         raise kind(f"{what}: {reason(error)}") from error
+
+
+def _unanswered(error: Exception) -> bool:
+    """Whether the storage, or the network, may answer another time."""
+    words = r"NETWORK_CONNECTION|curlCode|CURL error|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|HTTP status 5\d\d"
+    return isinstance(error, ConnectionError | TimeoutError) or re.search(words, str(error)) is not None
 
 
 def reason(error: BaseException) -> str:

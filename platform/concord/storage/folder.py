@@ -3,13 +3,12 @@
 Files are uploaded in the given order, each as a whole, so that a record appears after the files that it names.
 
 Two processes must not use the same folder. A lock, which ends with its process, separates processes that see the same
-disk; a lease (:mod:`concord.storage.lease`) separates machines that share only an address.
+disk; a lease (:mod:`concord.storage.lease`) separates machines that share only an address or a network disk.
 """
 
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,9 +20,10 @@ from concord.errors import InputError
 from concord.storage.address import display_path, is_remote
 from concord.storage.cache import cached, entries, fetch, is_below
 from concord.storage.filesystem import StorageError, disk_errors_in_one_line, filesystem, in_one_line
+from concord.storage.holder import HeldError, Holder
 
 LOCK = ".lock"
-_logger = logging.getLogger("concord.storage")
+_LONGEST_HOLDER = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _locks: set[int] = set()  # that this process holds
 
@@ -104,11 +104,11 @@ class Folder:
         self.keep(name)
 
     @contextlib.contextmanager
-    def locked(self, what: str) -> Iterator[None]:
+    def locked(self, what: str, user: str | None = None) -> Iterator[None]:
         """Lock it against other processes on this machine, or on others that share the disk.
 
         The folder must exist. The lock ends with the body, or with the process. ``what`` is run, study or comparison,
-        for the error.
+        and ``user`` who works here, for the error of the others.
         """
         path = self.path / LOCK
         try:
@@ -120,14 +120,19 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise InputError(f"--name {self.place.name}: another process is using this {what}") from error
+                holder = Holder.read(os.pread(lock, _LONGEST_HOLDER, 0))
+                line = f"--name {self.place.name}: another process is using this {what}: {holder}"
+                raise HeldError(line, holder) from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise self._not_writable(error) from error
-                _logger.warning("%s: its file system has no locks; start no second process on it", self.path)
+                # A network disk; its lease separates processes.
             # The previous holder may have removed the folder, and another process may have made it again.
             if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
                 raise InputError(f"--name {self.place.name}: another process has just removed this {what}")
+            with contextlib.suppress(OSError):  # a full disk; the lock holds all the same
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, Holder.here(user).write(), 0)
             yield
         finally:
             if lock in _locks:  # not in a forked process

@@ -1,4 +1,4 @@
-"""Leases: who works in a folder at an address, where a lock does not reach other machines.
+"""Leases: who works in a folder at an address or on a network disk, where a lock may not reach other machines.
 
 A holder has a file of its own beside the folder, ``leases/KIND/NAME/…``, and writes it again every few seconds. Its
 time, by the storage's clock, is the holder's last sign; after a while without one the lease has run out. Who wants the
@@ -6,42 +6,42 @@ folder writes a file first and then looks at the others, so that of two who come
 """
 
 import contextlib
-import json
 import logging
 import os
 import random
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from concord.errors import InputError
 from concord.storage.cache import entries
 from concord.storage.filesystem import StorageError, filesystem, in_one_line
 from concord.storage.folder import Folder
+from concord.storage.holder import HeldError, Holder
 
 EVERY_SECONDS = 10.0
 """Between two signs of a holder."""
 SILENT_SECONDS = 45.0
 """After this time without a sign a lease has run out."""
+# File systems of Linux that machines share; with some options, or without a service, their locks are local.
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "ocfs2", "gfs2")
 _TRIES, _LONGEST_PAUSE_SECONDS = 4, 0.4
 _logger = logging.getLogger("concord.storage")
 
 
 @contextlib.contextmanager
 def leased(folder: Folder, what: str, user: str | None) -> Iterator[None]:
-    """Hold the lease of a folder at an address while the body runs; of a folder on a disk nothing, its lock is enough.
+    """Hold a folder's lease while the body runs; of a folder on a disk of this machine nothing, its lock is enough.
 
     ``what`` is run, study or comparison, and ``user`` who works here, for the error of the others.
 
     Raises:
-        InputError: another process, perhaps on another machine, works in it.
+        HeldError: another process, perhaps on another machine, works in it.
         StorageError: the storage does not answer.
     """
-    if not folder.remote:
+    if not folder.remote and not on_network_disk(folder.path):
         yield
         return
     lease = _Lease(folder, what, user)
@@ -56,6 +56,19 @@ def leased(folder: Folder, what: str, user: str | None) -> Iterator[None]:
         signs.join()
         with contextlib.suppress(StorageError):
             lease.remove(lease.own)
+            lease.remove_folders()
+
+
+def on_network_disk(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether a folder is on a disk that other machines may share; its locks may be of this machine alone."""
+    kinds: dict[Path, str] = {}
+    with contextlib.suppress(OSError, ValueError):  # not Linux
+        for line in mounts.read_text(errors="replace").splitlines():
+            _, place, kind, *_ = line.split(" ")
+            kinds[Path(place.replace("\\040", " "))] = kind
+    real = path.resolve()
+    kind = next((kinds[each] for each in (real, *real.parents) if each in kinds), "")
+    return kind.startswith("fuse.") or kind in _NETWORK
 
 
 class _Lease:
@@ -66,7 +79,7 @@ class _Lease:
         self._name, self._what = place.name, what
         self._folder = Folder(place.parent.parent / "leases" / place.parent.name / place.name)
         self._token = secrets.token_hex(8)
-        self._about = {"user": user or "somebody", "host": socket.gethostname(), "since": time.time()}
+        self._about = Holder.here(user).write()
 
     @property
     def own(self) -> str:
@@ -74,7 +87,7 @@ class _Lease:
         return f"{self._token}.holds"
 
     def take(self) -> None:
-        """Take it (InputError if another has it, or if others ask at the same moment, of whom one may have got it)."""
+        """Take it (HeldError if another has it, or if others ask at the same moment, of whom one may have got it)."""
         asks = f"{self._token}.asks"
         for _ in range(_TRIES):
             self._write(asks)
@@ -90,8 +103,9 @@ class _Lease:
                 break
             time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # both asked at once: one asks first again
         other = next(iter(holders or live))
-        shown = f"{self._who(other)}, whose last sign is {max(live[other], 0):.0f} s old"
-        raise InputError(f"--name {self._name}: another process is using this {self._what}: {shown}")
+        holder = self._read(other)
+        shown = f"{holder}, whose last sign is {max(live[other], 0):.0f} s old"
+        raise HeldError(f"--name {self._name}: another process is using this {self._what}: {shown}", holder)
 
     def sign_until(self, over: threading.Event) -> None:
         """Write it again every few seconds until it is over."""
@@ -108,10 +122,20 @@ class _Lease:
         with self._storage() as (files, root), contextlib.suppress(FileNotFoundError):
             files.delete_file(f"{root}/{name}")
 
+    def remove_folders(self) -> None:
+        """Remove the folders of leases that are empty; an address has none."""
+        if not self._folder.remote:
+            with contextlib.suppress(OSError):
+                for each in (self._folder.path, *self._folder.path.parents[:2]):
+                    each.rmdir()
+
     @contextlib.contextmanager
     def _storage(self) -> Iterator[tuple[Any, str]]:
+        from pyarrow import fs
+
         with in_one_line(self._folder.display_path, StorageError):
-            yield filesystem(self._folder.place)
+            place = self._folder.place
+            yield filesystem(place) if self._folder.remote else (fs.LocalFileSystem(), str(place))
 
     def _times(self) -> dict[str, float | None]:
         """The files and their times, in seconds by the storage's clock; None if it has none."""
@@ -128,17 +152,16 @@ class _Lease:
             return {}
         return {name: now - at for name, at in times.items() if at is not None}
 
-    def _who(self, name: str) -> str:
+    def _read(self, name: str) -> Holder:
         try:
             with self._storage() as (files, root), files.open_input_stream(f"{root}/{name}") as file:
-                told = json.loads(file.read())
-            return f"{told['user']} on {told['host']} since {datetime.fromtimestamp(told['since'], UTC):%F %T} UTC"
-        except (StorageError, ValueError, KeyError, TypeError):
-            return "somebody"
+                return Holder.read(file.read())
+        except StorageError:
+            return Holder()
 
     def _write(self, name: str) -> None:
         with self._storage() as (files, root):
             if files.type_name not in ("s3", "gcs", "abfs"):
                 files.create_dir(root)
             with files.open_output_stream(f"{root}/{name}", compression=None) as file:
-                file.write(json.dumps(self._about).encode())
+                file.write(self._about)

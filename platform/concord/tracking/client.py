@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from concord.errors import RunFailedError
+from concord.errors import RunFailedError, UnansweredError
 from concord.redaction import redact
 
 # Final answers of the store: a retry would get the same one.
@@ -104,9 +104,16 @@ def is_final(error: BaseException) -> bool:
     return getattr(error, "error_code", None) in _FINAL_CODES
 
 
+class TrackingError(RunFailedError, UnansweredError):
+    """The store does not answer."""
+
+
 @contextmanager
 def failures(uri: str, doing: str) -> Iterator[None]:
-    """Turn an error of the store at `uri` into a RunFailedError of one redacted line, naming the action `doing`."""
+    """Turn an error of the store at `uri` into a RunFailedError of one redacted line, naming the action `doing`.
+
+    It is a TrackingError unless the error is the store's final answer.
+    """
     import_mlflow()
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -114,5 +121,6 @@ def failures(uri: str, doing: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
+        kind = RunFailedError if is_final(error) else TrackingError
         # Without the cause, whose text may hold the URI's password.
-        raise RunFailedError(f"tracking at {redact(uri)} could not {doing}: {one_line(error)}") from None
+        raise kind(f"tracking at {redact(uri)} could not {doing}: {one_line(error)}") from None

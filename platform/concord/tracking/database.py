@@ -75,7 +75,7 @@ def check_database(uri: str) -> None:
     except ModuleNotFoundError as error:
         raise ValueError(f"its driver is not installed ({error})") from None
     except Exception as error:  # each driver has its own errors
-        raise ValueError(f"no database answers ({one_line(error)})") from None
+        raise ConnectionError(f"no database answers ({one_line(error)})") from None
     if revision is not None and revision != _latest_revision():
         _refuse_schema(uri, revision)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from concord.backoff import pauses
 from concord.errors import RunFailedError
 from concord.metric_name import metric_name
 from concord.record import EVENTS, Event, OpenRun, Run, read_events, write_record
@@ -233,7 +234,7 @@ class Mirror:
         self.close(_EVERY_SECONDS)
 
     def _send_until_closed(self) -> None:
-        pause, down = _EVERY_SECONDS, False
+        pause, down, retries = _EVERY_SECONDS, False, pauses(2 * _EVERY_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             if self._deadline is None:
                 self._wake.wait(pause)
@@ -251,6 +252,8 @@ class Mirror:
                     if sent and down:
                         _logger.warning("tracking at %s answers again; the kept events are being sent", self._shown)
                         down = False
+                if down:
+                    retries = pauses(2 * _EVERY_SECONDS, _LONGEST_PAUSE_SECONDS)
                 pause, down = _EVERY_SECONDS, False
             except Exception as error:  # no failure of tracking may end this thread silently
                 if is_final(error):
@@ -258,7 +261,7 @@ class Mirror:
                     return
                 if not down:
                     self._warn("is not answering", error, mirrored.file)
-                pause, down = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
+                pause, down = next(retries), True
             if self._deadline is not None and (time.monotonic() >= self._deadline or (closing and not down)):
                 return
 

@@ -20,12 +20,13 @@ from concord.errors import InputError, RunFailedError
 from concord.metric_name import metric_name
 from concord.redaction import redact
 from concord.tracking.client import failures, pages, unless
-from concord.tracking.store import Store, stored_value
+from concord.tracking.store import OWNER, Store, stored_value
 
 CHAMPION = "champion"
 
 # The tags of a version.
 SCORE, DATA, RUN, METHOD, STUDY = "concord.score", "concord.data", "concord.run", "concord.method", "concord.study"
+OWNED = "concord.owner"
 # The part of a version's description that says whether it is the champion, and why.
 _STANDING = "\n\n### Champion\n\n"
 _VERSIONS = "mlflow.modelVersions"  # the tag of a logged model by which MLflow shows its versions
@@ -44,6 +45,7 @@ class ModelVersion:
     Attributes:
         criterion, mode: the metric of its registration, if any, and the metric's mode.
         run_id, run: its run in MLflow, and the run's name.
+        owner: the user whose run it is, if known.
         data: the version of its data, if there is one.
         scored_on: the environments in which the criterion was measured, if known.
         unfit: the reason why it cannot be the champion, if there is one.
@@ -62,6 +64,7 @@ class ModelVersion:
     run_id: str | None = None
     mode: str = "max"
     run: str | None = None
+    owner: str | None = None
     data: str | None = None
     scored_on: str | None = None
     unfit: str | None = None
@@ -134,6 +137,7 @@ def register(
                 model_uri = client.get_logged_model(model_id).artifact_location
         method = ", ".join(filter(None, (params.get("aggregator"), params.get("objective", "erm").removeprefix("erm"))))
         shown = {DATA: tags.get(DATA), RUN: run.info.run_name, METHOD: method, STUDY: study}
+        shown[OWNED] = tags.get(OWNER)
         tags = {SCORE: json.dumps(score), **{name: value for name, value in shown.items() if value}}
 
         def make() -> int:
@@ -311,6 +315,7 @@ def _read(store: Store, name: str) -> _Model:
                     run_id=entry.run_id or None,
                     mode=score.get("mode", "max"),
                     run=tags.get(RUN),
+                    owner=tags.get(OWNED),
                     data=tags.get(DATA),
                     scored_on=score.get("scored_on"),
                     unfit=score.get("unfit"),

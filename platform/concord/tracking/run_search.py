@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from concord.errors import InputError
 from concord.options import did_you_mean
-from concord.tracking.store import NEWEST, Store, TrackedRun
+from concord.tracking.store import NEWEST, OWNER, Store, TrackedRun
 
 # A name as MLflow accepts it: accuracy/ood/far west.
 _CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
@@ -71,6 +71,7 @@ def find_runs(
     status: str | None = None,
     name: str | None = None,
     study: str | None = None,
+    owner: str | None = None,
     where: Sequence[Condition] = (),
     metric: str | None = None,
     largest: bool = True,
@@ -79,9 +80,10 @@ def find_runs(
 ) -> list[TrackedRun]:
     """The first `most` runs. Raises InputError for an option or a metric that no run has.
 
-    `status` is in lower case. With `study` the runs are its trials. They are ordered by `metric`, without the runs that
-    lack it; without a metric the newest come first. `show` has further options and metrics, of which at least one run
-    must have each. `shown` returns a run with the status that is shown: MLflow has no INTERRUPTED.
+    `owner` is a user, `status` in lower case. With `study` the runs are its trials. They are ordered by `metric`,
+    without the runs that lack it; without a metric the newest come first. `show` has further options and metrics, of
+    which at least one run must have each. `shown` returns a run with the status that is shown: MLflow has no
+    INTERRUPTED.
     """
     # A group's runs have no job, unless their models are registered; they are found by name or study.
     conditions = ["tags.`concord.job` != ''"] if study is None and name is None else ["tags.`concord.version` != ''"]
@@ -91,6 +93,7 @@ def find_runs(
     # MLflow shows an interrupted run as running, or as killed.
     unclear = status in ("interrupted", "running", "killed")
     conditions += [f"attributes.status = '{status.upper()}'"] if status and status != "interrupted" else []
+    conditions += [f"tags.`{OWNER}` = {_quoted('mine', owner)}"] if owner else []
     conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{name}%')}"] if name else []
     order = f"metrics.`{metric}` {'DESC' if largest else 'ASC'}" if metric else NEWEST
     known: set[str] = set()

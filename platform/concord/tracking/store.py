@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from concord.errors import InputError
+from concord.errors import InputError, UnreachableError
 from concord.metric_name import metric_name
 from concord.options import as_text
 from concord.process_environment import environment_variables
@@ -58,6 +58,7 @@ _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 NEWEST = "attributes.start_time DESC"
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow shows a run below its group
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description
+OWNER = "mlflow.user"  # the tag that MLflow shows as a run's user
 KEY = "concord.key"  # the tag by which a run or a model is found whose creation was not answered
 # MLflow's client repeats a request that fails, also one that was carried out.
 _ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
@@ -77,7 +78,7 @@ class TrackedRun:
     """One tracked run, at the time of the request.
 
     `metrics` has the latest values; `started` is in UTC. `experiment` is the job's name, for runs of groups with the
-    kind of group. `group` is the id of the group's run, for a run of a group.
+    kind of group. `group` is the id of the group's run, for a run of a group. `owner` is the user, if known.
     """
 
     run_id: str
@@ -89,6 +90,7 @@ class TrackedRun:
     started: datetime
     experiment: str
     group: str | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Store:
         """Open the store at `tracking_uri`, else at MLFLOW_TRACKING_URI, else ``mlflow.db`` in `output`.
 
         Missing tables and folders are created. Raises InputError with one line: the option, the value without its
-        password, what is wrong, and what to do.
+        password, what is wrong, and what to do; an UnreachableError if no server or database answers.
         """
         output = resolve(output)
         given = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -128,7 +130,8 @@ class Store:
         except InputError:
             raise
         except Exception as error:  # any error of network, proxy or driver makes the store unusable
-            raise InputError(f"{option}: {one_line(error)}; {right}") from None
+            kind = UnreachableError if isinstance(error, ConnectionError) else InputError
+            raise kind(f"{option}: {one_line(error)}; {right}") from None
 
     @classmethod
     def existing(cls, output: Path, tracking_uri: str | None = None) -> "Store":
@@ -142,6 +145,12 @@ class Store:
     def client(self) -> Any:
         """MLflow's own client of this store, for operations without a method here."""
         return connect(self.uri)
+
+    def require_answer(self) -> None:
+        """Ask a server whether it answers (TrackingError if not)."""
+        if self.uri.startswith(("http://", "https://")):
+            with failures(self.uri, "be reached"):
+                _ask_server(self.uri)
 
     def create(self, make: Callable[[], Made], find: Callable[[], Made | None], unsure: bool = False) -> Made:
         """Create something once: a request that a server answers by an error may have been carried out.
@@ -324,6 +333,7 @@ class Store:
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
             experiment=experiment,
             group=entry.data.tags.get(PARENT),
+            owner=entry.data.tags.get(OWNER),
         )
 
     def search(self, condition: str, order: str = NEWEST, page: int = 1000) -> Iterator[TrackedRun]:
@@ -387,14 +397,19 @@ def _check_server(uri: str) -> None:
     if not host:
         raise ValueError("the URI has no host")
     try:
-        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (CONNECT_SECONDS, ANSWER_SECONDS))
+        _ask_server(uri)
     except Exception as error:
+        kind: type[Exception] = ValueError if is_final(error) else ConnectionError
         reason = f"no MLflow server answers ({one_line(error)})"
         if getattr(error, "error_code", None) in LOGIN_CODES:
             reason = "the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)"
         elif "read timeout" in str(error).lower():
             reason = f"it took the connection and did not answer within {ANSWER_SECONDS:g} s"
-        raise ValueError(reason) from None
+        raise kind(reason) from None
+
+
+def _ask_server(uri: str) -> None:
+    post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (CONNECT_SECONDS, ANSWER_SECONDS))
 
 
 def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:

@@ -592,9 +592,9 @@ class _Run:
             batch = pytree.tree_map(lambda leaf: leaf.cpu(), part.data.take(slice(None)))
             weights = batch.weights if isinstance(batch, Weighted) else None
             build, units = functools.partial(build_model, self.job, self.config), self.environments.clusters
-            outputs = cross_validated(
-                build, fit, *batch[:2], self.config.run.seed, weights=weights, units=units.get(part.name)
-            )
+            inputs, targets = batch[:2]
+            seed, of_rows = self.config.run.seed, units.get(part.name)
+            outputs = cross_validated(build, fit, inputs, targets, seed, weights=weights, units=of_rows)
             if outputs is None:
                 continue
             evaluated = evaluate_batch(nn.Identity(), self.risk, self.measures, with_outputs(batch, outputs))

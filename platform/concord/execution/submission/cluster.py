@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import shlex
 import time
@@ -21,6 +22,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 import concord
 from concord.errors import InputError, RunFailedError, last_line
+from concord.execution.submission.admission import Submission, check_memory, with_waits
 from concord.execution.submission.package import Package
 from concord.execution.submission.profile import RAY_TOKEN, Profile, running_dashboard
 from concord.execution.submission.runtime_environment import brings_python
@@ -41,6 +43,8 @@ _STARTING = "No available agent"
 _STARTING_SECONDS = 30.0
 # Where Ray's dashboard listens unless told otherwise, and how long a look there may take.
 _USUAL_PORT, _INSTEAD_SECONDS = 8265, 2.0
+# Ray's reasons for the end of a job whose supervising process is gone.
+_LOST = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_FAILURE", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
 # Ray's message about an existing id.
 _TAKEN = "already exists"
 # And about an id that it does not know.
@@ -49,8 +53,6 @@ _MISSING = "does not exist"
 _HEAD, _A_TRACE = "node:__internal_head__", 1e-4
 # Variables that would override the address given to Ray's client.
 _NO_ADDRESSES = {"RAY_API_SERVER_ADDRESS": None, "RAY_ADDRESS": None}
-# Ray's types of error of a job whose node or server went.
-_LOST = {"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"}
 # Two submissions that agree in these labels would work in one record.
 _ONE_RECORD = ("command", "name", "output")
 # How long the beginning of a command is waited for, where it is pending and in all, and the time between two looks.
@@ -58,32 +60,12 @@ _PENDING_SECONDS, _BEGINNING_SECONDS, _BEGINNING_POLL_SECONDS = 5.0, 30.0, 0.5
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
-@dataclass(frozen=True)
-class Submission:
-    """A job that was submitted.
+class ConnectionLostError(RunFailedError):
+    """The connection to a submission's log broke."""
 
-    Attributes:
-        status: pending, running, succeeded, failed or stopped.
-        command: Concord's command (``train``, ``tune``), or another program's command line.
-        job: Concord's job; empty for other programs.
-        started, ended: Unix times in seconds; None before.
-        exit_status: the command's; None before its end.
-        message: Ray's message on its state.
-        again: the command that continues it if it was lost; empty for other programs.
-        lost: whether its process could not end by itself: it was killed, or its node or Ray's server went.
-    """
 
-    id: str
-    status: str
-    command: str
-    job: str
-    name: str
-    started: float | None
-    ended: float | None
-    exit_status: int | None
-    message: str
-    again: str
-    lost: bool = False
+class TakenError(InputError):
+    """The cluster has a submission of this id."""
 
 
 class _UnknownError(InputError):
@@ -208,6 +190,7 @@ class Cluster:
         # An environment with a Python of its own puts that first on the path.
         python = "python" if brings_python(for_code) else '"${CONCORD_PYTHON:-python}"'
         end = time.monotonic() + _STARTING_SECONDS
+        check_memory(resources.memory, self._head_memory())
         while True:
             try:
                 with self._one_line():
@@ -220,22 +203,47 @@ class Cluster:
                         entrypoint_num_gpus=resources.gpus,
                         # With other resources, Ray may choose any node.
                         entrypoint_resources={_HEAD: _A_TRACE},
-                        metadata={**labels, "concord": concord.__version__},
+                        metadata={**labels, "memory": str(resources.memory), "concord": concord.__version__},
                     )
             except RunFailedError as error:
                 if _TAKEN in str(error):
-                    raise InputError(_taken(identity)) from error
+                    raise TakenError(_taken(identity)) from error
                 if _STARTING not in str(error) or time.monotonic() > end:
                     raise
                 time.sleep(_POLL_SECONDS)
 
     def submissions(self) -> list[Submission]:
         """The cluster's submissions, newest first."""
-        return sorted(map(_submission, self._jobs()), key=lambda each: -(each.started or 0))
+        found = list(map(_submission, self._jobs()))
+        pending = any(each.status == "pending" for each in found)
+        return with_waits(found, self._head_memory() if pending else math.inf)
 
     def _jobs(self) -> list[Any]:
         with self._one_line():
             return [job for job in self._client.list_jobs() if job.submission_id]
+
+    def status(self, identity: str) -> str:
+        """The status of a submission."""
+        with self._one_line():
+            status: str = self._client.get_job_status(identity).value
+        return status.lower()
+
+    def _head_memory(self) -> float:
+        """The head node's memory for commands, in bytes; infinite if the cluster does not tell."""
+        head = {"filter_keys": "is_head_node", "filter_predicates": "=", "filter_values": "true", "detail": "1"}
+        with self._one_line():
+            answer = requests.get(
+                f"{self.address}/api/v0/nodes",
+                head,
+                headers=self.profile.headers,
+                timeout=ANSWER_SECONDS,
+                verify=self.profile.verify,
+            )
+        try:
+            (node,) = answer.json()["data"]["result"]["result"]
+            return float(node["resources_total"]["memory"])
+        except (ValueError, KeyError, TypeError):
+            return math.inf
 
     def require_free(self, identity: str, labels: Mapping[str, str]) -> None:
         """Refuse an id that the cluster has, and the name of a run, study or comparison at work there (InputError)."""
@@ -316,6 +324,11 @@ class Cluster:
         async for text in self._client.tail_job_logs(identity):
             show(text)
 
+    def forget(self, identity: str) -> None:
+        """Remove a submission that has ended, so that its id is free again."""
+        with self._one_line():
+            self._client.delete_job(identity)
+
     def stop(self, identity: str, seconds: float) -> Submission:
         """Stop the submission, and wait up to this number of seconds for its end."""
         found = self.find(identity)
@@ -358,10 +371,12 @@ def _submission(job: Any) -> Submission:
         command=labels.get("command") or job.entrypoint,
         job=labels.get("job", ""),
         name=labels.get("name", ""),
+        owner=labels.get("user", ""),
         started=None if job.start_time is None else job.start_time / 1e3,
         ended=None if job.end_time is None else job.end_time / 1e3,
         exit_status=job.driver_exit_code,
         again=labels.get("again", ""),
-        lost=(job.driver_exit_code or 0) < 0 or job.error_type in _LOST,
+        memory=int(labels.get("memory", 0)),
+        lost=job.status == JobStatus.FAILED and job.driver_exit_code is None and job.error_type in _LOST,
         message=" ".join((job.message or "").split(", last available logs")[0].split()),
     )

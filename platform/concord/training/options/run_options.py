@@ -42,6 +42,8 @@ class RunOptions(OptionGroup):
     """Continue the run --name from its last checkpoint."""
     tracking_uri: Unkept[str | None] = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    tracking_patience: Unkept[float] = 1.0
+    """Minutes to wait for an MLflow server and the storage of --output when a run begins and when it ends."""
     experiment: Unkept[str | None] = None
     """MLflow experiment; by default MLFLOW_EXPERIMENT_NAME, else one named after the job."""
     tag: Unkept[tuple[str, ...]] = ()
@@ -81,9 +83,10 @@ class RunOptions(OptionGroup):
                 raise InputError(f"--tag {each}: names that begin with concord. are Concord's own; give another name")
         self.require("model_name", self.model_name is None or is_model_name(self.model_name), MODEL_NAMES)
         check_address("output", self.output)
-        if self.wait_for_resources is not None:
-            right = 0 <= self.wait_for_resources < math.inf
-            self.require("wait_for_resources", right, "must be a number of minutes, not negative")
+        for option in ("wait_for_resources", "tracking_patience"):
+            minutes = getattr(self, option)
+            right = minutes is None or 0 <= minutes < math.inf
+            self.require(option, right, "must be a number of minutes, not negative")
         if self.resume and self.name is None:
             raise InputError("--resume: needs the name of the run; give --name")
         if self.name is not None:
