@@ -31,7 +31,7 @@ from concord.studies.results import results_file
 from concord.table import Column, Table
 from kept_results import job_of, read_lines, read_table
 from reproduction import PARTS, read_papers
-from table_verdicts import verdicts_table
+from table_verdicts import means_table, ratios_line, verdicts_table
 
 _ORIGIN = ("command", "commit", "machine", "data")  # of a run; the version of its data if known
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
@@ -44,7 +44,9 @@ def with_tables(text: str, results: Path) -> str:
     def table(place: re.Match[str]) -> str:
         job, name = place[1], place[2]
         if name == "verdicts":
-            return f"<!-- results: {job} {name} -->\n\n{verdicts_table(results).markdown()}<!-- end of results -->"
+            tables = f"{verdicts_table(results).markdown()}\n{means_table(results).markdown()}"
+            shown = f"{tables}\n{ratios_line(results)}\n"
+            return f"<!-- results: {job} {name} -->\n\n{shown}<!-- end of results -->"
         shown = side_by_side(job.split(","), name, results) if "," in job else documented(job, name, results)
         return f"<!-- results: {job} {name} -->\n{shown}<!-- end of results -->"
 

@@ -19,6 +19,7 @@ from concord.analysis.uncertainty import Verdict, verdict
 from concord.studies.environment_folds import folds_of
 from concord.studies.job_tables import LEAVE_ONE_OUT
 from concord.studies.leave_one_out import CHOSEN, CONSTANT, HELD_OUT, MAJORITY, ORACLE, ROWS
+from concord.studies.methods import KNOWN
 from concord.studies.results import ResultLine, write_lines
 from concord.table import Column, Row, Table
 from concord.training.declared_measures import Mode
@@ -43,6 +44,7 @@ def main(words: Sequence[str]) -> int:
     kept = found.as_json()
     if len(folds.names) > _SHOWN:
         kept["environments"] = []
+    kept["seeds"] = len({line.seed for line in lines})
     kept |= {"without its fold": nested(lines, found), "folds": len(folds.parts), "count": len(folds.names)}
     file, name = Path(results) / FILE, table.removeprefix(LEAVE_ONE_OUT).removeprefix("-")
     name = name if job == "table" else f"{job} {name}".strip()
@@ -116,6 +118,41 @@ def verdicts_table(results: Path) -> Table:
     return Table(columns, [Row([column.of(each) for column in columns], each["name"]) for each in kept])
 
 
+def means_table(results: Path) -> Table:
+    """The mean over the environments of each method that all kept tables have, a row for each table."""
+    kept = read_verdicts(results)
+    means = {each["name"]: {of["method"]: of["value"] for of in each["methods"]} for each in kept}
+    methods = [method for method in KNOWN if all(method in found for found in means.values())]
+    methods += [method for method in BASELINES if any(method in found for found in means.values())]
+    rows = [
+        [name, *(_number(found[method]) if method in found else "–" for method in methods)]
+        for name, found in means.items()
+    ]
+    return Table.plain(["table", *map(method_name, methods)], rows)
+
+
+def ratios_line(results: Path) -> str:
+    """The error of the recommendation without its fold against that of others, as a mean ratio over the tables."""
+    ratios: dict[str, list[float]] = {}
+    for each in read_verdicts(results):
+        of = {one["method"]: _error(each["measure"], one["value"]) for one in each["methods"]}
+        recommended = _error(each["measure"], each["without its fold"]["value"])
+        others = {
+            "the average": of["mean"],
+            "the best baseline (oracle)": min(of[name] for name in BASELINES if name in of),
+            "the best in hindsight (oracle)": min(of.values()),
+        }
+        for name, error in others.items():
+            ratios.setdefault(name, []).append(recommended / error)
+    shown = ", ".join(f"to that of {name} {statistics.fmean(found):.3f}" for name, found in ratios.items())
+    error = "The error (squared, or 1 − AUC) of the recommendation without its fold"
+    return f"{error}, as a mean ratio over {len(next(iter(ratios.values())))} tables: {shown}."
+
+
+def _error(measure: str, value: float) -> float:
+    return 1 - value if measure == "auc" else value
+
+
 def _number(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
 
@@ -154,6 +191,7 @@ def _without(kept: Mapping[str, Any]) -> str:
 _COLUMNS: Mapping[str, Any] = {
     "table": lambda kept: kept["name"],
     "environments": lambda kept: f"{kept['count']}, {kept['folds']} folds",
+    "seeds": lambda kept: kept["seeds"],
     "measure": lambda kept: kept["measure"].replace("_", " "),
     "average (95 %)": lambda kept: _value(kept, "mean"),
     "best baseline (95 %) (oracle)": lambda kept: _best(kept, BASELINES),

@@ -886,7 +886,7 @@ def test_a_run_reads_a_file_beside_its_job_and_is_stopped_within_a_step_that_doe
     log = outcome(capsys, "logs", result["submission"], *where)[1]["log"].splitlines()
     assert log[-1] == "concord: stopped before the first checkpoint; --name one-step --resume begins again"
     assert not [line for line in log if "\x1b" in line or "PreemptionWatcher" in line or "c10d" in line]
-    (kept,) = head.temporary.glob("session_2*/logs/concord-*.log")
+    kept = max(head.temporary.glob("session_2*/logs/concord-*.log"), key=lambda file: file.stat().st_mtime)
     assert "PreemptionWatcher" in kept.read_text()
     (advice,) = (line.partition("better method: ")[2] for line in log if "to find a better method: " in line)
     assert advice == f"concord submit compare {JOB.name} methods --pause 10000.0 {' '.join(where)}"

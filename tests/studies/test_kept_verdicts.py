@@ -63,6 +63,7 @@ def test_a_document_shows_a_kept_verdict(tmp_path: Path) -> None:
     lines = [line("mean", accuracies(0.7, 1)), line("ridge", accuracies(0.8, 2))]
     judged = found(lines)
     kept = {"name": "Fifteen", **judged.as_json(), "without its fold": nested(lines, judged), "folds": 5, "count": 15}
+    kept["seeds"] = 1
     (tmp_path / FILE).write_text(json.dumps(kept) + "\n")
     shown = with_tables("<!-- results: table verdicts -->\n<!-- end of results -->", tmp_path)
     row = next(each for each in shown.splitlines() if "Fifteen" in each)
