@@ -475,6 +475,23 @@ def test_a_submission_that_its_cluster_forgot_is_told_how_to_continue(monkeypatc
     )
 
 
+class Busy(Dashboard):
+    """Answers no question about a job."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        if self.path.startswith("/api/jobs/"):
+            self.send_error(503)
+        else:
+            super().do_GET()
+
+
+def test_a_server_too_busy_to_say_whether_a_command_began_has_accepted_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concord.execution.submission.cluster._PENDING_SECONDS", 0.0)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
+    with serving(Busy) as port:
+        assert Cluster(Profile.find(address=f"127.0.0.1:{port}")).await_beginning("mine") == (None, "")
+
+
 def test_submissions_that_the_cluster_forgot_are_listed_from_their_runs(tmp_path: Path) -> None:
     store, here = Store.open(tmp_path), "http://head:8265"
 
@@ -880,7 +897,7 @@ def test_a_run_reads_a_file_beside_its_job_and_is_stopped_within_a_step_that_doe
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     words = ["--workers", "2", "--pause", "10000", "--name", "one-step"]
     status, result = outcome(capsys, "submit", "train", JOB.name, *words, "--no-wait", *where)
-    assert status == 0
+    assert status == 0, result
     wait_for(lambda: "data: " in outcome(capsys, "logs", result["submission"], *where)[1]["log"], 120)
     assert outcome(capsys, "stop", result["submission"], *where)[1]["status"] == "stopped"
     log = outcome(capsys, "logs", result["submission"], *where)[1]["log"].splitlines()

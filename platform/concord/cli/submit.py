@@ -212,15 +212,16 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             return result | _follow(cluster, identity, as_json, send, options.restart)
     with _left_running(identity):
         begun, log = cluster.await_beginning(identity)
-    if begun.ended is not None:
+    status = "pending" if begun is None else begun.status
+    if begun is not None and begun.ended is not None:
         lines = [line.partition(_PROBLEM)[2] for line in log.splitlines() if line.startswith(_PROBLEM)]
         _require_success(begun, lines[-1] if lines else "see its log")
-    if begun.ended is None and BEGUN not in log:
-        info(f"{identity}: is {begun.status}, and has not begun its work; whether the cluster accepts it is in its log")
+    elif BEGUN not in log:
+        info(f"{identity}: is {status}, and has not begun its work; whether the cluster accepts it is in its log")
     if not as_json:
         print(identity)
         info(f"concord logs {identity} --follow shows its log, concord stop {identity} ends it")
-    return result | {"status": begun.status}
+    return result | {"status": status}
 
 
 def _again(command: "JobCommand", words: Sequence[str], name: str, typed: Sequence[str]) -> str:

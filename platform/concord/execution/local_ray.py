@@ -7,7 +7,8 @@ SIGTERM, and this process ends them. Ray does the same for Ctrl-C.
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 _SIGTERM = {signal.SIGTERM}
@@ -44,6 +45,21 @@ def show_lines(shown: bool) -> None:
 
     worker: Any = ray._private.worker
     worker._worker_logs_enabled = shown
+
+
+def print_lines(batch: Mapping[str, Any]) -> None:
+    """Print a batch of lines of Ray's processes as Ray does, each with its process, if they are shown."""
+    import ray
+
+    ray._private.worker.print_to_stdstream(batch, ignore_prefix=False)
+
+
+def logs_folder() -> Path | None:
+    """The folder of Ray's logs on the connected node; None for a client of Ray, to which no lines are sent."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    return None if node is None else Path(node.get_logs_dir_path())
 
 
 def shutdown() -> None:

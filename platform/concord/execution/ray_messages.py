@@ -6,7 +6,6 @@ driver's node, where Ray's dashboard shows it.
 """
 
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError, StoppedError
+from concord.execution import local_ray
 from concord.logs import info
 
 # Processes of Ray, by the name that it gives with their lines.
@@ -42,16 +42,15 @@ def is_own(process: str, actor: str, line: str) -> bool:
 def kept_apart() -> Iterator[None]:
     """Keep Ray's own lines in a file while the body runs, in a connected driver; a failure of the body names it."""
     import ray
-    from ray._private import ray_logging, worker
+    from ray._private import ray_logging
 
     if not sys.stderr.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-    driver: Any = worker._global_node
-    if driver is None:  # a client of Ray, to which no lines are sent
+    if (folder := local_ray.logs_folder()) is None:
         yield
         return
-    file = Path(driver.get_logs_dir_path(), f"concord-{ray.get_runtime_context().get_job_id()}.log")
-    messages = _Messages(file, functools.partial(worker.print_to_stdstream, ignore_prefix=False))
+    file = folder / f"concord-{ray.get_runtime_context().get_job_id()}.log"
+    messages = _Messages(file, local_ray.print_lines)
     # Ray has no public way to choose among the lines; it removes the handler by its name.
     ray_logging.global_worker_stdstream_dispatcher.remove_handler(_HANDLER)
     ray_logging.global_worker_stdstream_dispatcher.add_handler(_HANDLER, messages)

@@ -257,18 +257,22 @@ class Cluster:
                     f"{job.submission_id} --follow shows its log, concord stop {job.submission_id} ends it"
                 )
 
-    def await_beginning(self, identity: str) -> tuple[Submission, str]:
+    def await_beginning(self, identity: str) -> tuple[Submission | None, str]:
         """Wait until the command has begun its work or has ended; return the submission and its log so far.
 
-        Not for long: one that waits for resources may begin much later.
+        Not for long: one that waits for resources may begin much later. A server that is too busy to answer has
+        accepted it all the same; None if it gave no answer.
         """
         started = time.monotonic()
+        found, log = None, ""
         while True:
-            found = self.find(identity)
-            waiting = found.status.upper() == JobStatus.PENDING
-            log = "" if waiting else self._log(identity)
+            with contextlib.suppress(InputError, RunFailedError):
+                found = self.find(identity)
+                log = log if found.status.upper() == JobStatus.PENDING else self._log(identity)
+            waiting = found is None or found.status.upper() == JobStatus.PENDING
             patience = _PENDING_SECONDS if waiting else _BEGINNING_SECONDS
-            if found.status.upper() in _ENDED or BEGUN in log or time.monotonic() - started > patience:
+            ended = found is not None and found.status.upper() in _ENDED
+            if ended or BEGUN in log or time.monotonic() - started > patience:
                 return found, log
             time.sleep(_BEGINNING_POLL_SECONDS)
 
