@@ -3,7 +3,7 @@
 A part without material is left out: a table without folds has no environments, a job without rows no columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from concord.analysis.method_names import method_name
 from concord.analysis.uncertainty import Verdict
 from concord.execution.lifecycle import Info
 from concord.execution.progress import duration
-from concord.options import option_values, options_of
+from concord.options import option_values
 from concord.record import Run
 from concord.studies.data_sections import columns_parts, data_parts, rows_of
 from concord.studies.environment_grids import EnvironmentGrids
@@ -40,7 +40,6 @@ from concord.tracking.registry import CHAMPION, serve_command
 from concord.training.comparison import Folds
 
 if TYPE_CHECKING:
-    from concord.studies.comparison_plan import ComparisonPlan
     from concord.studies.comparison_run import ComparisonResult
 
 REPORT = "report.html"  # in the folder of a comparison
@@ -252,21 +251,10 @@ def _commands(result: "ComparisonResult") -> list[Part]:
         Command("Repeat the comparison; what is there is not trained again:", plan.command),
         Command("Make this page again, without training:", job.command("report", *plan.tables, options=options)),
     ]
-    for table in result.tables:
-        comparison = plan.tables[table.name]
-        if comparison.folds is not None and (verdict := result.verdict) is not None:
-            train = _train_command(plan, comparison.configurations[verdict.recommended])
-            store = _runs([result])[0].record["store"]
-            parts += _use(verdict.recommended, train, store, job.model_name(plan.base))
+    if (verdict := result.verdict) is not None and (train := result.train) is not None:
+        store = _runs([result])[0].record["store"]
+        parts += _use(verdict.recommended, train, store, job.model_name(plan.base))
     return parts
-
-
-def _train_command(plan: "ComparisonPlan", configuration: Mapping[str, Any]) -> str:
-    """The command that trains a configuration on all environments."""
-    usual, known = option_values(plan.job.job.config), options_of(type(plan.base))
-    options = {name: value for name, value in plan.given.items() if name in known}
-    options |= {name: value for name, value in configuration.items() if value != usual.get(name)}
-    return plan.job.command("train", options={**plan.job.for_command(options), "output": plan.base.run.output})
 
 
 def _use(method: str, train: str, store: str, model: str) -> list[Part]:

@@ -23,12 +23,11 @@ from concord.execution.preflight import preflight
 from concord.execution.progress import Pace, duration
 from concord.execution.session import ray_session
 from concord.objectives import OBJECTIVES, objective_type
-from concord.options import OptionGroup, Place, Role, did_you_mean, flag_of, group, names_of, option_values, options_of
+from concord.options import OptionGroup, Place, did_you_mean, flag_of, group, option_values, options_of
 from concord.record import Run, folder_of, read_record, read_run
-from concord.redaction import is_secret
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
-from concord.studies.comparison_plan import comparison_name, recorded_command, without_place
+from concord.studies.comparison_plan import comparison_name, recorded_command, train_command, without_place
 from concord.studies.criterion import default_selection
 from concord.studies.environment_folds import most_left_out
 from concord.studies.expected_time import HOURS, require_time
@@ -352,15 +351,5 @@ def _trainings_left(study: StudyPlan) -> int:
 def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
     planned, study = plan.studies[method], result.studies[method]
-    config, usual = config_at(planned.base, planned.space, study.best.point), option_values(plan.job.job.config)
-    config = config.with_options(register=plan.base.run.register)  # only the studies keep no models
-    left_out = names_of(type(config), Role.UNKEPT) | config.resolve().unused() | {"output"}
-    changed = {
-        name: value
-        for name, value in option_values(config).items()
-        # None takes back a default of the job that the method cannot use, such as the average's significance.
-        if (name not in left_out or value is None) and value != usual.get(name) and not is_secret(name)
-    }
-    if RuleFile.is_reference(method):
-        changed["aggregator"] = method
-    return plan.job.command("train", options={**changed, "output": plan.base.run.output})
+    config = config_at(planned.base, planned.space, study.best.point)
+    return train_command(plan.job, config, {"aggregator": method} if RuleFile.is_reference(method) else {})

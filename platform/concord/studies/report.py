@@ -96,8 +96,10 @@ def report_groups(
             figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
 
         reported |= _methods(finished, keep) | _best_trials(finished, options.best, keep) | _searches(finished, keep)
-    tables_made = [table for each in compared.values() if each.finished for table in each.tables]
-    output: list[str | Table] = [*tables_made, *(part for study in finished for part in study.output())]
+    output: list[str | Table] = []
+    for each in compared.values():
+        output += [*each.tables, *each.answer()] if each.finished else []
+    output += [part for study in finished for part in study.output()]
     mappings = {name: value for name, value in reported.items() if isinstance(value, Mapping)} | {"figures": figures}
     output += [Table.nested(name, value) for name, value in mappings.items() if value]
     result = {"job": job.name, **reported, "figures": figures}
