@@ -18,7 +18,6 @@ from concord.record import FOLDERS, folder_of, read_record, require_run
 from concord.record import Run as RecordedRun
 from concord.studies.comparison_page import REPORT, methods_page
 from concord.studies.comparison_run import TABLES, ComparisonResult
-from concord.studies.methods import MethodsPlan
 from concord.studies.page import check_page_file, write_file
 from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult
@@ -309,10 +308,10 @@ class Methods(Comparison):
         reasons: the recommendation, its evidence and the rule behind it, in words.
     """
 
-    def __init__(self, result: MethodsResult, plan: MethodsPlan, again: str) -> None:
+    def __init__(self, result: MethodsResult, job: JobFile, again: str) -> None:
         super().__init__([dataclasses.replace(result.table(), name="methods")], result.failed, result)
-        self.studies = {method: Study(study, plan.job) for method, study in result.studies.items()}
-        self._page = partial(methods_page, plan, result, again, info)
+        self.studies = {method: Study(study, job) for method, study in result.studies.items()}
+        self._page = partial(methods_page, job, result, again, info)
         self.recommended, self.reasons = result.recommended, result.lines()
 
     def _write_page(self, file: Path) -> None:
