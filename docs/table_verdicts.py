@@ -145,8 +145,8 @@ def ratios_line(results: Path) -> str:
         for name, error in others.items():
             ratios.setdefault(name, []).append(recommended / error)
     shown = ", ".join(f"to that of {name} {statistics.fmean(found):.3f}" for name, found in ratios.items())
-    error = "The error (squared, or 1 − AUC) of the recommendation without its fold"
-    return f"{error}, as a mean ratio over {len(next(iter(ratios.values())))} tables: {shown}."
+    measured = "The error (squared, or 1 − AUC) of the recommendation without its fold"
+    return f"{measured}, as a mean ratio over {len(next(iter(ratios.values())))} tables: {shown}."
 
 
 def _error(measure: str, value: float) -> float:

@@ -1,6 +1,7 @@
 """Each method with each environment left out, on real Ray: selection without that environment, and by it (oracle)."""
 
 import json
+import shlex
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import concord
 from concord.cli.job_options import read_command
 from concord.interface.results import Comparison
+from concord.options import science_values
 from concord.record import EVENTS, RECORD
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.job_tables import LEAVE_ONE_OUT
@@ -139,6 +141,39 @@ def test_a_verdict_rests_on_the_environments_and_agrees_with_the_table(whole: Co
         assert each.interval is not None
         shown = (each.value, *each.interval, each.deviation)
         assert (row.value, row.low, row.high, row["std"]) == pytest.approx(shown)
+
+
+def test_the_answer_ends_with_the_command_that_trains_the_recommended_method(whole: ComparisonResult) -> None:
+    assert whole.verdict is not None
+    row = "V-REx" if whole.verdict.recommended == "vrex" else "average"
+    assert whole.verdict.lines[0].startswith(f"recommended: {row};")
+    assert whole.train == whole.plan.train_command(LEAVE_ONE_OUT, whole.verdict.recommended)
+    output = whole.output()
+    assert output[output.index(whole.verdict.lines[-1]) + 1] == f"train it  {whole.train}"
+    assert whole.as_json()["train"] == whole.train
+    assert f"train it: `{whole.train}`" in whole.note()
+
+
+@pytest.mark.parametrize(
+    "words", ["--environment hospital --lr 0.02", "--environment hospital --epochs 3 --model-name risk"]
+)
+def test_the_command_of_each_method_trains_what_was_compared_on_all_environments(tmp_path: Path, words: str) -> None:
+    places = [f"{place},{place}{row},{row},{row % 2}" for place in "abc" for row in range(20)]
+    (tmp_path / "rows.csv").write_text("hospital,name,age,died\n" + "\n".join(places))
+    asked = [LEAVE_ONE_OUT, "--data", str(tmp_path / "rows.csv"), "--target", "died", *words.split()]
+    command = read_command("compare", load_job("table"), [*asked, "--output", str(tmp_path)], "concord compare")
+    plan = plan_leave_one_out(command.job, command.options, command.given)
+    assert [*plan.tables[LEAVE_ONE_OUT].configurations] == ["mean", "and-mask", "group-dro", "ridge", "boosting"]
+    for spec in plan.runs[LEAVE_ONE_OUT][::9]:  # of three seeds and three environments
+        concord_, verb, _, *typed = shlex.split(plan.train_command(LEAVE_ONE_OUT, spec.place["row"]))
+        assert (concord_, verb) == ("concord", "train")
+        config = read_command("train", load_job("table"), typed, "concord train").options
+        config.check()
+        trained, compared = (science_values(each.resolve()) for each in (config, spec.config))
+        unused = spec.config.unused()
+        assert {name for name, value in trained.items() if value != compared[name]} - unused == {"leave_out"}
+        assert config.run.model_name == spec.config.run.model_name
+        assert config.network_options.baseline == spec.config.network_options.baseline
 
 
 def test_a_killed_comparison_continues_to_the_same_table(

@@ -28,12 +28,12 @@ from concord.studies.methods import (
     KNOWN,
     MethodsCommand,
     MethodsPlan,
-    _train_command,
     method_names,
     methods_options_for,
     plan_methods,
     run_methods,
 )
+from concord.studies.methods_result import compare_command, read_methods, train_method
 from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult
@@ -81,6 +81,11 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
     again = run_methods(plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few), [], lambda _: None)
     assert {file: file.read_bytes() for file in tmp_path.glob(f"runs/*/{EVENTS}")} == before != {}
     assert again.table().cells() == result.table().cells()
+    read = read_methods(load_job(SENSORS), tmp_path, None)
+    assert read is not None
+    assert {**read.as_json(), "seconds": 0} == {**said, "seconds": 0}
+    assert read.lines() == result.lines()
+    assert read_methods(load_job(SENSORS), tmp_path, "another") is None
     store = Store.open(tmp_path, None)
     assert {"sensors-methods-mean", "sensors-methods-vrex"} < {
         run.name for run in tracked_runs(store, "sensors-studies")
@@ -95,8 +100,8 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
 
 def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: None, tmp_path: Path) -> None:
     planned = plan(TINY, tmp_path, {"epochs": 1}, methods=("mean", "geometric-mean"), trials=2, seeds=2)
-    assert planned.environments == 2
     result = run_methods(planned, [], lambda _: None)
+    assert result.environments == 2
     assert result.metric == "left_out_accuracy"
     for study, row in zip(result.studies.values(), result.as_json()["rows"], strict=True):
         values = [metrics["left_out_accuracy"] for metrics in study.reruns.values()]
@@ -117,8 +122,8 @@ def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched_and_one_that
     assert list(result.studies) == [own, "mean"]
     assert all(set(study.reruns) == {1, 2} for study in result.studies.values())
     assert {"lr", "l2", "threshold"} == {name for run in result.studies[own].finished for name in run.point}
-    only = dataclasses.replace(result, studies={own: result.studies[own]})
-    assert f"--aggregator {own} " in _train_command(planned, only)
+    assert f"--aggregator {own} " in train_method(load_job(SENSORS), own, result.studies[own])
+    assert f" --methods {own} mean " in compare_command(load_job(SENSORS), result, {})
 
     options = ("--trials", "2", "--seeds", "2", "--epochs", "2", "--evaluations", "1", "--output", str(tmp_path))
     failing = f"{tmp_path}/rules.py:Failing"
@@ -314,9 +319,9 @@ def test_the_command_takes_back_a_default_that_the_method_cannot_use(tmp_path: P
     file = tmp_path / "chance.py"
     file.write_text(Path(SENSORS).read_text().replace("with_options(", "with_options(significance=0.1, "))
     planned = plan(str(file), tmp_path, {}, methods=("mean", "and-mask"), trials=1)
-    result = compared([0.9, 0.8], [0.1, 0.2])
-    assert result.recommended == "mean"
-    concord, train, _, *words = shlex.split(_train_command(planned, result))
+    average = study("mean", [0.9, 0.8])
+    average = dataclasses.replace(average, record=planned.studies["mean"].record(Store.open(tmp_path)))
+    concord, train, _, *words = shlex.split(train_method(load_job(str(file)), "mean", average))
     assert (concord, train) == ("concord", "train")
     options = read_command("train", load_job(str(file)), words, "concord train").options
     options.check()
@@ -451,6 +456,23 @@ def test_the_command_says_what_it_found(concord_: Concord, ray_cluster: None, tm
         command = "concord compare sensors.py methods --methods mean and-mask --trials 1 --seeds 2 --epochs 1"
         assert {line["command"] for line in of_method} == {command}
         assert all(line["machine"] and line["commit"] for line in of_method)
+
+    # A report shows the same, trains nothing, and writes the same page but for the command that repeats it.
+    pages = [tmp_path / "compared.html", tmp_path / "reported.html"]
+    assert concord_("compare", SENSORS, "methods", *words, "--html", pages[0]).status == 0
+    before = {file: file.read_bytes() for file in tmp_path.glob(f"runs/*/{EVENTS}")}
+    report = ("report", SENSORS, "methods", "--output", tmp_path, "--html", pages[1], "--results", tmp_path / "again")
+    reported = concord_(*report, "--json").json["tables"]["methods"]
+    assert {**reported, "seconds": 0} == {**as_json, "seconds": 0}
+    assert {file: file.read_bytes() for file in tmp_path.glob(f"runs/*/{EVENTS}")} == before != {}
+    one, other = (page.read_text().splitlines() for page in pages)
+    assert all("concord compare" in first for first, second in zip(one, other, strict=True) if first != second)
+    lines = (tmp_path / "again" / "sensors-methods.jsonl").read_text().splitlines()
+    assert [json.loads(line)["values"] for line in lines] == [line["values"] for line in kept]
+    read = read_methods(load_job(SENSORS), tmp_path, None)
+    assert read is not None
+    again = shlex.split(compare_command(load_job(SENSORS), read, {}))
+    assert again[3:] == ["methods", *map(str, [*words[:-4], "--selection", "validation", *words[-4:]])]
     document = side_by_side([SENSORS, SENSORS], "methods", results)
     average = next(row for row in as_json["rows"] if row["method"] == "mean")["metrics"]["ood_accuracy"]
     assert f"| average | {average['mean']:.3f} ± {average['std']:.3f} |" in document

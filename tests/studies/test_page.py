@@ -24,7 +24,7 @@ from concord.interface.results import Comparison
 from concord.options import option_values
 from concord.record import Run
 from concord.storage import Folder
-from concord.studies.comparison_page import REPORT, comparison_page, train_command
+from concord.studies.comparison_page import REPORT, comparison_page
 from concord.studies.comparison_run import ComparisonResult
 from concord.studies.job_tables import LEAVE_ONE_OUT
 from concord.studies.leave_one_out import ROWS, left_out_table, plan_leave_one_out, with_choices
@@ -260,13 +260,12 @@ def test_the_command_that_trains_a_row_is_accepted_and_gives_its_settings(row: s
     words = [*options(tmp_path)[:8], "--methods", "erm", "and-mask", "--significance", "0.3", "--epochs", "20"]
     command = read_command("compare", load_job("table"), [LEAVE_ONE_OUT, *words], "concord compare")
     plan = plan_leave_one_out(command.job, command.options, command.given)
-    configuration = plan.tables[LEAVE_ONE_OUT].configurations[row]
-    trained = train_command(plan, row, configuration)
+    trained = plan.train_command(LEAVE_ONE_OUT, row)
     assert ("--significance" in trained) == (row == "and-mask")
     again = read_command("train", load_job("table"), shlex.split(trained)[3:], "concord train").options
     preflight(command.job, again)
     compared = plan.runs[LEAVE_ONE_OUT][list(plan.tables[LEAVE_ONE_OUT].configurations).index(row) * 3 * 4].config
-    differing = {"name", "leave_out"}
+    differing = {"name", "leave_out"} | compared.unused()
     given, recorded = ({**option_values(each), **dict.fromkeys(differing)} for each in (again.resolve(), compared))
     assert given == recorded
 

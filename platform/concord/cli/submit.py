@@ -407,12 +407,13 @@ def check_command(command: "JobCommand") -> str:
 def _check_comparison(command: "JobCommand") -> str:
     from concord.studies.comparison_plan import comparison_name, plan_comparison
     from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
-    from concord.studies.methods import check_methods, methods_name
+    from concord.studies.methods import check_methods
+    from concord.studies.methods_result import methods_name
 
     job, options = command.job, command.options
     if METHODS in command.tables:
         check_methods(options, command.given)
-        return methods_name(job, options)
+        return options.config.run.name or methods_name(job)
     if LEAVE_ONE_OUT in command.tables:
         check_methods(options, command.given)
         return comparison_name(job.name, options.config.run.name)

@@ -136,7 +136,7 @@ def _compared(command: JobCommand) -> Comparison:
         from concord.studies.methods import plan_methods, run_methods
 
         plan, words = plan_methods(command.job, command.options, command.given), command.words()
-        return Methods(run_methods(plan, words, info), plan, command.job.command("compare", METHODS, *words))
+        return Methods(run_methods(plan, words, info), plan.job, command.job.command("compare", METHODS, *words))
     if LEAVE_ONE_OUT in command.tables:
         from concord.studies.leave_one_out import plan_leave_one_out
 

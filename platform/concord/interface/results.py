@@ -18,7 +18,6 @@ from concord.record import FOLDERS, folder_of, read_record, require_run
 from concord.record import Run as RecordedRun
 from concord.studies.comparison_page import REPORT, methods_page
 from concord.studies.comparison_run import TABLES, ComparisonResult
-from concord.studies.methods import MethodsPlan
 from concord.studies.page import check_page_file, write_file
 from concord.studies.proposals import Trial
 from concord.studies.recommendation import MethodsResult
@@ -194,6 +193,7 @@ class Comparison:
         failed: the failures of runs, by label.
         verdict: of environments left out in turn, and of methods: which one, by how much, whether that is more than
             chance, and what to expect in a new environment, in numbers and in ``lines``; None of other tables.
+        train: the command that trains a model with the recommended method; None of other tables, and of one loaded.
     """
 
     def __init__(
@@ -206,6 +206,7 @@ class Comparison:
     ) -> None:
         self.result, self.failed, self._folder = result, dict(failed), folder
         self.verdict = verdict if result is None else result.verdict
+        self.train = None if result is None else result.train
         self.tables = {table.name: table for table in tables}
 
     @property
@@ -305,14 +306,13 @@ class Methods(Comparison):
         studies: by method.
         recommended: the method.
         reasons: the recommendation, its evidence and the rule behind it, in words.
-        train: the command that trains a model with the recommended method and its settings.
     """
 
-    def __init__(self, result: MethodsResult, plan: MethodsPlan, again: str) -> None:
+    def __init__(self, result: MethodsResult, job: JobFile, again: str) -> None:
         super().__init__([dataclasses.replace(result.table(), name="methods")], result.failed, result)
-        self.studies = {method: Study(study, plan.job) for method, study in result.studies.items()}
-        self._page = partial(methods_page, plan, result, again, info)
-        self.recommended, self.reasons, self.train = result.recommended, result.lines(), result.train
+        self.studies = {method: Study(study, job) for method, study in result.studies.items()}
+        self._page = partial(methods_page, job, result, again, info)
+        self.recommended, self.reasons = result.recommended, result.lines()
 
     def _write_page(self, file: Path) -> None:
         self._page().write(file)

@@ -3,7 +3,7 @@
 A part without material is left out: a table without folds has no environments, a job without rows no columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,11 @@ from concord.execution.lifecycle import Info
 from concord.execution.progress import duration
 from concord.options import option_values
 from concord.record import Run
-from concord.studies.comparison_plan import ComparisonPlan, row_config
 from concord.studies.data_sections import columns_parts, data_parts, rows_of
 from concord.studies.environment_grids import EnvironmentGrids
 from concord.studies.job_tables import LEAVE_ONE_OUT
 from concord.studies.leave_one_out import CHOSEN, known_of_environments
-from concord.studies.methods import MethodsPlan
+from concord.studies.methods_result import options_of_study
 from concord.studies.page import (
     MOST_NAMED,
     MOST_ROWS,
@@ -39,6 +38,7 @@ from concord.studies.recommendation import MethodsResult
 from concord.table import format_value
 from concord.tracking.registry import CHAMPION, serve_command
 from concord.training.comparison import Folds
+from concord.training.job import JobFile
 
 if TYPE_CHECKING:
     from concord.studies.comparison_run import ComparisonResult
@@ -72,32 +72,32 @@ def comparison_page(results: "Sequence[ComparisonResult]", info: Info) -> Page:
     )
 
 
-def methods_page(plan: MethodsPlan, result: MethodsResult, again: str, info: Info) -> Page:
+def methods_page(job: JobFile, result: MethodsResult, again: str, info: Info) -> Page:
     """The page of a comparison of methods; ``again`` is the command that repeats it."""
     trials = [trial for study in result.studies.values() for trial in (*study.ended, *study.repeated)]
     runs = [run for trial in trials for run in trial.runs]
-    rows = rows_of(plan.job, plan.base, runs, info)
+    first = next(iter(result.studies.values()))
+    base = options_of_study(job, first)
+    rows = rows_of(job, base, runs, info)
     header, cells = result.table().cells()
     caption = "Mean ± standard deviation over new seeds, the best first. The test chose nothing."
     table = Grid(caption, header, [cells_of(row) for row in cells], numeric=False)
-    experiment = next(iter(plan.studies.values())).experiment
     answer = [Lines(_verdict_lines(result.verdict) or result.lines()[:1], lead=True)]
     names = ", ".join(study.record["name"] for study in result.studies.values())
-    run = result.studies[result.recommended].record
     return Page(
-        f"{plan.job.name}: which method?",
+        f"{job.name}: which method?",
         _about(runs),
         [
             Section("The answer", answer),
             Section("The methods", [table, Lines(result.lines()[1:])]),
             Section("Which columns hold", columns_parts(rows)),
-            Section("The data", data_parts(plan.base, rows, runs)),
-            Section("How it was obtained", [_origin(experiment, names, runs)]),
+            Section("The data", data_parts(base, rows, runs)),
+            Section("How it was obtained", [_origin(first.record["tracking"]["experiment"], names, runs)]),
             Section(
                 "Commands",
                 [
                     Command("Repeat the comparison; what is there is not trained again:", again),
-                    *_use(result.recommended, result.train, run["store"], plan.job.model_name(plan.base)),
+                    *_use(result.recommended, result.train, first.record["store"], job.model_name(base)),
                 ],
             ),
         ],
@@ -252,25 +252,10 @@ def _commands(result: "ComparisonResult") -> list[Part]:
         Command("Repeat the comparison; what is there is not trained again:", plan.command),
         Command("Make this page again, without training:", job.command("report", *plan.tables, options=options)),
     ]
-    for table in result.tables:
-        comparison = plan.tables[table.name]
-        if comparison.folds is not None and (verdict := result.verdict) is not None:
-            train = train_command(plan, verdict.recommended, comparison.configurations[verdict.recommended])
-            store = _runs([result])[0].record["store"]
-            parts += _use(verdict.recommended, train, store, job.model_name(plan.base))
+    if (verdict := result.verdict) is not None and (train := result.train) is not None:
+        store = _runs([result])[0].record["store"]
+        parts += _use(verdict.recommended, train, store, job.model_name(plan.base))
     return parts
-
-
-def train_command(plan: ComparisonPlan, row: str, configuration: Mapping[str, Any]) -> str:
-    """The command that trains a row's configuration on all environments."""
-    # As compared: a given option wins over the row's, but the average takes no given significance.
-    values = option_values(row_config(plan.base, configuration, plan.given, row))
-    usual = option_values(plan.job.job.config)
-    known = [name for name in plan.given if name in values]
-    asked = [name for name in known if values[name] is not None or usual[name] is not None]
-    changed = [name for name in configuration if name not in plan.given and values[name] != usual.get(name)]
-    options = {name: values[name] for name in (*asked, *changed)}
-    return plan.job.command("train", options={**plan.job.for_command(options), "output": plan.base.run.output})
 
 
 def _use(method: str, train: str, store: str, model: str) -> list[Part]:

@@ -27,6 +27,7 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
+from concord.redaction import is_secret
 from concord.space import frozen
 from concord.studies.criterion import TrialEvaluator
 from concord.studies.environment_folds import ends_of
@@ -68,6 +69,11 @@ class ComparisonPlan(GroupPlan):
         options = {**self.job.for_command(self.given), **name, "output": self.base.run.output, **self.where}
         return self.job.command("compare", *self.tables, options=options)
 
+    def train_command(self, table: str, row: str) -> str:
+        """The command that trains and registers a row of a table, on all environments, without secrets."""
+        config = row_config(self.base, self.tables[table].configurations[row], self.given, f"{table}, {row}")
+        return train_command(self.job, config, {**self.given, **self.where})
+
     @property
     def asked(self) -> Mapping[str, Mapping[str, Any]]:
         """For each table what a report needs to find its runs, as JSON."""
@@ -97,6 +103,19 @@ def recorded_command(job: JobFile, table: str, given: Mapping[str, Any], values:
     """A command as files of results have it, without folders of this machine; ``values`` are the job's options."""
     asked = {name: value for name, value in given.items() if not isinstance(values.get(name), Path)}
     return command_line("compare", Path(job.reference).name, table, options=asked)
+
+
+def train_command(job: JobFile, config: RunConfig, given: Mapping[str, Any]) -> str:
+    """The command that trains and registers this configuration; ``given`` are values as the user has written them."""
+    usual, values = option_values(job.job.config), option_values(config)
+    left_out = names_of(type(config), Role.UNKEPT) | config.resolve().unused() | {"output", "register"}
+    changed = {
+        name: given.get(name, value)
+        for name, value in values.items()
+        # None takes back a default of the job that the method cannot use, such as the average's significance.
+        if (name not in left_out or value is None) and value != usual.get(name) and not is_secret(name)
+    }
+    return job.command("train", options={**changed, "output": config.run.output})
 
 
 def comparison_name(job: str, name: str | None) -> str:

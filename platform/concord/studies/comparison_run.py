@@ -96,18 +96,30 @@ class ComparisonResult(GroupResult):
         """The numbers of finished and failed runs."""
         return {"finished": float(self.finished), "failed": float(len(self.failed))}
 
+    @property
+    def train(self) -> str | None:
+        """The command that trains the method that the verdict recommends on all environments; None without one."""
+        if self.verdict is None:
+            return None
+        table = next(name for name, comparison in self.plan.tables.items() if comparison.folds is not None)
+        return self.plan.train_command(table, self.verdict.recommended)
+
+    def answer(self) -> list[str]:
+        """The verdict, and the command that follows from it."""
+        return [] if self.verdict is None else [*self.verdict.lines, f"train it  {self.train}"]
+
     def note(self) -> str:
-        """The tables, the verdict, and where the page is."""
-        lines = () if self.verdict is None else self.verdict.lines
+        """The tables, the answer, and where the page is."""
+        lines = [] if self.verdict is None else [*self.verdict.lines, f"train it: `{self.train}`"]
         parts = [*(table.markdown() for table in self.tables), "\n".join(f"- {line}" for line in lines)]
         page = [f"The artifact `{REPORT}` is a page with all of it."] if self.finished else []
         return "\n\n".join(filter(None, [*parts, *page]))
 
     def output(self) -> list[str | Table]:
-        """The tables, and their files."""
+        """The tables, the answer, and their files."""
         parts: list[str | Table] = [
             *self.tables,
-            *(() if self.verdict is None else self.verdict.lines),
+            *self.answer(),
             f"runs      {self.finished} finished, {len(self.failed)} failed",
             f"tables    {(self.folder / TABLES).display_path}",
         ]
@@ -132,7 +144,7 @@ class ComparisonResult(GroupResult):
             "seconds": round(self.seconds, 3),
             "rows": [row for table in self.tables for row in table.as_json()],
             **({"environments": known_of_environments(lines)} if folds else {}),
-            **({} if self.verdict is None else {"verdict": self.verdict.as_json()}),
+            **({} if self.verdict is None else {"verdict": self.verdict.as_json(), "train": self.train}),
             "artifacts": self.folder.display_path,
             "figures": dict(self.drawn),
         }

@@ -23,21 +23,19 @@ from concord.execution.preflight import preflight
 from concord.execution.progress import Pace, duration
 from concord.execution.session import ray_session
 from concord.objectives import OBJECTIVES, objective_type
-from concord.options import OptionGroup, Place, Role, did_you_mean, flag_of, group, names_of, option_values, options_of
+from concord.options import OptionGroup, Place, did_you_mean, flag_of, group, option_values, options_of
 from concord.record import Run, folder_of, read_record, read_run
-from concord.redaction import is_secret
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Value
 from concord.storage import check_local_folder
-from concord.studies.comparison_plan import comparison_name, recorded_command, without_place
+from concord.studies.comparison_plan import recorded_command, without_place
 from concord.studies.criterion import default_selection
-from concord.studies.environment_folds import most_left_out
 from concord.studies.expected_time import HOURS, require_time
 from concord.studies.job_tables import METHODS
+from concord.studies.methods_result import methods_name, methods_result, study_name
 from concord.studies.plan import StudyPlan, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult, write_lines
-from concord.studies.search import config_at
 from concord.studies.study_options import SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.declared_measures import Mode
@@ -141,7 +139,6 @@ class MethodsPlan:
         studies: by method.
         baselines: those that are baselines.
         left_out: the default methods that the job cannot use, with the reasons.
-        environments: the least number that a trial trains on.
         hours: the longest expected time that begins without a question.
         command: the command, as files of results have it.
         results: the folder for them, if any.
@@ -152,7 +149,6 @@ class MethodsPlan:
     studies: Mapping[str, StudyPlan]
     baselines: Collection[str]
     left_out: Mapping[str, str]
-    environments: int
     hours: float
     command: str
     results: Path | None
@@ -165,7 +161,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     environments = preflight(job, base).environments
     usual = default_selection(environments, options.metric, leave_out=True)
     selection = usual if options.selection == "auto" else options.selection
-    name = methods_name(job, command)
+    name = base.run.name or methods_name(job)
     baselines = job.job.baselines if options.baselines else {}
     shared = {each: value for each, value in option_values(options).items() if each in options_of(StudyOptions)}
     studies: dict[str, StudyPlan] = {}
@@ -177,7 +173,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
             changed = start.with_options(register=False, **changes_of(job, base, method))
             changed.check()
             space = baselines[method].space if method in baselines else _space(changed, method)
-            changed = changed.with_options(name=f"{name}-{comparison_name(method, None)}")
+            changed = changed.with_options(name=study_name(name, method))
             earlier = read_record(folder_of(base.run.output, str(changed.run.name), "study"), "study")
             # More trials continue a study, whose search goes on as it began.
             startup = max(1, options.trials // 2) if earlier is None else int(earlier["deciding"]["startup"])
@@ -195,10 +191,9 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     if len(studies) < 2:
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
-    fewer = len(environments.train) - max(most_left_out(study.folds) for study in studies.values())
     words = without_place(command, given)
     recorded = recorded_command(job, METHODS, words, option_values(base))
-    return MethodsPlan(job, base, studies, baselines.keys(), left_out, fewer, options.hours, recorded, options.results)
+    return MethodsPlan(job, base, studies, baselines.keys(), left_out, options.hours, recorded, options.results)
 
 
 def check_methods(command: Any, given: Collection[str]) -> None:
@@ -213,11 +208,6 @@ def check_methods(command: Any, given: Collection[str]) -> None:
         raise InputError(f"{flag_of(option)} {baseline}: baselines are compared in any case; leave it out")
     if "register" in given and values["register"]:
         raise InputError("--register: methods are compared and no model is kept; leave it out")
-
-
-def methods_name(job: JobFile, command: MethodsCommand) -> str:
-    """The given name, or the job's."""
-    return command.config.run.name or f"{comparison_name(job.name, None)}-{METHODS}"
 
 
 def _with_method(job: JobFile, base: TrainConfig, method: str) -> tuple[JobFile, TrainConfig]:
@@ -334,11 +324,10 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
         raise RunFailedError(f"fewer than two methods have a result: {reasons}")
-    seconds, seeds = time.perf_counter() - started, next(iter(plan.studies.values())).new_seeds
-    result = MethodsResult(plan.job.name, found, failed, plan.environments, seeds, seconds, baselines=plan.baselines)
+    result = methods_result(plan.job, found, failed, time.perf_counter() - started)
     if (results := plan.results) is not None:
         info(f"kept in {write_lines(result.result_lines(plan.command), results, plan.job.name, METHODS)}")
-    return dataclasses.replace(result, train=_train_command(plan, result))
+    return result
 
 
 def _trainings_left(study: StudyPlan) -> int:
@@ -347,20 +336,3 @@ def _trainings_left(study: StudyPlan) -> int:
     trials = max(0, study.trials - len(runs.ended("trial")))
     seeds = max(0, study.options.reruns - len(runs.finished("seed")))
     return (trials + seeds) * (1 + len(study.folds))
-
-
-def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
-    method = result.recommended
-    planned, study = plan.studies[method], result.studies[method]
-    config, usual = config_at(planned.base, planned.space, study.best.point), option_values(plan.job.job.config)
-    config = config.with_options(register=plan.base.run.register)  # only the studies keep no models
-    left_out = names_of(type(config), Role.UNKEPT) | config.resolve().unused() | {"output"}
-    changed = {
-        name: value
-        for name, value in option_values(config).items()
-        # None takes back a default of the job that the method cannot use, such as the average's significance.
-        if (name not in left_out or value is None) and value != usual.get(name) and not is_secret(name)
-    }
-    if RuleFile.is_reference(method):
-        changed["aggregator"] = method
-    return plan.job.command("train", options={**changed, "output": plan.base.run.output})

@@ -35,8 +35,9 @@ class MethodsResult:
     Attributes:
         studies: by method; the others are compared with the first.
         failed: methods without a result, with the reasons.
-        environments: the number that each trial trained on.
+        environments: the least number that a trial trained on.
         seeds: the seeds of each method's runs; a run that failed is missing.
+        seconds: the time of this call; 0 if it only read.
         baselines: the methods among the studies that are baselines.
         train: the command that trains a model with the recommended method and its settings.
     """
@@ -130,7 +131,7 @@ class MethodsResult:
             *self.lines(),
             f"train it  {self.train}",
             f"studies   {', '.join(study.record['name'] for study in self.studies.values())}",
-            f"seconds   {self.seconds:.1f}",
+            *([f"seconds   {self.seconds:.1f}"] if self.seconds else []),
         ]
 
     def as_json(self) -> dict[str, Any]:

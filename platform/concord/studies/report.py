@@ -14,17 +14,19 @@ from concord.analysis.study_figures import searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.execution.lifecycle import Info
-from concord.record import RECORD, folder_of, read_record
-from concord.storage import Folder, check_local_folder
-from concord.studies.comparison_page import comparison_page
+from concord.record import folder_of, read_record
+from concord.storage import check_local_folder
+from concord.studies.comparison_page import REPORT, comparison_page, methods_page
 from concord.studies.comparison_plan import comparison_name, only_rows, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.leave_one_out import leave_one_out_as_recorded
+from concord.studies.methods_result import compare_command, read_methods
 from concord.studies.page import check_page_file
 from concord.studies.proposals import Trial
-from concord.studies.results import StudyResult, read_study, write_lines, write_results
+from concord.studies.recommendation import MethodsResult
+from concord.studies.results import StudyResult, read_studies, read_study, write_lines, write_results
 from concord.studies.study_options import combined
 from concord.table import Table
 from concord.training import JobFile
@@ -74,11 +76,14 @@ def report_groups(
     """
     check_local_folder("--results", options.results)
     check_page_file(options.html)
+    if METHODS in tables:
+        return _report_methods(job, tables, options, info)
     own = None if options.only_studies or tables or options.only else job.job.report
     compared = {} if options.only_studies else _comparisons(job, tables, options, info)
+    methods = None if tables or options.only else read_methods(job, options.output, options.name)
     reported: dict[str, Any] = {} if own is None else dict(own.make(options, info))
     if options.html is not None:
-        _write_page(job, [each for each in compared.values() if each.finished], options, info)
+        _write_page(job, [each for each in compared.values() if each.finished], methods, options, info)
     studies = [] if tables or options.only else _studies(job.name, options)
     if own is None and not compared and not studies:
         again = f"{job.command('tune')} makes one"
@@ -96,8 +101,11 @@ def report_groups(
             figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
 
         reported |= _methods(finished, keep) | _best_trials(finished, options.best, keep) | _searches(finished, keep)
-    tables_made = [table for each in compared.values() if each.finished for table in each.tables]
-    output: list[str | Table] = [*tables_made, *(part for study in finished for part in study.output())]
+    output: list[str | Table] = []
+    for each in compared.values():
+        output += [*each.tables, *each.answer()] if each.finished else []
+    output += [] if methods is None else methods.output()
+    output += [part for study in finished for part in study.output()]
     mappings = {name: value for name, value in reported.items() if isinstance(value, Mapping)} | {"figures": figures}
     output += [Table.nested(name, value) for name, value in mappings.items() if value]
     result = {"job": job.name, **reported, "figures": figures}
@@ -140,15 +148,43 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
     return found
 
 
-def _write_page(job: JobFile, results: Sequence[ComparisonResult], options: Any, info: Info) -> None:
-    """The page of the comparisons that are there (InputError if none is)."""
-    if not results:
+def _report_methods(
+    job: JobFile, tables: Sequence[str], options: Any, info: Info
+) -> tuple[dict[str, Any], list[str | Table]]:
+    """The report of the job's comparison of methods alone."""
+    if len(tables) > 1:
+        raise InputError(f"report {' '.join(tables)}: {METHODS} is not a table of the job; give it alone")
+    if options.only:
+        raise InputError(f"--only {' '.join(options.only)}: {METHODS} has no rows of the job; leave --only out")
+    methods = read_methods(job, options.output, options.name)
+    again = {} if options.name is None else {"name": options.name}
+    if methods is None:
+        command = job.command("compare", METHODS, options={**again, "output": options.output})
+        raise InputError(f"{METHODS}: fewer than two methods have a result in {options.output}; {command} makes them")
+    if options.results is not None:
+        command = compare_command(job, methods, again)
+        info(f"kept in {write_lines(methods.result_lines(command), options.results, job.name, METHODS)}")
+    if options.html is not None:
+        _write_page(job, [], methods, options, info)
+    return {"job": job.name, "figures": {}, "tables": {METHODS: methods.as_json()}}, methods.output()
+
+
+def _write_page(
+    job: JobFile, results: Sequence[ComparisonResult], methods: MethodsResult | None, options: Any, info: Info
+) -> None:
+    """The page of the comparisons that are there, or of the methods (InputError if there is neither)."""
+    if results:
+        page = comparison_page(results, info)
+    elif methods is not None:
+        name = {} if options.name is None else {"name": options.name}
+        page = methods_page(job, methods, compare_command(job, methods, {**name, "html": REPORT}), info)
+    else:
         option, table = {"html": options.html}, [] if job.job.comparisons else [LEAVE_ONE_OUT]
         again = f"{job.command('compare', *table, options=option)} makes one"
         if job.job.loop is None:
             again += f", {job.command('compare', METHODS, options=option)} one of methods"
         raise InputError(f"--html {options.html}: no comparison of job {job.name} is in {options.output}; {again}")
-    comparison_page(results, info).write(options.html)
+    page.write(options.html)
     info(f"page {options.html}")
 
 
@@ -161,9 +197,7 @@ def _studies(job: str, options: Any) -> list[StudyResult]:
             if of != job:
                 raise InputError(f"--studies {name}: is a study of job {of}, not of {job}")
         return results
-    folder = folder_of(options.output, "any", "study").place.parent
-    found = [read_study(Folder(path.parent)) for path in folder.glob(f"*/{RECORD}")]
-    return sorted((each for each in found if each.record["job"] == job), key=lambda each: each.record["started"])
+    return read_studies(options.output, job)
 
 
 def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.errors import InputError
 from concord.execution.lifecycle import ActiveRun
-from concord.record import RECORD, Run, require_run
+from concord.record import RECORD, Run, folder_of, require_run
 from concord.space import Space, format_point
 from concord.storage import Folder, disk_errors_in_one_line, json_line
 from concord.storage.typed_json import Count, read_json
@@ -338,6 +338,13 @@ def read_study(folder: Folder) -> StudyResult:
     except InputError as error:
         raise InputError(f"{folder.path / RECORD}: {error}") from error
     return study_result(group, GroupRuns(group, TrialEvaluator(criterion, group.record["modes"])))
+
+
+def read_studies(output: Path, job: str, names: str = "*") -> list[StudyResult]:
+    """The studies of a job in this folder whose names match the pattern, oldest first."""
+    folder = folder_of(output, "any", "study").place.parent
+    found = [read_study(Folder(path.parent)) for path in folder.glob(f"{names}/{RECORD}")]
+    return sorted((each for each in found if each.record["job"] == job), key=lambda each: each.record["started"])
 
 
 def study_result(group: Run, runs: GroupRuns) -> StudyResult:
