@@ -7,6 +7,7 @@ user's rights, so no link in the user's folder can lead root to another user's f
 
     cluster.py up        cluster.py status      cluster.py kill 1     a node, as with a power cut
     cluster.py down      cluster.py env         cluster.py start 1    and back
+    cluster.py backup FOLDER                    of MLflow's databases and artifacts; restore FOLDER into a new --folder
 """
 
 import argparse
@@ -44,12 +45,13 @@ RAY_PORTS = {
 HEAD_METRICS_PORTS = (44217, 44227)
 GCS_PORT, CLIENT_PORT, DASHBOARD_PORT, MLFLOW_PORT = 6379, 10001, 8265, 5000
 STORE = "store"
+_COMMANDS = ("up", "down", "status", "env", "kill", "start", "cut", "join", "backup", "restore")
 _STARTING_SECONDS = 180.0
 _ENDING_SECONDS = 15.0
 # How long a submission may wait for resources; Ray's default is a quarter of an hour.
 _QUEUED_SECONDS = 7 * 24 * 3600
 _OBJECT_STORE_BYTES = 200 << 20
-_USER_NAME = "concord"
+_USER_NAME, _PASSWORD = "concord", "mlflow-password"
 
 
 class UsageError(Exception):
@@ -106,7 +108,7 @@ class LocalCluster:
     def environment(self) -> dict[str, str]:
         """The environment variables of a client. Raises UsageError if the cluster was never started."""
         with self._as_user():
-            if not (self.folder / "mlflow-password").exists():
+            if not (self.folder / _PASSWORD).exists():
                 raise UsageError(f"--folder {self.folder}: no cluster was started there; start one with up")
         return {
             "RAY_API_SERVER_ADDRESS": self.dashboard,
@@ -114,7 +116,7 @@ class LocalCluster:
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "MLFLOW_TRACKING_URI": self.tracking_uri,
             "MLFLOW_TRACKING_USERNAME": _USER_NAME,
-            "MLFLOW_TRACKING_PASSWORD": self._read("mlflow-password"),
+            "MLFLOW_TRACKING_PASSWORD": self._read(_PASSWORD),
         }
 
     # Starting
@@ -154,7 +156,7 @@ class LocalCluster:
         environment = {
             "MLFLOW_AUTH_CONFIG_PATH": str(self.folder / "mlflow-auth.ini"),
             "MLFLOW_AUTH_ADMIN_USERNAME": _USER_NAME,
-            "MLFLOW_AUTH_ADMIN_PASSWORD": self._read("mlflow-password"),
+            "MLFLOW_AUTH_ADMIN_PASSWORD": self._read(_PASSWORD),
             "MLFLOW_FLASK_SERVER_SECRET_KEY": self._read("mlflow-key"),
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -196,7 +198,12 @@ class LocalCluster:
         for database in ("mlflow", "mlflow_auth"):
             if not asked(database, "select 1") and not asked("postgres", f"create database {database}"):
                 raise RuntimeError(f"PostgreSQL: the database {database} could not be made")
-        return f"postgresql+psycopg2://{self.user.pw_name}@/{{}}?host={sockets}"
+        return self._store_address
+
+    @property
+    def _store_address(self) -> str:
+        """The address of a database, with ``{}`` for its name."""
+        return f"postgresql+psycopg2://{self.user.pw_name}@/{{}}?host={self.temporary / 'postgresql'}"
 
     @property
     def _database_owner(self) -> pwd.struct_passwd:
@@ -282,6 +289,42 @@ class LocalCluster:
         }
         return {"dashboard": self.dashboard, "mlflow": self.tracking_uri, "folder": str(self.folder), "hosts": hosts}
 
+    # Backups
+
+    def backup(self, folder: Path) -> None:
+        """Back up MLflow's databases, artifacts and password; the cluster may run."""
+        if not self.pids(STORE):
+            raise UsageError(f"backup {folder}: the store does not run; start it with up")
+        self._backup("backup", folder)
+        with self._as_user():
+            shutil.copy2(self.folder / _PASSWORD, folder / _PASSWORD)
+
+    def restore(self, folder: Path) -> None:
+        """Restore a backup into a folder that had no cluster; start it afterwards with up."""
+        if self._existing():
+            raise UsageError(f"restore {folder}: a cluster of this --name runs; end it with down")
+        with self._as_user():
+            if (self.folder / "postgresql").exists():
+                raise UsageError(f"--folder {self.folder}: has a store; give a new folder")
+            if not (folder / _PASSWORD).is_file():
+                raise UsageError(f"restore {folder}: is not a complete backup")
+            password = (folder / _PASSWORD).read_text()
+        self._make_folders()
+        self._write(_PASSWORD, password, 0o600)
+        self._make_bridge()
+        self._make_namespace(STORE)
+        try:
+            self._start_postgresql()
+            self._backup("restore", folder)
+        finally:
+            self.down()
+
+    def _backup(self, command: str, folder: Path) -> None:
+        program = Path(__file__).resolve().parents[1] / "backup.py"
+        stores = (self._store_address.format(database) for database in ("mlflow", "mlflow_auth"))
+        words = [sys.executable, str(program), command, str(folder), "--artifacts", str(self.folder / "artifacts")]
+        self._run(STORE, [*words, *(word for store in stores for word in ("--store", store))], self.user)
+
     # The machine
 
     @property
@@ -336,7 +379,7 @@ class LocalCluster:
                     raise UsageError(f"{folder}: cannot be made by {self.user.pw_name} ({error.strerror})") from error
             if about.st_uid != self.user.pw_uid:  # the owner may change the folder's files
                 raise UsageError(f"{folder}: belongs to another user")
-        for secret in ("token", "mlflow-password", "mlflow-key"):
+        for secret in ("token", _PASSWORD, "mlflow-key"):
             with self._as_user():
                 there = (self.folder / secret).exists()
             if not there:
@@ -505,8 +548,10 @@ def _user() -> pwd.struct_passwd:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["up", "down", "status", "env", "kill", "start", "cut", "join"])
-    parser.add_argument("host", nargs="?", help="head, 1, 2, … or store (of kill, start, cut, join)")
+    parser.add_argument("command", choices=[*_COMMANDS])
+    parser.add_argument(
+        "place", nargs="?", help="of kill, start, cut, join: head, 1, 2, … or store; of others a folder"
+    )
     parser.add_argument("--name", default="concord", help="several clusters need several names, and subnets")
     parser.add_argument("--subnet", default="10.77.0", help="the first three numbers of the addresses")
     parser.add_argument("--folder", type=Path, help="for its secrets, database, artifacts, runs and logs")
@@ -531,8 +576,10 @@ def _cluster(options: argparse.Namespace) -> LocalCluster:
     folder = (options.folder or default).absolute()
     settings = (options.nodes, options.cpus, options.open_metrics)
     cluster = LocalCluster(options.name, options.subnet, folder, user, *settings)
-    if options.command in {"kill", "start", "cut", "join"} and options.host not in cluster.hosts:
-        raise UsageError(f"{options.command} {options.host}: give one of {', '.join(cluster.hosts)}")
+    if options.command in {"kill", "start", "cut", "join"} and options.place not in cluster.hosts:
+        raise UsageError(f"{options.command} {options.place}: give one of {', '.join(cluster.hosts)}")
+    if options.command in {"backup", "restore"} and not options.place:
+        raise UsageError(f"{options.command}: give a folder for the backup")
     return cluster
 
 
@@ -555,11 +602,15 @@ def main() -> int:
             case "down":
                 cluster.down()
             case "kill":
-                cluster.kill(options.host)
+                cluster.kill(options.place)
             case "start":
-                cluster.start(options.host)
+                cluster.start(options.place)
+            case "backup":
+                cluster.backup(Path(options.place).absolute())
+            case "restore":
+                cluster.restore(Path(options.place).absolute())
             case "cut" | "join":
-                cluster.cut(options.host, up=options.command == "join")
+                cluster.cut(options.place, up=options.command == "join")
         if options.command in {"up", "status"}:
             print(json.dumps(cluster.status(), indent=1))
     except (UsageError, RuntimeError, OSError) as error:

@@ -144,6 +144,7 @@ def same(ours: dict[str, float], theirs: dict[str, float]) -> bool:
         (["up", "--subnet", "10.0"], "--subnet 10.0: three numbers"),
         (["up", "--nodes", "0"], "--nodes 0: must lie between 1 and 200"),
         (["up", "--cpus", "0"], "--cpus 0: must be at least 1"),
+        (["backup"], "backup: give a folder for the backup"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(words: list[str], said: str) -> None:

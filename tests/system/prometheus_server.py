@@ -26,6 +26,7 @@ class Prometheus:
         self.folder = folder
         text = CONFIGURATION.read_text().replace("/tmp/ray/", f"{ray}/")
         (folder / "prometheus.yml").write_text(re.sub(r"scrape_interval: \S+", "scrape_interval: 1s", text))
+        shutil.copy(CONFIGURATION.with_name("alerts.yml"), folder)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

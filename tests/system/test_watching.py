@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from forked import Command, run_group
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import CONFIGURATION, PROGRAM, Prometheus
@@ -132,9 +134,10 @@ def test_every_moment_belongs_to_one_part_and_none_outside_of_steps() -> None:
 
 
 def test_a_worker_s_samples_are_what_its_steps_were() -> None:
-    so_far = StepsSoFar(epochs=4, sizes=torch.tensor([3.0, 1.0]))
+    so_far = StepsSoFar(epochs=4, sizes=torch.tensor([3.0, 1.0]), restarts=2)
     first, other = RunSamples(so_far, first=True), RunSamples(so_far, first=False)
-    assert {sample.name for sample in first()} == {"concord_epoch", "concord_epochs"}
+    always = {"concord_epoch", "concord_epochs", "concord_checkpoint_age_seconds", "concord_restarts"}
+    assert {sample.name for sample in first()} == always
     assert other() == []
     so_far.steps, so_far.epoch = 5, 2.5
     so_far.clock.seconds.update(gradients=5.0, exchange=10.0, optimizer=0.5)
@@ -144,6 +147,7 @@ def test_a_worker_s_samples_are_what_its_steps_were() -> None:
     )
     values = {(sample.name, sample.tags): sample.value for sample in first()}
     assert values.pop(("concord_steps_per_second", ())) > 0
+    assert 0 < values.pop(("concord_checkpoint_age_seconds", ())) < 60
     assert values == {
         ("concord_step_seconds", ("gradients",)): 1.0,
         ("concord_step_seconds", ("exchange",)): 2.0,
@@ -152,6 +156,7 @@ def test_a_worker_s_samples_are_what_its_steps_were() -> None:
         ("concord_kept_fraction", ()): 0.75,
         ("concord_epoch", ()): 2.5,
         ("concord_epochs", ()): 4.0,
+        ("concord_restarts", ()): 2.0,
         ("concord_loss", ("train",)): 0.5,
         ("concord_loss", ("ood",)): 2.0,
     }
@@ -195,7 +200,34 @@ def test_every_metric_of_the_dashboard_is_one_that_concord_or_ray_exports() -> N
     for title, expression in expressions():
         assert names_in(expression), title
         assert names_in(expression) <= ours | set(METRICS_GAUGES) | of_core, title
-    assert ours == {name for _, expression in expressions() for name in names_in(expression)} & ours  # none unseen
+    used = {name for _, expression in (*expressions(), *alerts()) for name in names_in(expression)}
+    assert ours == used & ours  # none unseen
+
+
+def alerts() -> list[tuple[str, str]]:
+    (group,) = yaml.safe_load(CONFIGURATION.with_name("alerts.yml").read_text())["groups"]
+    return [(rule["alert"], rule["expr"]) for rule in group["rules"]]
+
+
+def test_every_metric_of_the_alert_rules_is_one_that_concord_or_ray_exports() -> None:
+    ours = {metric.name for metric in RUN_METRICS}
+    for alert, expression in alerts():
+        assert names_in(expression), alert
+        assert names_in(expression) <= ours | {"actors"}, (
+            alert
+        )  # of Ray's core; the slow test asks a running Ray for it
+        assert set(re.findall(r"by \((\w+)\)", expression)) <= RUN_LABELS, alert
+    assert yaml.safe_load(CONFIGURATION.read_text())["rule_files"] == ["alerts.yml"]
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool on the path (Debian's package prometheus has it)")
+def test_each_alert_fires_when_it_should_and_not_before() -> None:
+    words = [str(PROMTOOL), "test", "rules", "alerts_test.yml"]
+    done = subprocess.run(words, cwd=CONFIGURATION.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("metrics", "labels"), [(RUN_METRICS, RUN_LABELS), (STUDY_METRICS, STUDY_LABELS)])

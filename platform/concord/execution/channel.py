@@ -28,10 +28,12 @@ class Beginning(NamedTuple):
     Attributes:
         checkpoint: the name of the run's last checkpoint; None starts a new run.
         over: the run was stopped, or has failed.
+        restarts: how many groups of workers began before this one.
     """
 
     checkpoint: str | None
     over: bool
+    restarts: int
 
 
 class Sign(NamedTuple):
@@ -70,6 +72,7 @@ class Channel:
         self._news = asyncio.Event()
         self._checkpoint = checkpoint
         self._over = False
+        self._begun = 0
         self._controller: Any = None
         self._signs: dict[int, tuple[Sign, float, float]] = {}  # with the times of the sign and of the last step
 
@@ -92,7 +95,8 @@ class Channel:
     async def begin(self) -> Beginning:
         """The point at which workers begin; what workers said before is forgotten."""
         self._signs.clear()
-        return Beginning(self._checkpoint, self._over)
+        self._begun += 1
+        return Beginning(self._checkpoint, self._over, self._begun - 1)
 
     async def send(self, messages: Sequence[Message]) -> bool:
         """Take messages of the first worker; return whether it should end."""

@@ -48,6 +48,8 @@ RUN_METRICS = (
     Metric("concord_kept_fraction", "Fraction of all components that the aggregator kept at the last step"),
     Metric("concord_epoch", "Epochs done, with the fraction of the current one"),
     Metric("concord_epochs", "Epochs of the whole run"),
+    Metric("concord_checkpoint_age_seconds", "Seconds since the latest checkpoint, or since the beginning"),
+    Metric("concord_restarts", "How many groups of workers began before the present one"),
     Metric("concord_loss", "Mean loss at the latest evaluation", ("split",)),
 )
 
@@ -85,6 +87,8 @@ class RunSamples:
                 samples.append(Sample("concord_kept_fraction", kept))
         if self._first:
             samples += [Sample("concord_epoch", now.epoch), Sample("concord_epochs", float(now.epochs))]
+            samples.append(Sample("concord_checkpoint_age_seconds", time.monotonic() - now.checkpointed))
+            samples.append(Sample("concord_restarts", float(now.restarts)))
             samples += [Sample("concord_loss", loss, (split,)) for split, loss in now.losses.items()]
         return samples
 

@@ -255,7 +255,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
         config = task.config(file)
         with (
             system_metrics(task, process.rank, tell.system),
-            _exported(task, file.name, config, process) as so_far,
+            _exported(task, file.name, config, process, beginning.restarts) as so_far,
             _signs(channel, process.rank, so_far),
         ):
             for _ in evaluations_here(task, file.job, config, process, tell, beginning.checkpoint, so_far=so_far):
@@ -280,9 +280,9 @@ def _fail(channel: Any, error: Exception) -> None:
 
 
 @contextmanager
-def _exported(task: RunTask, job: str, config: Any, process: ProcessContext) -> Iterator[StepsSoFar]:
+def _exported(task: RunTask, job: str, config: Any, process: ProcessContext, restarts: int) -> Iterator[StepsSoFar]:
     """Export the worker's state as Ray metrics; not for the many trials of a study."""
-    so_far = StepsSoFar()
+    so_far = StepsSoFar(restarts=restarts)
     if task.checkpoint_seconds is not None:
         yield so_far
         return

@@ -1,5 +1,6 @@
 """The surroundings of a training loop: its process, the recorder of its run, and readers of its progress."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,8 @@ class StepsSoFar:
         epoch: epochs done, with the fraction of the current one.
         sizes: ``(parameters,)`` float32, the components of each.
         losses: of the latest evaluation, by split.
+        checkpointed: the time of the latest checkpoint, before the first of the beginning; of the monotonic clock.
+        restarts: how many groups of workers began before this one.
     """
 
     clock: StepClock = field(default_factory=StepClock)
@@ -101,6 +104,8 @@ class StepsSoFar:
     latest: EnvironmentStep | None = None
     sizes: torch.Tensor | None = None
     losses: dict[str, float] = field(default_factory=dict)
+    checkpointed: float = field(default_factory=time.monotonic)
+    restarts: int = 0
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         """Take the losses of the splits from an evaluation's metrics."""

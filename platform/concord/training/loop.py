@@ -255,7 +255,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
             run.average_buffers()
             write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
             context.checkpoint(write, step)
-            written = time.monotonic()
+            run.so_far.checkpointed = written = time.monotonic()
 
 
 def estimated_seconds(job: Job[Any], config: ResolvedTrainConfig, process: ProcessContext) -> float:
