@@ -43,6 +43,24 @@ def tag(store: Store, run: OpenRun) -> str:
     return "" if run.run_id is None else store.run(run.run_id).tags.get(ALIVE, "")
 
 
+def taken_for_dead(store: Store, run_id: str, last: int) -> None:
+    store.client.set_tag(run_id, ALIVE, f"interrupted {last}")
+    store.client.set_terminated(run_id, "KILLED", last)
+
+
+def test_a_run_that_is_deleted_while_it_is_at_work_comes_back_with_its_next_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(tmp_path)
+    monkeypatch.setattr("concord.tracking.mirror.EVERY_SECONDS", 0.1)
+    with at_work(store, tmp_path, "deleted") as run:
+        wait_for(lambda: tag(store, run), 60)
+        store.delete_run(str(run.run_id))
+        wait_for(lambda: statuses(store) == {"deleted": "running"}, 60)
+        run.append("ended", status="FINISHED")
+    assert statuses(store) == {"deleted": "finished"}
+
+
 @pytest.mark.parametrize("kind", ["file", "server"])
 def test_a_run_that_fell_silent_is_interrupted_for_everybody_and_one_at_work_runs(
     kind: str, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
@@ -66,10 +84,16 @@ def test_a_run_that_fell_silent_is_interrupted_for_everybody_and_one_at_work_run
         assert "lost" not in statuses(store, "killed")
 
         # Somebody whose clock is wrong, or who looks in an outage, takes it for dead; its next sign says otherwise.
-        store.end_silent_run(str(busy.run_id), {ALIVE: f"interrupted {last}"}, last)
+        seen = store.run(str(busy.run_id))
+        wait_for(lambda: tag(store, busy) != seen.tags[ALIVE], 60)
+        store.end_silent_run(seen, {ALIVE: f"interrupted {last}"}, last)  # it has said more since it was read
+        assert store.run(str(busy.run_id)).status == "RUNNING"
+        taken_for_dead(store, str(busy.run_id), last)
         wait_for(lambda: store.run(str(busy.run_id)).status == "RUNNING" and tag(store, busy).isdecimal(), 60)
-        busy.append("ended", status="FINISHED")
-    assert statuses(store) == before | {"lost": "interrupted", "busy": "finished"}
+        monkeypatch.setattr("concord.tracking.mirror.EVERY_SECONDS", 600.0)
+        taken_for_dead(store, str(busy.run_id), last)
+        busy.append("ended", status="KILLED")  # its own end counts
+    assert statuses(store) == before | {"lost": "interrupted", "busy": "killed"}
 
     lost.began = None
     with at_work(store, tmp_path, "lost") as lost:  # resumed

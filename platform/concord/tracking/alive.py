@@ -48,7 +48,7 @@ def shown_status(store: Store, run: TrackedRun, dead_here: Callable[[TrackedRun]
         return run
     ended = int(run.started.timestamp() * 1000) if last is None else last
     with contextlib.suppress(RunFailedError):  # who may only read sees it all the same
-        store.end_silent_run(run.run_id, {ALIVE: f"{_MARK}{ended}"}, ended)
+        store.end_silent_run(run, {ALIVE: f"{_MARK}{ended}"}, ended)
     return replace(run, status=INTERRUPTED)
 
 

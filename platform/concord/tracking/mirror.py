@@ -248,7 +248,6 @@ class Mirror:
             try:
                 for mirrored in records:
                     sent = self._send_all(mirrored)
-                    self._send_sign(mirrored)
                     if sent and down:
                         _logger.warning("tracking at %s answers again; the kept events are being sent", self._shown)
                         down = False
@@ -266,7 +265,7 @@ class Mirror:
                 return
 
     def _send_all(self, mirrored: _Mirrored) -> bool:
-        """Send a record's new events; returns whether there were some."""
+        """Send a record's new events, and that it is at work; returns whether there were some."""
         closed, found = mirrored.closed, False  # read before: then the file holds all events
         try:
             for piece in mirrored.pieces(self._name):
@@ -277,6 +276,7 @@ class Mirror:
                     append_line(mirrored.cursor, piece.end)
             if mirrored.earlier and self._recover(mirrored):  # also if there was nothing to send
                 return self._send_all(mirrored)
+            self._send_sign(mirrored)
         except Exception as error:
             if not is_final(error):
                 raise
@@ -309,7 +309,8 @@ class Mirror:
         # The record has all notes, so a repeated piece sets the same description.
         tags |= {NOTE: run.description} if piece.noted else {}
         alive = mirrored.group is None and piece.began is not None and piece.ended is None
-        tags |= {ALIVE: sign()} if alive else {}
+        # Also with its end: it is its own, whatever somebody has recorded who took the run for dead.
+        tags |= {ALIVE: sign()} if alive or piece.ended is not None else {}
         tags = {name: redact(value)[:_LONGEST_TAG] for name, value in tags.items()}
         first = mirrored.group is not None and piece.began is not None
         parameters = clean_parameters(run.record["tracking"]["parameters"]) if first else {}

@@ -246,9 +246,16 @@ class Store:
         with failures(self.uri, f"finish run {run_id}"):
             self.client.set_terminated(run_id, status)
 
-    def end_silent_run(self, run_id: str, tags: Mapping[str, str], at: int) -> None:
-        """End a run whose process is gone: killed at this time, in milliseconds since 1970."""
+    def end_silent_run(self, run: TrackedRun, tags: Mapping[str, str], at: int) -> None:
+        """End a run whose process is gone: killed at this time, in milliseconds since 1970.
+
+        Nothing if the run has ended or changed these tags since it was read.
+        """
+        run_id = run.run_id
         with failures(self.uri, f"finish run {run_id}"):
+            now = self.client.get_run(run_id)
+            if now.info.status != "RUNNING" or any(now.data.tags.get(name) != run.tags.get(name) for name in tags):
+                return
             for name, value in tags.items():
                 self.client.set_tag(run_id, name, value)
             self.client.set_terminated(run_id, "KILLED", at)
