@@ -176,6 +176,21 @@ def test_the_command_of_each_method_trains_what_was_compared_on_all_environments
         assert config.network_options.baseline == spec.config.network_options.baseline
 
 
+@pytest.mark.parametrize(
+    ("target", "task", "measure"),
+    [("died", "auto", "accuracy"), ("age", "regression", "mse"), ("visits", "count", "poisson_deviance")],
+)
+def test_numbers_are_compared_in_their_own_unit(tmp_path: Path, target: str, task: str, measure: str) -> None:
+    """A fold's loss of standardized numbers is in a unit of that fold."""
+    places = [f"{place},{place}{row},{row / 3},{row % 2},{row % 4}" for place in "abc" for row in range(20)]
+    (tmp_path / "rows.csv").write_text("hospital,name,age,died,visits\n" + "\n".join(places))
+    words = f"--data {tmp_path / 'rows.csv'} --environment hospital --target {target} --task {task}".split()
+    command = read_command("compare", load_job("table"), [LEAVE_ONE_OUT, *words], "concord compare")
+    folds = plan_leave_one_out(command.job, command.options, command.given).tables[LEAVE_ONE_OUT].folds
+    assert folds is not None
+    assert (folds.measure, folds.mode) == (measure, "max" if measure == "accuracy" else "min")
+
+
 def test_a_killed_comparison_continues_to_the_same_table(
     whole: ComparisonResult, stations: Path, tmp_path: Path
 ) -> None:

@@ -56,6 +56,8 @@ CHOSEN, BEST = "chosen by held-out", "chosen by itself (oracle)"
 _FITTED_THERE = "in the environment itself (oracle)"
 # None of them needs tuning: V-REx at its default weight is the worst of every table in docs/table-results.md.
 USUAL = ("mean", "and-mask", "group-dro")
+# In the target's own unit; the loss of numbers is in each fold's standardized one.
+_MEASURES = ("accuracy", "poisson_deviance", "mse")
 _LEAST = 3  # with one of two left out, nothing is left to compare
 _SEEDS = 3
 
@@ -71,7 +73,7 @@ class LeaveOneOutOptions(SeedsOptions):
     """Rules and objectives, such as erm (the average), and-mask, t-mask, vrex or group-dro, each with the job's
     settings; by default mean, and-mask and group-dro."""
     metric: str | None = None
-    """Measure that chooses and is shown; by default accuracy, or loss without one."""
+    """Measure that chooses and is shown; by default accuracy, of numbers the squared error (mse), else loss."""
     mode: Mode | None = None
     """Mode of the measure, if the job gives none."""
     folds: int = 0
@@ -149,7 +151,7 @@ def _folds(job: JobFile, options: LeaveOneOutOptions, base: TrainConfig) -> Fold
         )
     for option, count in (("folds", options.folds), ("drawn", options.drawn)):
         options.require(option, count <= len(train), f"there are {len(train)} training environments")
-    measure = options.metric or ("accuracy" if "accuracy" in checked.measures else "loss")
+    measure = options.metric or next((name for name in _MEASURES if name in checked.measures), "loss")
     mode = chosen_mode(measure, options.mode, checked.measures)
     if metric_on("held_out", measure) not in checked.reported:
         plain = measure.removeprefix("worst_")
