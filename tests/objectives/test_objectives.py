@@ -1221,7 +1221,7 @@ def test_a_domain_classifier_is_drawn_from_the_seed() -> None:
     made = []
     for seed in (0, 0, 1):
         settings = config(objective="dann", domain_units=5, seed=seed).resolve()
-        module = initialize_objective(job(), settings, build_model(job(), settings), 4, 1).module
+        module = initialize_objective(job(), settings, build_model(job(), settings), [1.0] * 4, 1).module
         assert module is not None
         made.append(dict(module.state_dict()))
     one, again, other = made

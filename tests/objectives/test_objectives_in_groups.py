@@ -35,6 +35,7 @@ from concord.objectives import (
     PenaltyWeight,
     SpectralDecoupling,
     VREx,
+    WeightedERM,
 )
 from concord.objectives import OBJECTIVES as NAMES
 from concord.objectives import objective as objective_named
@@ -42,6 +43,7 @@ from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
 
 OBJECTIVES: dict[str, Objective] = {
+    "erm by rows": WeightedERM(mse_loss, [1.0, 2.0, 3.0, 5.0, 8.0]),
     "irm": IRMv1(mse_loss, PenaltyWeight(0.5)),
     "vrex": VREx(mse_loss, PenaltyWeight(0.5)),
     "mm-rex": MMREx(mse_loss, PenaltyWeight(0.5)),

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from matplotlib.collections import PathCollection
 
 from concord.analysis.comparison_figures import bootstrapped_interval
@@ -123,7 +125,7 @@ def levels(count: int, examples: int = 10) -> list[Environment]:
 
 def test_every_round_visits_all_environments_once_in_its_own_order() -> None:
     stream = BatchStream(levels(6), 4, seed=0, together=2)
-    assert stream.steps_per_round == 3
+    assert stream.steps_per_epoch == 3 * 3
     orders = []
     for rounds in range(5):
         order = [name for step in range(3) for name in stream.names(3 * rounds + step)]
@@ -145,12 +147,42 @@ def test_in_turn_environments_give_the_batches_they_give_together() -> None:
         torch.testing.assert_close(in_turn.batch(step)[0][0], expected)
 
 
-def test_numbers_of_environments_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(InputError, match="together=4: must divide the 6 environments"):
-        BatchStream(levels(6), 4, seed=0, together=4)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(0, 60), st.integers(0, 9))
+def test_any_number_of_environments_a_step_takes_each_once_a_round(
+    count: int, together: int, batches_each: int, resumed: int, seed: int
+) -> None:
+    assume(together <= count)
+    arguments: dict[str, Any] = {"seed": seed, "together": together, "batches_each": batches_each}
+    stream, everything = BatchStream(levels(count), 4, **arguments), BatchStream(levels(count), 4, seed)
+    taken = []
+    for step in range(61):
+        names = stream.names(step)
+        assert len(set(names)) == len(names) == together * batches_each  # none twice
+        taken += names
+    for rounds in range(len(taken) // (count * batches_each)):
+        part = taken[rounds * count * batches_each : (rounds + 1) * count * batches_each]
+        assert len(set(part)) == count * batches_each
+    again = BatchStream(levels(count), 4, **arguments)  # a resumed run begins in the middle
+    assert again.names(resumed) == stream.names(resumed)
+    inputs, _ = again.batch(resumed)
+    for place in range(together):
+        at = resumed * together + place
+        index = int(inputs[place * batches_each, 0, 0]) // 10
+        assert stream.names(resumed)[place * batches_each].split(",")[0] == f"level-{index}"
+        for k in range(batches_each):
+            expected = everything.batch(at // count * batches_each + k)[0][index]
+            torch.testing.assert_close(inputs[place * batches_each + k], expected)
+    rounds = -(-3 // batches_each)  # of ten examples each, four a batch
+    assert stream.steps_per_epoch == -(-rounds * count // together)
+
+
+def test_numbers_of_environments_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"together=7: must lie in \[1, 6\], up to all environments"):
+        BatchStream(levels(6), 4, seed=0, together=7)
     data = CloneData(6)
-    with pytest.raises(InputError, match="--environments-per-step 4: must divide the 6 training environments"):
-        check_environments(TrainConfig().with_options(environments_per_step=4).resolve(), data.environments)
+    check_environments(TrainConfig().with_options(environments_per_step=4).resolve(), data.environments)
+    with pytest.raises(InputError, match="--environments-per-step 7: there are 6 training environments; give fewer"):
+        check_environments(TrainConfig().with_options(environments_per_step=7).resolve(), data.environments)
     with pytest.raises(InputError, match="--workers 3: must divide the 2 environments of a step, and all 6"):
         check_environments(TrainConfig().with_options(environments_per_step=2, workers=3).resolve(), data.environments)
     with pytest.raises(InputError, match="--environments-per-step 1: with --per-example"):

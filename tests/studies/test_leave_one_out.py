@@ -366,11 +366,11 @@ def test_jobs_without_three_environments_or_the_platforms_loop_are_refused(
 
 def test_the_environments_of_a_step_are_those_of_the_runs_with_one_left_out(refused: Callable[..., str]) -> None:
     assert refused("tune", SENSORS, "--selection", "leave-one-out", "--environments-per-step", "8") == (
-        "--environments-per-step 8: must divide the 7 training environments, "
+        "--environments-per-step 8: there are 7 training environments; give fewer, "
         "since --selection leave-one-out leaves one out"
     )
     assert refused("compare", SENSORS, LEAVE_ONE_OUT, "--methods", "erm", "--environments-per-step", "8").endswith(
-        "--environments-per-step 8: must divide the 7 training environments"
+        "--environments-per-step 8: there are 7 training environments; give fewer"
     )
     words = f"{LEAVE_ONE_OUT} --methods erm --environments-per-step 7".split()
     command = read_command("compare", load_job(str(SENSORS)), words, "concord compare")

@@ -255,7 +255,7 @@ def test_the_shortlist_leaves_none_out_where_too_few_environments_remain(ray_clu
     lines: list[str] = []
     result = study(output, lines.append, trials=1, shortlist=1, environments_per_step=3)
     assert (len(result.finished), result.left_out, result.failed) == (1, {}, [])
-    assert "the best trials are not repeated with environments left out: --environments-per-step 3: must divide" in str(
+    assert "the best trials are not repeated with environments left out: --environments-per-step 3: there are 2" in str(
         lines
     )
     assert "trainings in the search: 1; after it of the best: 3 with environments left out" in lines

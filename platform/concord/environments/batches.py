@@ -1,6 +1,7 @@
 """Batches that depend only on the seed, the environment and the step."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,8 +35,9 @@ class BatchStream:
     alone: not on the process that holds e, on other environments, or on where a run was resumed. Environments of
     different sizes have separate passes.
 
-    With ``together`` below the number of environments, each round of steps takes all of them once, in an order that
-    depends on (seed, round) and the number of environments alone; batch k is then e's batch in round k.
+    With ``together`` below the number of environments, each round takes all of them once, in an order that depends on
+    (seed, round), ``together`` and the number of environments alone; batch k is then e's batch in round k. A step that
+    ends a round is filled by the next one, and has no environment twice.
 
     With ``batches_each`` above 1 a step has this number of consecutive batches of each environment, as if they were
     environments: the same batches as in that many steps.
@@ -48,7 +50,7 @@ class BatchStream:
         device: the device of the batches; data in other memory are copied there once, sources that are not in memory
             batch by batch.
         part: the positions of every batch to take, if several processes share the batches; None: all.
-        together: the number of environments of a step, which divides their number. None: all.
+        together: the number of environments of a step. None: all.
         batches_each: the number of batches of each.
         largest: examples of the largest environment of all processes; None: of these.
         readers: processes that read ahead what is not in memory; with 0 this process reads at each step.
@@ -79,15 +81,15 @@ class BatchStream:
         if batches_each < 1:
             raise ArgumentError("batches_each", batches_each, "must be at least 1")
         self._together = len(environments) if together is None else together
-        if not environments or not 1 <= self._together <= len(environments) or len(environments) % self._together:
-            raise ArgumentError("together", together, f"must divide the {len(environments)} environments")
+        if not environments or not 1 <= self._together <= len(environments):
+            raise ArgumentError("together", together, f"must lie in [1, {len(environments)}], up to all environments")
         self._batches_each = batches_each
         self._names = [environment.name for environment in environments]
         self._sizes = [len(environment) for environment in environments]
         self._batch_size = batch_size
         passes = -(-(largest or max(self._sizes)) // batch_size)
-        rounds = max(-(-passes // batches_each), -(-epoch_steps // self.steps_per_round))
-        self.steps_per_epoch = rounds * self.steps_per_round
+        rounds = max(-(-passes // batches_each), -(-epoch_steps * self._together // len(environments)))
+        self.steps_per_epoch = -(-rounds * len(environments) // self._together)
         self._seed = seed
         self._part = part or slice(0, batch_size)
         self._device = torch.device(device)
@@ -104,7 +106,7 @@ class BatchStream:
             index: (source.epochs, start - self._starts[index])
             for (index, source), start in zip(switching.items(), starts[len(sources) : -1], strict=True)
         }
-        self._round: tuple[int, list[int]] = (-1, [])
+        self._rounds: dict[int, list[int]] = {}
         self._orders: dict[tuple[int, int], Tensor] = {}
         self._reader = StepReader(self._read, readers, self._device)
 
@@ -135,26 +137,40 @@ class BatchStream:
 
     def _batches_of(self, step: int) -> list[tuple[int, int]]:
         """The environments of a step by index, each with the number of its batch."""
-        first = step // self.steps_per_round * self._batches_each
-        return [(each, k) for each in self._chosen(step) for k in range(first, first + self._batches_each)]
-
-    @property
-    def steps_per_round(self) -> int:
-        """The number of steps that take all environments once."""
-        return len(self._names) // self._together
+        each = range(self._batches_each)
+        return [(index, rounds * self._batches_each + k) for index, rounds in self._chosen(step) for k in each]
 
     def names(self, step: int) -> list[str]:
         """The environments of a step, in the order of its batch."""
-        return names_of_batches([self._names[index] for index in self._chosen(step)], self._batches_each)
+        return names_of_batches([self._names[index] for index, _ in self._chosen(step)], self._batches_each)
 
-    def _chosen(self, step: int) -> list[int]:
-        rounds, part = divmod(step, self.steps_per_round)
-        if self.steps_per_round == 1:
-            return list(range(len(self._names)))
-        if self._round[0] != rounds:
+    def _chosen(self, step: int) -> list[tuple[int, int]]:
+        """The environments of a step by index, each with its round."""
+        count = len(self._names)
+        if self._together == count:
+            return [(index, step) for index in range(count)]
+        places = (divmod(at, count) for at in range(step * self._together, (step + 1) * self._together))
+        return [(self._order_of_round(rounds)[place], rounds) for rounds, place in places]
+
+    def _order_of_round(self, asked: int) -> list[int]:
+        """The order of the environments in a round, without those of the step in which it begins at its front."""
+        count, together = len(self._names), self._together
+        period = together // math.gcd(count, together)  # rounds, of which the first begins with a step
+        first = asked
+        while first % period and first not in self._rounds:
+            first -= 1
+        for rounds in range(first, asked + 1):
+            if rounds in self._rounds:
+                continue
             generator = generator_for(self._seed, "environments", rounds)
-            self._round = rounds, torch.randperm(len(self._names), generator=generator).tolist()
-        return self._round[1][part * self._together : (part + 1) * self._together]
+            order = torch.randperm(count, generator=generator).tolist()
+            if begun := rounds * count % together:  # of its first step, by the round before
+                before = {*self._rounds[rounds - 1][-begun:]}
+                front = [index for index in order if index not in before][: together - begun]
+                order = [*front, *(index for index in order if index not in front)]
+            self._rounds[rounds] = order
+            self._rounds.pop(rounds - 2, None)
+        return self._rounds[asked]
 
     def _places_in(self, epoch: int, index: int, batch: int) -> Tensor:
         """The positions of this process's part of a batch, in this epoch."""

@@ -130,6 +130,12 @@ class Environment:
         self.pairs(slice(0, 1))
         return self.source.targets
 
+    @property
+    def total_weight(self) -> float:
+        """The sum of its examples' weights; their number, if they have none."""
+        data = self.source.data if isinstance(self.source, InMemory) else None
+        return float(data.weights.double().sum()) if isinstance(data, Weighted) else float(len(self))
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -100,7 +100,7 @@ def preflight(job: JobFile, config: Any) -> PreflightResult:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
     with as_input_error(job, "its objective cannot be made"):
-        objective = initialize_objective(job.job, config, model, len(environments.train), 1)
+        objective = initialize_objective(job.job, config, model, [1.0] * len(environments.train), 1)
     given = _check_batch(job, config, objective, model.eval(), first)
     if objective.coupled:
         _check_objective(job, objective, model, first, len(environments.train))

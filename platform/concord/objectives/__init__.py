@@ -15,7 +15,7 @@ from concord.objectives.coral import CORAL
 from concord.objectives.dann import DANN, DomainClassifier, reverse_gradient
 from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.eqrm import EQRM
-from concord.objectives.erm import ERM
+from concord.objectives.erm import ERM, WeightedERM
 from concord.objectives.fishr import Fishr
 from concord.objectives.gradients import ObjectiveGradients
 from concord.objectives.group_dro import GroupDRO
@@ -55,6 +55,7 @@ __all__ = [
     "Rescaled",
     "SpectralDecoupling",
     "VREx",
+    "WeightedERM",
     "irm_penalty",
     "objective",
     "objective_type",

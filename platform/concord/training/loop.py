@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import math
 import time
 import warnings
@@ -26,7 +27,7 @@ from concord.gradients import AggregationHook, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.risk import Supervised, take, with_outputs
 from concord.gradients.stacked import Vectorize
-from concord.objectives import Objective, ObjectiveGradients
+from concord.objectives import Objective, ObjectiveGradients, WeightedERM
 from concord.options import option_values
 from concord.record import Evaluation, Run
 from concord.source_file import reason
@@ -91,14 +92,17 @@ def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
 
 
 def initialize_objective(
-    job: Job[Any], config: ResolvedTrainConfig, model: nn.Module, count: int, steps: int
+    job: Job[Any], config: ResolvedTrainConfig, model: nn.Module, rows: Sequence[float], steps: int
 ) -> Objective:
     """The objective of the run, ready for its first step: the job's own, or the one of ``--objective``.
 
-    Call it after :func:`build_model`, whose random numbers it continues.
+    ``rows`` are the numbers of examples of all training environments, or the sums of their weights. Call it after
+    :func:`build_model`, whose random numbers it continues.
     """
     autocast = torch.bfloat16 if config.optimizer.precision == "bfloat16" else None
-    if job.objective is None:
+    if job.objective is None and config.data.environment_weights == "rows":
+        objective: Objective = WeightedERM(job.risk_of(config), rows, autocast)
+    elif job.objective is None:
         objective = config.objective.build(job.risk_of(config), steps, autocast)
     else:
         objective = job.objective(config)
@@ -109,7 +113,7 @@ def initialize_objective(
     accumulate = config.aggregation.accumulate
     expected = f"the objective {type(objective).__name__} is no mean over the examples of a batch; give 1"
     config.require("accumulate", accumulate == 1 or objective.averages, expected)
-    objective.begin(model, count, steps)
+    objective.begin(model, len(rows), steps)
     if objective.module is not None and not objective.coupled:
         raise InputError("objective: has a module of its own, which only a coupled one can have; set coupled = True")
     return objective
@@ -351,7 +355,10 @@ class _Run:
         self.average = None
         if averaging is not None:
             self.average = WeightAverage(self.model, *averaging, config.schedule.epochs)
-        self.objective = initialize_objective(job, config, self.model, len(self.environments.train), steps)
+        rows = [each.total_weight for each in training]
+        if not config.aggregation.per_example:  # where each process has all of them
+            rows = list(itertools.chain.from_iterable(process.all_gather(rows)))
+        self.objective = initialize_objective(job, config, self.model, rows, steps)
         self.risk, self.evaluation = job.risk_of(config), job.evaluation_of(config)
         for module in [*self._modules, *([] if self.average is None else [self.average.averaged])]:
             module.to(process.device)
@@ -699,6 +706,8 @@ def check_own_objective(config: ResolvedTrainConfig, objective: Objective) -> No
     config.require(
         "objective", config.objective.objective == "erm", "the job has an objective of its own; leave out this option"
     )
+    equal = config.data.environment_weights == "equal"
+    config.require("environment_weights", equal, "the job has an objective of its own; give equal")
     if objective.alternates or objective.every:
         expected = "the job's objective needs the same environments at each step; give 0"
         config.require("environments_per_step", config.data.environments_per_step == 0, expected)

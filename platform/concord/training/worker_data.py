@@ -89,7 +89,7 @@ def check_environments(config: ResolvedTrainConfig, environments: Environments) 
         config.require("workers", workers <= config.data.batch_size, "more than the examples of a batch; give fewer")
     elif together:
         own = len(environments.train)
-        config.require("environments_per_step", own % together == 0, f"must divide the {own} training environments")
+        config.require("environments_per_step", together <= own, f"there are {own} training environments; give fewer")
         alike = together % workers == 0 and own % workers == 0
         config.require("workers", alike, f"must divide the {together} environments of a step, and all {own}")
     elif workers > len(environments.train):

@@ -49,6 +49,9 @@ class DataOptions(OptionGroup):
     held_out_environments: Scoring[float] = 0.0
     """Fraction of the training environments that are held out whole, in place of a part of each, if there are ten or
     more and none is for validation; 0 holds out parts."""
+    environment_weights: Learning[Literal["equal", "rows"]] = "equal"
+    """Weights of the environments in the average: all alike, or by their training rows (by the sum of their weights, if
+    rows have some), so that all rows count alike."""
     environments_per_step: Learning[int] = 0
     """Number of environments of a step, in a new random order on each pass; 0 takes all at every step. A worker draws
     its share from its own environments, so the combinations depend on --workers."""

@@ -174,21 +174,26 @@ class TrainConfig(RunConfig):
         kind = OBJECTIVES.kind(name)
         alone = not kind.compares or not per_example
         self.require("objective", alone, "compares environments; with --per-example give erm")
-        accumulate, what = self.aggregation.accumulate, f"--objective {name} is no mean over the examples of a batch"
-        self.require("accumulate", accumulate == 1 or kind.averages, f"{what}, so pieces do not add up to it; give 1")
+        by_rows = data.environment_weights == "rows"
+        self.require("environment_weights", not by_rows or name == "erm", f"--objective {name} weighs them; give equal")
+        self.require("environment_weights", not (by_rows and per_example), "with --per-example all count alike")
+        coupling = "--environment-weights rows" if by_rows else f"--objective {name}"
+        coupled, averages, every = kind.coupled or by_rows, kind.averages and not by_rows, kind.every or by_rows
+        accumulate, what = self.aggregation.accumulate, f"{coupling} is no mean over the examples of a batch"
+        self.require("accumulate", accumulate == 1 or averages, f"{what}, so pieces do not add up to it; give 1")
         self.require("accumulate", accumulate <= data.batch_size, f"a batch has {data.batch_size} examples; give fewer")
         compiles, expected = self.optimizer.compile, "watches each layer of the model by hooks; leave out one of both"
         self.require("per_example", not (compiles and per_example), f"with --compile: {expected}")
-        if kind.coupled:
-            self.require("compile", not compiles, f"--objective {name} couples the environments; leave it out")
-            averaged = f"--objective {name} couples the environments, so there is one gradient"
+        if coupled:
+            self.require("compile", not compiles, f"{coupling} couples the environments; leave it out")
+            averaged = f"{coupling} couples the environments, so there is one gradient"
             self.require("aggregator", rule == "mean", f"{averaged}; give mean")
             self.require("steps_per_update", self.aggregation.steps_per_update == 1, f"{averaged}; give 1")
             right = self.aggregation.nonfinite != "skip"
             self.require("nonfinite", right, f"{averaged} and no environment can be left out; give raise or propagate")
-        self.require(
-            "environments_per_step", all_at_once or not kind.every, f"--objective {name} keeps all environments; give 0"
-        )
+        self.require("environments_per_step", all_at_once or not every, f"{coupling} keeps all environments; give 0")
+        averages_over_time = by_rows and self.aggregation.environment_momentum > 0
+        self.require("environment_momentum", not averages_over_time, f"{coupling} has one gradient of all; give 0")
         if self.aggregation.significance is not None:
             right = resolved.own_rule is None and has_chance(resolved.rule_type)
             self.require("significance", right, without_chance(rule))
