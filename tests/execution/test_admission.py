@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def submission(number: int, status: str, memory: int) -> Submission:
-    return Submission(str(number), status, "train", "job", "", "ann", number, None, None, "", memory=memory)
+    return Submission(str(number), status, "train", "job", "", "ann", number, None, None, "", "", memory=memory)
 
 
 @given(

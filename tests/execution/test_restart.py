@@ -22,14 +22,14 @@ from concord.execution.submission.admission import Submission
 from concord.execution.submission.cluster import ConnectionLostError, TakenError
 from concord.execution.submission.restart import follow_restarting
 from concord.record import EVENTS, folder_of, read_events, require_run
-from concord.storage import SUBMISSION
+from concord.submitted import SUBMISSION
 from concord.tracking import Store
 
 JOB = Path(__file__).parents[1] / "jobs" / "shared_rule.py"
 
 
 def submission(status: str, lost: bool = False) -> Submission:
-    return Submission("mine", status, "train", "job", "mine", "ann", 0.0, None, None, "", lost)
+    return Submission("mine", status, "train", "job", "mine", "ann", 0.0, None, None, "", "", lost)
 
 
 class Cluster:

@@ -649,7 +649,7 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path: Pat
 
 
 def test_an_unfinished_trial_continues_on_another_machine(
-    storage: s3_server.Server, elsewhere: Callable[[], None], store: Store
+    storage: s3_server.Server, elsewhere: Callable[[], None], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = load_job(str(JOBS / "tiny_study.py"))
     config = job.job.config.with_options(output=ADDRESS / "trials", epochs=8, evaluations=8, checkpoints=8).resolve()
@@ -680,6 +680,7 @@ def test_an_unfinished_trial_continues_on_another_machine(
     first = begun()
     assert trained(first, 6) == [1, 2, 3, 4, 5, 6]
     elsewhere()
+    monkeypatch.setattr("concord.storage.lease.SILENT_SECONDS", -1.0)  # as if it were later: the first says no more
     again = begun()
     assert (again.run.began or {})["resumed"]
     assert (again.run.checkpoints, again.run.evaluations) == (first.run.checkpoints, first.run.evaluations)

@@ -372,7 +372,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     from concord.cli import COMMANDS, submit
     from concord.cli.job_options import read_command, tables_and_options
     from concord.cli.parsing import job_and_words, parse, parse_known
-    from concord.studies.job_tables import LEAVE_ONE_OUT, comparisons_of
+    from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
     from concord.submitted import SUBMITTED
 
     def parsed(*arguments: Any, **given: Any) -> None:
@@ -394,7 +394,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
             read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}", submit.Submit)
         )
     else:
-        if command == "report" and (named := {*tables_and_options(rest[1:])[0]} - {LEAVE_ONE_OUT}):
+        if command == "report" and (named := {*tables_and_options(rest[1:])[0]} - {LEAVE_ONE_OUT, METHODS}):
             assert named <= set(comparisons_of(job_and_words(rest, command)[0]))
         module = importlib.import_module(COMMANDS[command])
         with monkeypatch.context() as patched:

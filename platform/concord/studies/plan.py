@@ -176,7 +176,10 @@ class StudyPlan(GroupPlan):
     def command(self) -> str:
         """The command that continues the study, without secrets; the record has the options that decide it."""
         unkept = names_of(type(self.base), Role.UNKEPT)
-        where = {name: value for name, value in option_values(self.base).items() if name in unkept and value}
+        usual = option_values(self.job.job.config)
+        where = {
+            name: value for name, value in option_values(self.base).items() if name in unkept and value != usual[name]
+        }
         options = {"name": self.name, "output": self.base.run.output, **where}
         return self.job.command("tune", options=options)
 
