@@ -395,7 +395,7 @@ def test_the_environment_of_code_is_the_options_before_the_profile_s_before_the_
         ("pip: [a, --index-url=https://me:word@host]", "holds a password or a token; everybody who may look at the"),
         ("env_vars: {WANDB_API_KEY: word}", "env_vars WANDB_API_KEY: is named like a secret"),
         ("env_vars: {A: 3}", "env_vars must have texts, as in NAME: 'value'"),
-        ("- pip", "holds list; expected a mapping by name"),
+        ("- pip", "holds list; expected a mapping of options by name"),
     ],
 )
 def test_what_a_submission_sets_itself_and_secrets_are_refused_in_a_runtime_environment(

@@ -217,6 +217,7 @@ def test_training_on_whole_environments_by_weights_is_training_on_repeated_rows(
     repeated(frame).to_csv(tmp_path / "repeated.csv", index=False)
     # The encoder's scales of numbers are of rows.
     encoded = {"columns": ("age=ignore", "stay=ignore" if target == "died" else "died=category")}
+    encoded |= {"optimizer": "sgd"}  # Adam's first steps are signs, which rounding turns round where a gradient is 0
     weighted = table_config(tmp_path / "weighted.csv", target=target, batch_size=30, **encoded)
     twice = table_config(tmp_path / "repeated.csv", target=target, batch_size=60, weight=None, **encoded)
     job = load_job("table").job

@@ -115,7 +115,7 @@ def read_mapping(path: Path, option: str = "--config") -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{option} {path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict | None):
-        raise InputError(f"{option} {path}: holds {type(values).__name__}; expected a mapping by name")
+        raise InputError(f"{option} {path}: holds {type(values).__name__}; expected a mapping of options by name")
     return values or {}
 
 
