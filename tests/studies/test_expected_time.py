@@ -8,12 +8,14 @@ import pytest
 
 from concord.cli.job_options import read_command
 from concord.errors import InputError, RunFailedError
+from concord.execution.execute import only_process
 from concord.studies import expected_time
 from concord.studies.comparison_run import run_comparison
 from concord.studies.expected_time import require_time
 from concord.studies.leave_one_out import plan_leave_one_out
 from concord.studies.methods import plan_methods, run_methods
 from concord.training import load_job
+from concord.training.loop import estimated_seconds
 from concord.training.options import ResolvedTrainConfig
 
 TINY = str(Path(__file__).parents[1] / "jobs" / "tiny_study.py")
@@ -26,7 +28,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def ten_minutes_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: 600.0)
+    monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (600.0, 600.0))
 
 
 def announced(left: int, hours: float) -> list[str]:
@@ -52,6 +54,24 @@ def test_without_a_terminal_a_long_comparison_is_refused_with_the_option(monkeyp
         "--hours 1: 120 trainings, 2 at a time are expected to take about 10.0 h; give --hours 15, or fewer methods, "
         "seeds or folds"
     )
+
+
+def test_patience_gives_a_range_whose_shortest_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (60.0, 600.0))
+    (line,) = announced(120, 1.0)
+    assert "60 min to 10.0 h, as patience ends each training" in line
+    with pytest.raises(InputError, match="--hours 0.9: .* 60 min to 10.0 h"):
+        announced(120, 0.9)
+
+
+@pytest.mark.parametrize(("evaluations", "patience", "share"), [(8, 3, 0.5), (8, 0, 1.0), (2, 3, 1.0)])
+def test_a_training_that_ends_with_its_patience_takes_its_share(evaluations: int, patience: int, share: float) -> None:
+    job = load_job(TINY)
+    changes = {"epochs": 8, "evaluations": evaluations, "patience": patience, "checkpoints": 1, "keep": "least-loss"}
+    config = job.job.config.with_options(device="cpu", **changes).resolve()
+    assert isinstance(config, ResolvedTrainConfig)
+    shortest, longest = estimated_seconds(job.job, config, only_process(config))
+    assert shortest == pytest.approx(share * longest)
 
 
 @pytest.mark.usefixtures("ten_minutes_each")

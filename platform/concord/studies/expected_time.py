@@ -18,7 +18,8 @@ def require_time(
 ) -> None:
     """Announce the trainings that are left and about how long they take.
 
-    Above these hours ask on the terminal: RunFailedError if the answer is no, InputError where nobody can be asked.
+    If they surely take more than these hours, also where patience ends each as early as it can, ask on the terminal:
+    RunFailedError if the answer is no, InputError where nobody can be asked.
     ``left`` is their number without baselines, which take seconds; ``first`` is the configuration of which a few steps
     are measured, and ``trainings`` names all in words.
     """
@@ -31,15 +32,16 @@ def require_time(
     except Exception as error:  # the job's own code; its runs report it
         info(f"{trainings}; how long they take is unknown ({first_line(error)})")
         return
-    takes = left * each / concurrent
-    length = f"{'at most' if first.schedule.patience > 0 else 'about'} {duration(takes)}"
-    about = f"{length}, since the first method takes {duration(each)} here"
-    info(f"{trainings}: {about}; the start of their processes comes on top")
-    if takes <= 3600 * hours:
+    shortest, longest = (left * seconds / concurrent for seconds in each)
+    length = f"about {duration(longest)}"
+    if duration(shortest) != duration(longest):
+        length = f"{duration(shortest)} to {duration(longest)}, as patience ends each training"
+    info(f"{trainings}: {length}; the start of their processes comes on top")
+    if shortest <= 3600 * hours:
         return
     limit = f"--hours {hours:g}: {trainings} are expected to take {length}"
     if not sys.stdin.isatty():
-        enough = max(round(1.5 * takes / 3600), 2)
+        enough = max(round(1.5 * shortest / 3600), 2)
         raise InputError(f"{limit}; give --hours {enough}, or fewer methods, seeds or folds")
     info(f"{limit}; go on? yes or no")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

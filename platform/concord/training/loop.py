@@ -262,8 +262,11 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
             run.so_far.checkpointed = written = time.monotonic()
 
 
-def estimated_seconds(job: Job[Any], config: ResolvedTrainConfig, process: ProcessContext) -> float:
-    """The seconds of a training in one process, from a few of its steps and one evaluation."""
+def estimated_seconds(job: Job[Any], config: ResolvedTrainConfig, process: ProcessContext) -> tuple[float, float]:
+    """The fewest and the most seconds of a training in one process, from a few of its steps and one evaluation.
+
+    The fewest are those of a training whose first evaluation stays the best, so that it ends with its patience.
+    """
     run = _Run(job, config, process, prepare(job, config, process), StepsSoFar())
     with contextlib.closing(run.batches):
         run.epoch(0, _WARM_UP)
@@ -273,8 +276,10 @@ def estimated_seconds(job: Job[Any], config: ResolvedTrainConfig, process: Proce
         run.evaluate()
         evaluated = time.perf_counter()
     schedule = config.schedule
-    evaluations = min(schedule.evaluations, schedule.epochs) * (evaluated - trained)
-    return schedule.epochs * run.steps_per_epoch * (trained - started) / steps + evaluations
+    evaluations = min(schedule.evaluations, schedule.epochs)
+    longest = schedule.epochs * run.steps_per_epoch * (trained - started) / steps + evaluations * (evaluated - trained)
+    least = (schedule.patience + 1) / evaluations if schedule.patience > 0 else 1.0
+    return min(least, 1.0) * longest, longest
 
 
 @dataclass
