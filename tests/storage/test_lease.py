@@ -6,7 +6,7 @@ Nobody waits for a dead one.
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from command_line import outcome
 from concord.errors import InputError
 from concord.record import folder_of
 from concord.storage import Folder, lease, leased
+from concord.storage.filesystem import StorageError
 
 OUTPUT = Path(f"s3://{s3_server.BUCKET}/leases")
 
@@ -81,6 +82,62 @@ def test_a_holder_at_work_keeps_its_lease(folder: Folder, monkeypatch: pytest.Mo
                 leased(folder, "run", "bob"),
             ):
                 pass
+
+
+class Interrupted(lease._Lease):
+    """A lease whose process does something else between its question and its answer."""
+
+    def __init__(self, folder: Folder, between: Callable[[lease._Lease], None]) -> None:
+        super().__init__(folder, "run", "ann")
+        self.between = between
+
+    def _others(self, just_written: str) -> tuple[dict[str, float], list[str]]:
+        found = super()._others(just_written)
+        if just_written.endswith(".asks"):
+            self.between(self)
+        return found
+
+
+def test_who_stood_still_until_its_question_ran_out_finds_the_other_one(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = lease._Lease(folder, "run", "bob")
+
+    def stand_still(_: lease._Lease) -> None:
+        with monkeypatch.context() as later:
+            later.setattr(lease, "SILENT_SECONDS", -1.0)
+            other.take()
+
+    with pytest.raises(InputError, match="another process is using this run: bob"):
+        Interrupted(folder, stand_still).take()
+    assert files(folder) == [other.own]
+    other.remove(other.own)
+
+
+def test_a_question_that_another_removed_is_asked_again(folder: Folder) -> None:
+    removed = list[str]()
+
+    class Removed(lease._Lease):
+        def _write(self, name: str) -> None:
+            super()._write(name)
+            if name.endswith(".asks") and not removed:
+                self.remove(name)
+                removed.append(name)
+
+    asking = Removed(folder, "run", "ann")
+    asking.take()
+    assert removed
+    assert files(folder) == [asking.own]
+    asking.remove(asking.own)
+
+
+def test_an_outage_after_the_question_leaves_no_question(folder: Folder) -> None:
+    def away(_: lease._Lease) -> None:
+        raise StorageError("away")
+
+    with pytest.raises(StorageError, match="away"):
+        Interrupted(folder, away).take()
+    assert files(folder) == []
 
 
 def test_of_many_that_come_at_once_at_most_one_works(folder: Folder) -> None:

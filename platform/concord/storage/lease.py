@@ -88,17 +88,24 @@ class _Lease:
 
     def take(self) -> None:
         """Take it (HeldError if another has it, or if others ask at the same moment, of whom one may have got it)."""
-        asks = f"{self._token}.asks"
+        asks, live = f"{self._token}.asks", dict[str, float]()
         for _ in range(_TRIES):
-            self._write(asks)
-            ages = self._ages(asks)
-            live = {name: age for name, age in ages.items() if age <= SILENT_SECONDS}
-            if not live:
-                self._write(self.own)
-            for name in (asks, *(ages.keys() - live.keys() if not live else ())):
-                self.remove(name)
-            if not live:
-                return
+            try:
+                self._write(asks)
+                live, silent = self._others(asks)
+                if not live:
+                    self._write(self.own)
+                    # Meanwhile this process may have stood still, so that its question ran out for another.
+                    found, _ = self._others(self.own)
+                    live = {name: age for name, age in found.items() if name.endswith(".holds")}
+                if not live:
+                    for name in (asks, *silent):
+                        self.remove(name)
+                    return
+            except StorageError:
+                self._withdraw()
+                raise
+            self._withdraw()
             if holders := [name for name in live if name.endswith(".holds")]:
                 break
             time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # both asked at once: one asks first again
@@ -106,6 +113,12 @@ class _Lease:
         holder = self._read(other)
         shown = f"{holder}, whose last sign is {max(live[other], 0):.0f} s old"
         raise HeldError(f"--name {self._name}: another process is using this {self._what}: {shown}", holder)
+
+    def _withdraw(self) -> None:
+        """Remove this process's files, so that nobody waits for them."""
+        for name in (f"{self._token}.asks", self.own):
+            with contextlib.suppress(StorageError):
+                self.remove(name)
 
     def sign_until(self, over: threading.Event) -> None:
         """Write it again every few seconds until it is over."""
@@ -143,14 +156,18 @@ class _Lease:
             times = {name: each.mtime_ns for name, each in entries(files, root).items()}
         return {name: None if at is None else at / 1e9 for name, at in times.items()}
 
-    def _ages(self, just_written: str) -> dict[str, float]:
-        """The seconds since the last signs of the others."""
+    def _others(self, just_written: str) -> tuple[dict[str, float], list[str]]:
+        """Of the others' files those with a sign and its age in seconds, and those that have run out."""
         times = self._times()
-        now = times.pop(just_written, None)
+        if just_written not in times:  # another process took it for one that had run out, and removed it
+            return {just_written: 0.0}, []
+        now = times[just_written]
         if now is None:
             _logger.warning("%s: its storage has no times of files; start no second process on it", self._name)
-            return {}
-        return {name: now - at for name, at in times.items() if at is not None}
+            return {}, []
+        ages = {name: now - at for name, at in times.items() if at is not None and not name.startswith(self._token)}
+        live = {name: age for name, age in ages.items() if age <= SILENT_SECONDS}
+        return live, [name for name in ages if name not in live]
 
     def _read(self, name: str) -> Holder:
         try:
