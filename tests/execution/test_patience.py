@@ -15,7 +15,7 @@ from concord.backoff import pauses
 from concord.errors import InputError, RunFailedError, UnreachableError
 from concord.execution import finish, patience
 from concord.execution.patience import wait_for_answer
-from concord.storage import filesystem
+from concord.storage import Folder, filesystem
 from concord.tracking import Store
 from concord.tracking.client import TrackingError
 
@@ -127,3 +127,33 @@ def test_a_storage_that_is_away_when_a_run_begins_or_resumes_is_waited_for(
         assert (status, len(waits)) == (0, number), result
         assert waits[-1].startswith(f"--output {output}")
         assert f": no storage answers at {s3.url}" in waits[-1]
+
+
+def test_data_at_an_address_that_is_away_when_a_run_begins_are_waited_for(
+    s3: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s3.use(monkeypatch)
+    monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(filesystem, "_TRIES", 3)
+    rows = "".join(f"{'abc'[row % 3]},{row % 7},{row % 2}\n" for row in range(60))
+    data = Path(f"s3://{s3_server.BUCKET}/patience-data/table.csv")
+    Folder(data.parent).write(data.name, f"site,age,died\n{rows}".encode())
+    waits: list[str] = []
+
+    def come_back(line: str) -> None:
+        waits.append(line)
+        s3.start()
+
+    monkeypatch.setattr(patience, "info", come_back)
+    s3.stop()
+    words = ("--data", str(data), "--environment", "site", "--target", "died", "--no-register", "--epochs", "1")
+    words = (*words, "--evaluations", "1", "--checkpoints", "1", "--output", str(tmp_path))
+    status, result = outcome(capsys, "train", "table", *words)
+    assert status == 0, result
+    assert len(waits) == 1
+    assert f"no storage answers at {s3.url}" in waits[0]
+    s3.stop()
+    status, result = outcome(capsys, "train", "table", *words, "--tracking-patience", "0")
+    s3.start()
+    assert status == 2
+    assert "no storage answers" in result["error"]

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from concord.aggregation import SandMask, Weighting, weights_of
 from concord.environments import Environment, Environments, split_held_out
 from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError
+from concord.execution.patience import wait_for_answer
 from concord.execution.session import check_gpus
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
@@ -62,9 +64,13 @@ class PreflightResult:
 def preflight(job: JobFile, config: Any) -> PreflightResult:
     """Try data, model, loss and measures on one environment, before anything is written or started.
 
-    For a job with a loop of its own only the options are checked.
+    For a job with a loop of its own only the options are checked. A storage of data that does not answer is waited for.
     """
     config = config.resolve()
+    return wait_for_answer(partial(_checked, job, config), config.run.tracking_patience)
+
+
+def _checked(job: JobFile, config: Any) -> PreflightResult:
     if (loop := job.job.loop) is not None:
         with as_input_error(job, "its options cannot be used"):
             if loop.check is not None:
