@@ -43,7 +43,7 @@ class RunOptions(OptionGroup):
     tracking_uri: Unkept[str | None] = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
     tracking_patience: Unkept[float] = 1.0
-    """Minutes to wait for an MLflow server and the storage of --output and of data when a run begins and when it ends."""
+    """Minutes to wait for an MLflow server and the storage of --output and data, when a run begins and when it ends."""
     experiment: Unkept[str | None] = None
     """MLflow experiment; by default MLFLOW_EXPERIMENT_NAME, else one named after the job."""
     tag: Unkept[tuple[str, ...]] = ()
