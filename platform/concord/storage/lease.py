@@ -22,9 +22,9 @@ from concord.storage.folder import Folder
 from concord.storage.holder import HeldError, Holder
 
 EVERY_SECONDS = 10.0
-"""Between two signs of a holder."""
+"""Between two signs of a holder, and of a run in MLflow."""
 SILENT_SECONDS = 45.0
-"""After this time without a sign a lease has run out."""
+"""After this time without a sign a lease has run out, and a run is not at work."""
 # File systems of Linux that machines share; with some options, or without a service, their locks are local.
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "ocfs2", "gfs2")
 _TRIES, _LONGEST_PAUSE_SECONDS = 4, 0.4

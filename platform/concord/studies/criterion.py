@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.execution.preflight import PreflightResult, required
+from concord.studies.environment_folds import LEAST_TO_LEAVE_OUT
 from concord.studies.study_options import Selection, StudyOptions
 from concord.tracking.run_search import Condition
 from concord.training import JobFile, RunConfig, TrainConfig
@@ -49,8 +50,6 @@ SCORED_ON: Mapping[Selection, str] = {
 }
 SPREAD = "spread"
 """The measure of how far the environments' held-out losses differ."""
-# With fewer environments, nothing is left to compare if one is left out.
-_LEAST_TO_LEAVE_OUT = 3
 _WORST = -1e30  # the score for NaN; finite, so that means and quantiles of scores are numbers
 
 
@@ -211,7 +210,7 @@ def default_selection(
         return "held-out"
     if environments.validation:
         return "validation"
-    return "leave-one-out" if leave_out and len(environments.to_leave_out) >= _LEAST_TO_LEAVE_OUT else "held-out"
+    return "leave-one-out" if leave_out and len(environments.to_leave_out) >= LEAST_TO_LEAVE_OUT else "held-out"
 
 
 def _by_environment(fold: Mapping[str, float]) -> dict[str, list[float]]:

@@ -6,6 +6,8 @@ import numpy as np
 
 from concord.training.options import LeftOut, as_names
 
+LEAST_TO_LEAVE_OUT = 3
+"""Environments; with fewer, nothing is left to compare if one is left out."""
 _ALONE_BELOW = 10  # environments
 _FOLDS = 5  # as scikit-learn's GroupKFold has by default
 

@@ -23,7 +23,7 @@ from concord.options import Place, option_values
 from concord.space import frozen
 from concord.studies.comparison_plan import FOLDS, ComparisonPlan, plan_tables
 from concord.studies.criterion import Criterion, chosen_mode, metric_on
-from concord.studies.environment_folds import drawn, folds_of
+from concord.studies.environment_folds import LEAST_TO_LEAVE_OUT, drawn, folds_of
 from concord.studies.expected_time import HOURS
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS
 from concord.studies.methods import changes_of, check_methods, method_names
@@ -34,7 +34,7 @@ from concord.training import Comparison, Evaluation, JobFile, Run, Runs, TrainCo
 from concord.training.comparison import Folds
 from concord.training.declared_measures import Mode
 from concord.training.evaluation import worst
-from concord.training.left_out import PREDICTIONS
+from concord.training.left_out import PREDICTIONS, PROBABILITY
 from concord.training.metric_names import environment_metric
 from concord.training.options import as_names
 from concord.training.rule_file import RuleFile
@@ -58,7 +58,6 @@ _FITTED_THERE = "in the environment itself (oracle)"
 USUAL = ("mean", "and-mask", "group-dro")
 # In the target's own unit; the loss of numbers is in each fold's standardized one.
 _MEASURES = ("accuracy", "poisson_deviance", "mse")
-_LEAST = 3  # with one of two left out, nothing is left to compare
 _SEEDS = 3
 
 
@@ -144,10 +143,10 @@ def plan_leave_one_out(
 def _folds(job: JobFile, options: LeaveOneOutOptions, base: TrainConfig) -> Folds:
     checked = preflight(job, base.with_options(environments_per_step=0))  # no run trains on all of them
     train = checked.environments.to_leave_out
-    if len(train) < _LEAST:
+    if len(train) < LEAST_TO_LEAVE_OUT:
         raise InputError(
             f"compare {LEAVE_ONE_OUT}: job {job.name} has {len(train)} training environments ({', '.join(train)}); "
-            f"it needs at least {_LEAST}, so that two are left to compare"
+            f"it needs at least {LEAST_TO_LEAVE_OUT}, so that two are left to compare"
         )
     for option, count in (("folds", options.folds), ("drawn", options.drawn)):
         options.require(option, count <= len(train), f"there are {len(train)} training environments")
@@ -228,7 +227,7 @@ def fold_predictions(run: Run, folds: Folds, method: str) -> "pandas.DataFrame |
 
 def majority_shares(predictions: "pandas.DataFrame") -> dict[str, float]:
     """The share of the largest class in each environment; nothing if these rows have numbers."""
-    if not any(name.startswith("probability_") for name in predictions.columns):
+    if not any(name.startswith(PROBABILITY) for name in predictions.columns):
         return {}
     counted = predictions.assign(weight=1.0) if "weight" not in predictions else predictions
     by_class = counted.groupby(["environment", "target"]).weight.sum()

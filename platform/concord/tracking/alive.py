@@ -1,8 +1,8 @@
 """Whether a run that MLflow shows as running is at work: its process says so every few seconds, in a tag of the run.
 
 A process that is killed, or whose machine is lost, cannot record its end. Whoever finds that it has said nothing for a
-while records it: the run is KILLED since its last sign, and shown as interrupted. A process that was only cut off
-from the store shows the run as running again with its next sign.
+while records it: the run is KILLED since its last sign, and shown as interrupted. Clocks of machines may differ by half
+of that time. A process that was only cut off from the store shows the run as running again with its next sign.
 """
 
 import contextlib
@@ -11,14 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from concord.errors import RunFailedError
+from concord.storage.lease import SILENT_SECONDS
 from concord.tracking.store import Store, TrackedRun
 
 ALIVE = "concord.alive"
 """The tag: milliseconds since 1970, after ``interrupted`` if somebody else has recorded the end."""
-EVERY_SECONDS = 10.0
-"""Between two signs."""
-SILENT_SECONDS = 45.0
-"""After this time without a sign a run is not at work; clocks of machines may differ by half of it."""
 INTERRUPTED = "INTERRUPTED"
 """The shown status of such a run, which MLflow lacks."""
 _MARK = "interrupted "

@@ -26,8 +26,9 @@ from concord.metric_name import metric_name
 from concord.record import EVENTS, Event, OpenRun, Run, read_events, write_record
 from concord.redaction import redact
 from concord.storage import StorageError, append_line, read_lines
+from concord.storage.lease import EVERY_SECONDS
 from concord.storage.typed_json import Count
-from concord.tracking.alive import ALIVE, EVERY_SECONDS, sign
+from concord.tracking.alive import ALIVE, sign
 from concord.tracking.client import import_mlflow, is_final, one_line, post
 from concord.tracking.store import NOTE, PARENT, Store, clean_parameters
 

@@ -18,6 +18,7 @@ from concord.training.evaluation import Values
 
 PREDICTIONS = "predictions.parquet"
 CLUSTER = "cluster"  # its column of what several rows belong to, if the data name it
+PROBABILITY = "probability_"  # begins the column of a class
 _STATE = "predictions.safetensors"  # in a checkpoint
 _TARGETS, _WEIGHTS = "targets", "weights"
 
@@ -96,7 +97,7 @@ class LeftOutPredictions:
             names = self._environments.classes or tuple(map(str, range(outputs.shape[1])))
             probabilities = outputs.softmax(1).numpy()
             found = {"target": _named(targets, names), "prediction": _named(outputs.argmax(1), names)}
-            return found | {f"probability_{name}": probabilities[:, at] for at, name in enumerate(names)}
+            return found | {f"{PROBABILITY}{name}": probabilities[:, at] for at, name in enumerate(names)}
         scale = self._environments.target_scale
         pairs = {"target": targets.double(), "prediction": outputs.double()}
         columns: dict[str, Any] = {}

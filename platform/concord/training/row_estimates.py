@@ -15,7 +15,7 @@ import torch
 
 from concord.analysis.intervals import Estimate, Values, area_under_curve, jackknife, mean_of_rows, scale_of
 from concord.errors import InputError
-from concord.training.left_out import CLUSTER
+from concord.training.left_out import CLUSTER, PROBABILITY
 from concord.training.measures import classification, errors_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ MEASURES = (
     "specificity",
 )
 WEIGHT = "weight"  # the column of rows' weights in a mean
-_PROBABILITY = "probability_"
-_LEAST_PROBABILITY = 1e-12
+_LEASTPROBABILITY = 1e-12
 _AGREEMENT = 1e-3  # runs compute in float32
 
 
@@ -67,16 +66,16 @@ def _estimate(rows: "pandas.DataFrame", measure: str, cutoff: float) -> Estimate
         clusters = np.unique(by_seed(CLUSTER)[0].astype(str), return_inverse=True)[1]
     weights = by_seed(WEIGHT)[0] if WEIGHT in ordered else None
     mean = functools.partial(mean_of_rows, clusters=clusters, weights=weights)
-    classes = [name for name in ordered.columns if name.startswith(_PROBABILITY)]
+    classes = [name for name in ordered.columns if name.startswith(PROBABILITY)]
     if not classes:
         return _of_numbers(by_seed("prediction").astype(float), targets.astype(float), measure, mean, clusters)
     probabilities = np.stack([by_seed(name) for name in classes], 2)
-    codes = np.array([classes.index(f"{_PROBABILITY}{target}") for target in targets])
+    codes = np.array([classes.index(f"{PROBABILITY}{target}") for target in targets])
     if measure == "accuracy":
         return mean((by_seed("prediction") == targets).mean(0))
     if measure == "loss":
         chosen = probabilities[:, np.arange(len(codes)), codes]
-        return mean(-np.log(np.maximum(chosen, _LEAST_PROBABILITY)).mean(0))
+        return mean(-np.log(np.maximum(chosen, _LEASTPROBABILITY)).mean(0))
     if measure == "brier":
         errors = np.square(probabilities - np.eye(len(classes))[codes])
         return mean((errors[..., 1] if len(classes) == 2 else errors.sum(2)).mean(0))
@@ -88,7 +87,7 @@ def _estimate(rows: "pandas.DataFrame", measure: str, cutoff: float) -> Estimate
         return None
     at_cutoff = len(classes) == 2 and measure in ("recall", "specificity")
     evaluation = classification(measure, cutoff=cutoff if at_cutoff else None)
-    logits = torch.from_numpy(np.log(np.maximum(probabilities, _LEAST_PROBABILITY)))
+    logits = torch.from_numpy(np.log(np.maximum(probabilities, _LEASTPROBABILITY)))
     of_rows = functools.partial(_mean_over_seeds, evaluation, measure, logits, torch.from_numpy(codes))
     return jackknife(of_rows, len(codes), clusters)
 
