@@ -5,15 +5,17 @@ An item of that file has one kind of evidence:
 ``holds``
     Statements about kept rows, such as ``[ROW; COLUMN] > 0.95``, ``[ROW; COLUMN] = 70.4 ± 4`` and
     ``[ROW; COLUMN] < [ROW; COLUMN]``. A cell of another table than ``rows`` ends with ``; JOB TABLE``. A cell is its
-    mean over seeds, ``max [...]`` and ``min [...]`` its largest and smallest value. ``[Adam *; COLUMN]`` has the runs
-    of all rows whose names begin with ``Adam ``. One mean is less than another if they differ by more than two standard
-    errors, over seeds or over all these runs.
+    mean over the seeds of the item's protocol, ``max [...]`` and ``min [...]`` its largest and smallest value.
+    ``[Adam *; COLUMN]`` has the runs of all rows whose names begin with ``Adam ``. One mean is less than another if
+    they differ by more than two standard errors, over seeds or over all these runs. ``protocol`` is what is equal for
+    all of the item's rows.
 ``test``
     Tests of an exact statement, a rule or a figure; ``without`` names what they lack.
 ``verdict``
     ``rows not kept``, ``not run``, ``definition`` or ``schematic``; with ``holds`` it applies until rows are kept.
 """
 
+import datetime
 import math
 import re
 import statistics
@@ -21,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -35,7 +37,7 @@ OUT, SMALLER, PARTLY, NOT = "comes out", "comes out, smaller", "partly", "does n
 TESTED, NOT_KEPT = "tested", "rows not kept"
 VERDICTS = (OUT, SMALLER, PARTLY, NOT, TESTED, NOT_KEPT, "not run", "definition", "schematic")
 FAILS, NO_ROWS = "not", "no rows for"  # before a statement
-HEADER = ["item", "what it shows", "ours", "the paper's", "seeds", "size against the paper's", "verdict", "command"]
+HEADER = ["item", "what it shows", "ours", "the paper's", "protocol", "size against the paper's", "verdict", "command"]
 _SIDE = r"(?:(?:max|min) )?\[[^\]]+\]|-?[\d.]+"
 _STATEMENT = re.compile(rf"({_SIDE}) ([<>=]) ({_SIDE})(?: ± ([\d.]+))?")
 _WHICH = re.compile(r" --(?:seeds|first-seed|only)(?: (?:'[^']*'|(?!--)\S+))+")  # which runs, not how large they are
@@ -54,6 +56,30 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """How the runs of an item were made, the same for all of its rows, and fixed before a verdict is read.
+
+    Attributes:
+        seeds: their number, the first ones of each row; seeds that were added later count nowhere.
+        length: the steps or epochs of every row.
+        chosen: what chose the settings.
+        fixed: the day on which the protocol was written.
+        unequal: rows of another length, and why that is no fault.
+    """
+
+    seeds: int
+    length: str
+    chosen: str
+    fixed: datetime.date
+    unequal: str = ""
+
+    def __str__(self) -> str:
+        unequal = f" ({self.unequal})" if self.unequal else ""
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        return f"{seeds}; {self.length}{unequal}; settings chosen {self.chosen}; fixed {self.fixed}"
+
+
+@dataclass(frozen=True)
 class Item:
     """A figure, table or statement of a paper, as in the file of papers.
 
@@ -62,6 +88,7 @@ class Item:
         table: reads a job's table of kept rows.
         rows: ``JOB TABLE`` of the cells.
         holds, test, verdict: the evidence.
+        protocol: of ``holds``.
         seeds: the paper's number of seeds, if it gives one.
         smaller, without: what is smaller than in the paper, or missing.
         note: another difference.
@@ -78,6 +105,7 @@ class Item:
     holds: Sequence[str] = ()
     test: Sequence[str] = ()
     verdict: str = ""
+    protocol: Protocol | None = None
     seeds: int = 0
     smaller: str = ""
     without: str = ""
@@ -110,13 +138,12 @@ class Item:
     def line(self) -> list[str]:
         """The item's line on the page."""
         named = f"[{self.item}]({self.page})" if self.page else self.item
-        counts = [side.seeds for side in self.kept]
-        seeds = " to ".join(dict.fromkeys([str(min(counts)), str(max(counts))])) if counts else ""
         commands = self.command or ([f"concord compare {self.rows}"] if self.rows else [])
         pasted = "<br>".join(f"`{each}`" for each in [*commands, *(f"pytest {test}" for test in self.test)])
         failing = (f"{reason} `{text}`" for text, (reason, _) in self.statements.items() if reason and self.kept)
         verdict = "; ".join([self.judged, *failing])
-        cells = [named, self.shows, self._ours(), self.paper, seeds, self._size(), verdict, pasted]
+        protocol = str(self.protocol or "")
+        cells = [named, self.shows, self._ours(), self.paper, protocol, self._size(), verdict, pasted]
         return [cell or "–" for cell in cells]
 
     def _decide(self, text: str) -> tuple[str, Sequence[Side]]:
@@ -139,14 +166,17 @@ class Item:
         column = next((each for each in table.columns if each.title == heading), None)
         if not rows or column is None:
             raise InputError(f"{self.item}: {text}: no such row or column")
-        by_row = [table.numbers(each, heading) for each in rows]
+        assert self.protocol is not None
+        by_row = [table.numbers(each, heading)[: self.protocol.seeds] for each in rows]
         values = [value for each in by_row for value in each]
         heading = " in ".join([heading, *other])
         if not all(by_row):
             return Side(math.nan, heading=heading)
         of = {"max": max, "min": min}.get(text[:3])
         error = 0.0 if of or len(values) < 2 else statistics.stdev(values) / math.sqrt(len(values))
-        shown = f"{method_name(row)}: {with_spread(values, column.digits)}"
+        fewer = {len(each) for each in by_row} - {self.protocol.seeds}
+        counted = f" ({' to '.join(map(str, sorted(fewer)))} of {self.protocol.seeds} seeds)" if fewer else ""
+        shown = f"{method_name(row)}: {with_spread(values, column.digits)}{counted}"
         commands = {line.origin["command"] for line in table.runs if line.configuration in rows}
         reduced = [found[1] for each in sorted(commands) if (found := _REDUCED.search(_WHICH.sub("", each)))]
         options = ", ".join(dict.fromkeys(reduced))
@@ -178,7 +208,12 @@ def read_papers(results: Path) -> Papers:
     """The items of the file of papers in the folder of results, with their kept rows."""
     table = cache(partial(read_table, results=results))
     papers = yaml.safe_load((results / "papers.yaml").read_text(encoding="utf-8"))
-    return {paper: [Item(table=table, **entry) for entry in items] for paper, items in papers.items()}
+    return {paper: [_item(table, entry) for entry in items] for paper, items in papers.items()}
+
+
+def _item(table: Callable[[str, str], Table], entry: Mapping[str, Any]) -> Item:
+    protocol = Protocol(**entry["protocol"]) if entry.get("protocol") else None
+    return Item(table=table, **{**entry, "protocol": protocol})
 
 
 def _counts(items: Sequence[Item]) -> list[int]:

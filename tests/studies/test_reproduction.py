@@ -10,6 +10,7 @@ import pytest
 import reproduction
 from concord.errors import InputError
 from concord.job_files import job_texts
+from concord.options import option_values
 from concord.studies.job_tables import comparisons_of
 from concord.training import load_job
 from documents import with_tables
@@ -43,7 +44,7 @@ def test_every_line_has_evidence_and_a_verdict(items: list[Item]) -> None:
     for item in items:
         assert item.judged in VERDICTS, item.item
         assert not (item.holds and item.test), "one kind of evidence"
-        assert bool(item.holds) == bool(item.rows), item.item
+        assert bool(item.holds) == bool(item.rows) == (item.protocol is not None), item.item
         assert item.holds or item.test or item.verdict, item.item
         assert not item.verdict or item.verdict in VERDICTS[5:], f"{item.item}: no row supports this verdict"
         assert all(len(re.split(r"(?<!\\)\|", cell)) == 1 for cell in item.line()), "a column more"
@@ -88,7 +89,9 @@ def papers_of(folder: Path, *rows: tuple[str, float, str], **entry: object) -> I
     ]  # fmt: skip
     (folder / "synthetic-baseline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     holds = ["[and-mask; o.o.d.] > 0.95", "[average; o.o.d.] < [and-mask; o.o.d.]"]
-    written = {"item": "Fig. 6", "shows": "all", "rows": "synthetic baseline", "holds": holds, "seeds": 2, **entry}
+    protocol = {"seeds": 2, "length": "94 epochs", "chosen": "by hand", "fixed": "2026-11-29"}
+    written = {"item": "Fig. 6", "shows": "all", "rows": "synthetic baseline", "holds": holds, "seeds": 2}
+    written |= {"protocol": protocol, **entry}
     (folder / "papers.yaml").write_text(json.dumps({"paper": [written]}))  # JSON is YAML
     return reproduction.read_papers(folder)["paper"][0]
 
@@ -120,9 +123,46 @@ def test_a_verdict_follows_from_the_rows(tmp_path: Path) -> None:
     assert papers_of(tmp_path, *BOTH[:2], holds=["[and-mask; o.o.d.] = 0.9 ± 0.05"]).judged == VERDICTS[3]
 
 
+def test_seeds_beyond_the_protocol_decide_nothing(tmp_path: Path) -> None:
+    """A verdict is never reached by more seeds of the rows that failed."""
+    low = [("and-mask", 0.9, ""), ("and-mask", 0.9, ""), *BOTH[2:]]
+    failed = papers_of(tmp_path, *low)
+    more = papers_of(tmp_path, *low, *(("and-mask", 1.0, "") for _ in range(20)))
+    assert failed.judged == more.judged == PARTLY
+    assert failed.line()[:7] == more.line()[:7]
+
+
+def test_a_row_with_fewer_seeds_than_its_protocol_says_so(tmp_path: Path) -> None:
+    line = papers_of(tmp_path, *BOTH[:3]).line()
+    assert line[2] == "o.o.d. · AND-mask: 0.990 ± 0.014; average: 0.500 (1 of 2 seeds)"
+    assert line[4] == "2 seeds; 94 epochs; settings chosen by hand; fixed 2026-11-29"
+
+
+def test_rows_of_a_protocol_train_equally_long(items: list[Item]) -> None:
+    """Where the number of examples differs, the epochs or the steps are equal; what else differs is said."""
+    for item in (each for each in items if each.protocol is not None):
+        lengths: dict[tuple[str, str], dict[object, set[tuple[float, float]]]] = {}
+        for cell in {each for text in item.holds for each in re.findall(r"\[([^\]]+)\]", text)}:
+            row, _, *other = cell.split("; ")
+            job_name, table = (other[0] if other else item.rows).split(" ")
+            job = load_job(job_name)
+            comparison = comparisons_of(job).get(table)
+            for name, changes in {} if comparison is None else comparison.configurations.items():
+                if name == row or (row.endswith(" *") and name.startswith(row[:-1])):
+                    options = {**option_values(job.job.config), **changes}
+                    examples = options.get("examples", 1)
+                    length = options["epochs"], options["epochs"] * examples / options["batch_size"]
+                    lengths.setdefault((job_name, table), {}).setdefault(examples, set()).add(length)
+        for place, by_examples in lengths.items():
+            epochs = {epochs for each in by_examples.values() for epochs, _ in each}
+            steps = {round(steps, -1) for each in by_examples.values() for _, steps in each}
+            assert min(len(epochs), len(steps)) == 1 or item.protocol.unequal, (item.item, place, lengths)
+
+
 def test_a_statement_may_be_about_all_rows_whose_names_begin_alike(tmp_path: Path) -> None:
-    def judged(holds: str, rows: dict[str, list[float]]) -> tuple[str, str]:
-        item = papers_of(tmp_path, holds=[holds], rows="coinrun-clone table-3", seeds=0)
+    def judged(holds: str, rows: dict[str, list[float]]) -> str:
+        protocol = {"seeds": 1, "length": "10 epochs", "chosen": "by hand", "fixed": "2026-11-29"}
+        item = papers_of(tmp_path, holds=[holds], rows="coinrun-clone table-3", seeds=0, protocol=protocol)
         lines = [
             {
                 "configuration": row,
@@ -137,23 +177,21 @@ def test_a_statement_may_be_about_all_rows_whose_names_begin_alike(tmp_path: Pat
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / "coinrun-clone-table-3.jsonl").write_text(text)
-        return item.judged, item.line()[4]
+        return item.judged
 
     adams = {f"Adam {place}": [0.1 * place] for place in range(1, 6)}
-    assert judged("[Adam *; selected] = 0.3 ± 0.001", adams) == (OUT, "1"), "each row has one seed"
-    assert judged("min [Adam *; selected] = 0.1 ± 0.001", adams)[0] == OUT
+    assert judged("[Adam *; selected] = 0.3 ± 0.001", adams) == OUT, "each row has one seed"
+    assert judged("min [Adam *; selected] = 0.1 ± 0.001", adams) == OUT
     ours = {f"row {place}": [0.1 * place - 0.01] for place in range(1, 6)}
-    assert judged("[row *; selected] < [Adam *; selected]", adams | ours)[0] == VERDICTS[3], (
-        "within two standard errors"
-    )
-    assert judged("min [row *; selected] < min [Adam *; selected]", adams | ours)[0] == OUT
-    assert judged("[Adam *; selected] > 0", {**adams, "Adam 5": []}) == (NOT_KEPT, "–"), "a row has no runs"
+    assert judged("[row *; selected] < [Adam *; selected]", adams | ours) == VERDICTS[3], "within two standard errors"
+    assert judged("min [row *; selected] < min [Adam *; selected]", adams | ours) == OUT
+    assert judged("[Adam *; selected] > 0", {**adams, "Adam 5": []}) == NOT_KEPT, "a row has no runs"
     with pytest.raises(InputError, match="no such row"):
         judged("[Adam; selected] > 0", adams)
 
 
 def test_a_test_without_a_part_of_the_item_comes_out_partly(tmp_path: Path) -> None:
-    tested = {"rows": "", "holds": [], "test": ["tests/test_it.py::test_it"]}
+    tested = {"rows": "", "holds": [], "protocol": None, "test": ["tests/test_it.py::test_it"]}
     assert papers_of(tmp_path, **tested).judged == TESTED
     assert papers_of(tmp_path, **tested, without="a panel").judged == PARTLY
 

@@ -11,7 +11,7 @@ from concord_jobs.colored_mnist import figures
 
 SHARED: dict[str, Any] = {"epochs": 80, "batch_size": 5000, "lr": 2e-3, "milestones": (0.6, 0.8), "evaluations": 12}
 PENALIZED = {**SHARED, "penalty_warmup": 0.4}
-ERM = {**SHARED, "objective": "erm", "aggregator": "mean", "epochs": 60}
+ERM = {**SHARED, "objective": "erm", "aggregator": "mean"}
 META = {"objective": "meta-irm", "penalty_warmup": 0.0, "decay": 0.4, "milestones": (0.7, 0.85), "evaluations": 40}
 # What all trials of meta-IRM's studies have: training ends when the environments' held-out losses are nearly equal.
 OF_STUDY = {"stop_spread": 0.005, "stop_from": 0.5, "regularization": "coupled"}
@@ -83,7 +83,6 @@ MORE_CLASSES: dict[int, dict[str, dict[str, Any]]] = {
 PATCHES = {
     **SHARED,
     **BY_HAND,
-    "epochs": 60,
     "inner_lr": 0.22,
     "drop_grad": 0.2,
     "milestones": (0.3, 0.5, 0.7),

@@ -10,7 +10,7 @@ from concord_jobs.memorization.figures import label_noise_figure
 columns: dict[str, Column] = {
     "wrong labels": f"{WRONG}_accuracy",
     "right labels": f"{RIGHT}_accuracy",
-    "test at its peak": at_best("ood_accuracy", "ood_accuracy", "max"),
+    "test at its peak (oracle)": at_best("ood_accuracy", "ood_accuracy", "max"),
     "test": "ood_accuracy",
 }
 MNIST = {"dataset": "mnist", "model": "mlp", "train_images": 6000}
