@@ -1,6 +1,7 @@
 """The page of reproductions follows the kept rows, and no other page claims more."""
 
 import json
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -151,7 +152,7 @@ def test_rows_of_a_protocol_train_equally_long(items: list[Item]) -> None:
                 if name == row or (row.endswith(" *") and name.startswith(row[:-1])):
                     options = {**option_values(job.job.config), **changes}
                     examples = options.get("examples", 1)
-                    length = options["epochs"], options["epochs"] * examples / options["batch_size"]
+                    length = options["epochs"], options["epochs"] * math.ceil(examples / options["batch_size"])
                     lengths.setdefault((job_name, table), {}).setdefault(examples, set()).add(length)
         for place, by_examples in lengths.items():
             epochs = {epochs for each in by_examples.values() for epochs, _ in each}
