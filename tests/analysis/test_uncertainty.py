@@ -123,7 +123,7 @@ def test_four_hospitals_show_no_small_difference_and_say_what_to_expect() -> Non
     assert found.lines == (
         "recommended: mean; accuracy 0.782 against boosting 0.770: difference 0.012 (95 % -0.049 to 0.074; 4 "
         "environments), not more than chance",
-        "expect accuracy 0.572 to 0.908 of mean in a new environment (95 % prediction, t interval of 4 environments)",
+        "expect accuracy 0.572 to 0.908 of mean in a new environment (with 95 % probability; t interval of 4 environments)",
         "more environments would tell more",
     )
 

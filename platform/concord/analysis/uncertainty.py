@@ -110,6 +110,7 @@ class Verdict:
         environments: each method's value in each environment, with intervals over rows.
         differences: of each other method with the first.
         next_environment: for the recommended method; None without three environments.
+        below: environments in which it is worse than a constant; None if no constant's value is known.
         left_out: methods and environments without a value, with the reason.
         lines: the verdict in words.
     """
@@ -121,6 +122,7 @@ class Verdict:
     environments: Sequence[EnvironmentValue]
     differences: Sequence[Difference]
     next_environment: NextEnvironment | None
+    below: Sequence[str] | None
     left_out: Mapping[str, str]
     lines: Sequence[str]
 
@@ -141,6 +143,8 @@ def verdict(
     *,
     estimates: Mapping[str, Mapping[str, Estimate]] | None = None,
     rows: Mapping[str, float] | None = None,
+    constants: Mapping[str, float] | None = None,
+    unfinished: str = "",
     unit: Literal["environments", "seeds"] = "environments",
     label: Callable[[str], str] = str,
     digits: int = 3,
@@ -153,6 +157,8 @@ def verdict(
         mode: whether a large or a small value is good.
         estimates: by method and environment the values with the influence of their rows, if predictions were kept.
         rows: of each environment.
+        constants: the values of the best constant in environments where it is known.
+        unfinished: what is missing, in words; nothing is recommended in the lines then.
         unit: what the second names of ``values`` are; seeds say nothing of a new environment.
         label: a method's name in the lines.
         digits: of numbers in the lines.
@@ -176,8 +182,11 @@ def verdict(
         for method in (ranked if unit == "environments" else ())
         for name in units
     ]
-    found = Verdict(measure, unit, recommended, methods, each, differences, following, left_out, ())
-    return replace(found, lines=_Words(found, label, digits).lines(len(units)))
+    sign, own = 1 if mode == "max" else -1, means[recommended]
+    known = {name: value for name, value in (constants or {}).items() if name in own}
+    below = [name for name, value in known.items() if sign * own[name] < sign * value] if known else None
+    found = Verdict(measure, unit, recommended, methods, each, differences, following, below, left_out, ())
+    return replace(found, lines=_Words(found, label, digits).lines(units, known, sign, unfinished))
 
 
 def _complete(values: Mapping[str, ByEnvironment]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
@@ -276,18 +285,61 @@ class _Words:
         self._of = {each.method: each for each in found.methods}
         self._measure = found.measure.replace("_", " ")
 
-    def lines(self, units: int) -> tuple[str, ...]:
-        """The lines, for this number of units."""
+    def lines(
+        self, units: Sequence[str], constants: Mapping[str, float], sign: int, unfinished: str
+    ) -> tuple[str, ...]:
+        """The lines: whether it holds, which method, and what to expect; ``sign`` is 1 if a large value is good."""
+        expected = [*self._next(len(units)), *self._unstable(), *self._left_out()]
+        holds = self._holds(units, constants, sign)
+        if unfinished:
+            return (f"unfinished, so no method is recommended yet: {unfinished}", *holds, *expected)
+        return (*holds, *self._which(len(units)), *expected)
+
+    def _holds(self, units: Sequence[str], constants: Mapping[str, float], sign: int) -> list[str]:
+        """Whether the recommended method is better than a constant, here and in a new environment."""
+        found, name = self._found, self._label(self._found.recommended)
+        if found.below is None:
+            return []
+        if found.below:
+            where = f"{_some(found.below)} ({len(found.below)} of {len(units)})"
+            return [f"does it hold? not everywhere: in {where} {name} is worse than a constant, which needs no model"]
+        where = f"in all {len(constants)} environments" + (
+            "" if len(constants) == len(units) else " where one is known"
+        )
+        line = f"does it hold? {where} {name} is better than a constant, which needs no model"
+        if found.next_environment is not None:
+            interval, mean = found.next_environment.interval, statistics.fmean(constants.values())
+            worst = interval.low if sign > 0 else interval.high
+            line += "; a new one is likely to follow" if sign * worst > sign * mean else "; a new one need not follow"
+        return [line]
+
+    def _unstable(self) -> list[str]:
+        """Environments where the seeds differ by more than the chance of the rows."""
+        names = [
+            each.environment
+            for each in self._found.environments
+            if each.method == self._found.recommended and each.interval is not None and each.deviation is not None
+            if each.deviation > (each.interval.high - each.interval.low) / 2
+        ]
+        if not names:
+            return []
+        return [
+            f"in {_some(names)} the seeds differ by more than the interval over the rows: there the value depends on "
+            "chance in training, and more seeds would tell more"
+        ]
+
+    def _which(self, units: int) -> tuple[str, ...]:
+        """The recommended method with its evidence."""
         found = self._found
         if not found.differences:
             only = f"recommended: {self._label(found.recommended)}; no other method has a value in all"
-            return (f"{only} {units} {found.unit}", *self._next(units), *self._left_out())
+            return (f"{only} {units} {found.unit}",)
         first = found.differences[0].against
         # A recommended method shows its own evidence, also where another has the best value, by chance.
         best = found.recommended if found.recommended != first else found.methods[0].method
         shown = best if best != first else found.methods[1].method
         difference = next(each for each in found.differences if each.method == shown)
-        return (self._compared(best, difference), *self._chance(difference), *self._next(units), *self._left_out())
+        return (self._compared(best, difference), *self._chance(difference))
 
     def _number(self, value: float) -> str:
         return f"{value:.{self._digits}f}"
@@ -338,7 +390,7 @@ class _Words:
         name, count = self._label(following.method), following.environments
         line = (
             f"expect {self._measure} {self._range(following.interval)} of {name} in a new environment "
-            f"(95 % prediction, {following.basis} of {count} environments)"
+            f"(with 95 % probability; {following.basis} of {count} environments)"
         )
         share = following.share_of_rows
         if share is None:

@@ -15,8 +15,8 @@ from concord.execution.lifecycle import Info
 from concord.execution.progress import duration
 from concord.options import option_values
 from concord.record import Run
-from concord.studies.data_sections import columns_parts, data_parts, rows_of
-from concord.studies.environment_grids import EnvironmentGrids
+from concord.studies.data_sections import Rows, columns_parts, data_parts, rows_of
+from concord.studies.environment_grids import EnvironmentGrids, other_measures
 from concord.studies.job_tables import LEAVE_ONE_OUT
 from concord.studies.leave_one_out import CHOSEN, known_of_environments
 from concord.studies.methods_result import options_of_study
@@ -61,7 +61,7 @@ def comparison_page(results: "Sequence[ComparisonResult]", info: Info) -> Page:
         title,
         _about(runs),
         [
-            Section("The answer", [part for result in results for part in _answer(result)]),
+            Section("The answer", [part for result in results for part in _answer(result, rows)]),
             *(section for result in results for section in _tables(result)),
             Section("Which columns hold", columns_parts(rows)),
             Section("The data", data_parts(plan.base, rows, runs)),
@@ -121,13 +121,11 @@ def _day(seconds: float) -> str:
 # ---- the answer, the tables and their figures
 
 
-def _answer(result: "ComparisonResult") -> list[Part]:
-    """The verdict in words, and where the recommended method fails."""
+def _answer(result: "ComparisonResult", rows: Rows) -> list[Part]:
+    """The verdict in words, and which columns say the opposite where the recommended method fails."""
     lines = _verdict_lines(result.verdict)
-    for table in result.tables:
-        if (folds := result.plan.tables[table.name].folds) is not None:
-            methods = result.plan.tables[table.name].configurations
-            lines += EnvironmentGrids(table, methods, folds, result.verdict).worse_than_constant()
+    if result.verdict is not None:
+        lines += rows.turned_in(result.verdict.below or [])
     lead, more = lines[:MOST_NAMED], lines[MOST_NAMED:]
     parts: list[Part] = [Lines(lead, lead=True)] if lead else []
     return [*parts, *([Folded(f"{len(more)} more lines", [Lines(more)])] if more else [])]
@@ -151,6 +149,7 @@ def _tables(result: "ComparisonResult") -> list[Section]:
             folded: list[Part] = []
         else:
             parts, folded = EnvironmentGrids(table, comparison.configurations, folds, result.verdict).parts()
+            folded += other_measures(result.predictions, folds, result.verdict)
         drawn = [Path(path) for name, path in result.drawn.items() if name in comparison.figures]
         parts += [*(Picture(path.read_bytes(), _caption(path.stem, folds)) for path in drawn), *folded]
         sections.append(Section(table.name if folds is None else "In each environment, as a new one", parts))

@@ -98,19 +98,23 @@ class ComparisonResult(GroupResult):
 
     @property
     def train(self) -> str | None:
-        """The command that trains the method that the verdict recommends on all environments; None without one."""
-        if self.verdict is None:
+        """The command that trains the recommended method on all environments; None without it, or with runs missing."""
+        if self.verdict is None or self.missing:
             return None
         table = next(name for name, comparison in self.plan.tables.items() if comparison.folds is not None)
         return self.plan.train_command(table, self.verdict.recommended)
 
     def answer(self) -> list[str]:
         """The verdict, and the command that follows from it."""
-        return [] if self.verdict is None else [*self.verdict.lines, f"train it  {self.train}"]
+        return [
+            *([] if self.verdict is None else self.verdict.lines),
+            *([f"train it  {self.train}"] if self.train else []),
+        ]
 
     def note(self) -> str:
         """The tables, the answer, and where the page is."""
-        lines = [] if self.verdict is None else [*self.verdict.lines, f"train it: `{self.train}`"]
+        lines = [*([] if self.verdict is None else self.verdict.lines)]
+        lines += [f"train it: `{self.train}`"] if self.train else []
         parts = [*(table.markdown() for table in self.tables), "\n".join(f"- {line}" for line in lines)]
         page = [f"The artifact `{REPORT}` is a page with all of it."] if self.finished else []
         return "\n\n".join(filter(None, [*parts, *page]))
@@ -268,7 +272,12 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
         found[name] = rows
     predictions = pandas.concat(predicted, ignore_index=True) if predicted else None
     folds = {name: comparison.folds for name, comparison in plan.tables.items() if comparison.folds is not None}
-    verdicts = [left_out_verdict(table.runs, folds[table.name], predictions) for table in tables if table.name in folds]
+    unfinished = {name: f"{len(each)} of {len(plan.runs[name])} runs are missing" for name, each in missing.items()}
+    verdicts = [
+        left_out_verdict(table.runs, folds[table.name], predictions, unfinished.get(table.name, ""))
+        for table in tables
+        if table.name in folds
+    ]
     return ComparisonResult(
         folder=plan.folder,
         plan=plan,

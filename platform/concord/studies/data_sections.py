@@ -1,12 +1,14 @@
 """The sections of a page about the data: which columns hold, and what the rows are."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from concord.analysis.columns.notes import notes
-from concord.analysis.columns.report import as_json, broken_lines, relation_cells
+from concord.analysis.columns.report import ColumnReport, against, as_json, broken_lines, relation_cells
 from concord.analysis.figures import png
 from concord.errors import InputError, format_for_cli
 from concord.execution.lifecycle import Info
@@ -18,14 +20,42 @@ from concord.training.job import JobFile
 from concord.training.options import RunConfig
 
 if TYPE_CHECKING:
+    from concord.analysis.columns.relations import Columns
     from concord.environments.table_rows import Table  # with pandas
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """The table on which runs were trained; else why it is not shown, if there was one."""
 
     table: "Table | None" = None
     missing: str = ""
+
+    @functools.cached_property
+    def columns(self) -> list[ColumnReport]:
+        """The columns with their relations to the target, those that break first."""
+        return sorted(as_json(self.relations), key=lambda each: (each["turns"], each["fades"]), reverse=True)
+
+    @functools.cached_property
+    def relations(self) -> "Columns":
+        """The same as arrays."""
+        from concord.analysis.columns.relations import relations  # with scipy's statistics, half a second
+
+        assert self.table is not None
+        return relations(self.table)
+
+    def turned_in(self, environments: Sequence[str]) -> list[str]:
+        """The columns that say the opposite in these environments, in words."""
+        if self.table is None or not environments:
+            return []
+        turned = {each["term"]: against(each) for each in self.columns if each["turns"] > 0}
+        found = [(name, [column for column, places in turned.items() if name in places]) for name in environments]
+        return [
+            f"In {name}, where it fails, {', '.join(columns[:MOST_NAMED])} "
+            f"{'mean' if len(columns) > 1 else 'means'} the opposite of elsewhere"
+            for name, columns in found
+            if columns
+        ]
 
 
 def rows_of(job: JobFile, base: RunConfig, runs: Sequence[Run], info: Info) -> Rows:
@@ -54,15 +84,11 @@ def rows_of(job: JobFile, base: RunConfig, runs: Sequence[Run], info: Info) -> R
 
 def columns_parts(rows: Rows) -> list[Part]:
     """The relation of each column with the target by environment, those that break first, and the picture."""
-    if (data := rows.table) is None:
+    if (data := rows.table) is None or not (columns := rows.columns):
         return []
     from concord.analysis.columns.figures import columns_figure
-    from concord.analysis.columns.relations import relations
 
-    found = relations(data)
-    columns = sorted(as_json(found), key=lambda each: (each["turns"], each["fades"]), reverse=True)
-    if not columns:
-        return []
+    found = rows.relations
     purposes = dict(zip(found.environments, found.purposes, strict=True))
     lines = []
     for each in columns:
@@ -77,6 +103,8 @@ def columns_parts(rows: Rows) -> list[Part]:
     every = Grid(caption, [named, "kind", *headings], lines, numeric=False)
     shown = dataclasses.replace(every, rows=lines[:MOST_ROWS])
     broken = [line.removeprefix("breaks: ") for line in broken_lines(columns, purposes)]
+    absent = {each["term"]: [name for name, part in each["missing"].items() if part == 1.0] for each in columns}
+    broken += [f"{term} is not there in {', '.join(names)}" for term, names in absent.items() if names]
     title = f"Each column's relation with {data.target}, by environment"
     picture = png(columns_figure(columns, purposes, data.target))
     more = [Folded(f"All {len(lines)} columns", [every])] if len(lines) > MOST_ROWS else []

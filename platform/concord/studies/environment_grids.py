@@ -2,14 +2,28 @@
 
 import statistics
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from concord.analysis.intervals import Estimate, Scale, scale_of
 from concord.analysis.method_names import method_name
 from concord.analysis.uncertainty import Verdict
-from concord.studies.leave_one_out import BEST, CHOSEN, CONSTANT, MAJORITY, ORACLE, ROWS, known_of_environments
-from concord.studies.page import MOST_NAMED, Cell, Folded, Grid, Mark, Part, cells_of
+from concord.studies.leave_one_out import (
+    BEST,
+    CHOSEN,
+    CONSTANT,
+    MAJORITY,
+    ORACLE,
+    ROWS,
+    constants_of,
+    known_of_environments,
+)
+from concord.studies.page import Cell, Folded, Grid, Mark, Part, cells_of
 from concord.table import Column, Row, Table
 from concord.training.comparison import Folds
+from concord.training.row_estimates import row_estimates
+
+if TYPE_CHECKING:
+    import pandas  # takes a third of a second
 
 # Measures in the words of somebody who does not train models.
 _MEANINGS = {
@@ -37,6 +51,7 @@ class EnvironmentGrids:
         self.table, self.folds, self.means = table, folds, _means(table)
         self.methods = [row for row in table.rows if row.name in methods]
         self.known = known_of_environments(table.runs)
+        self.constants = constants_of(self.known, folds.measure)
         kinds = [kind.strip(" ()") for kind in (ROWS, MAJORITY, CONSTANT)]
         self.about = [kind for kind in kinds if any(kind in each for each in self.known.values())]
         self.shown = [*self.methods, *(row for row in table.rows if row.name == CHOSEN)]
@@ -61,7 +76,7 @@ class EnvironmentGrids:
         caption = f"{self.folds.measure}{meaning}; {better} is better; {means}; bold: the best method."
         header = ["environment", *self.about, *(row.label for row in self.shown)]
         if self.intervals:
-            header.append(f"95 % of {method_name(self.recommended)}")
+            header.append(f"{method_name(self.recommended)}, 95 % interval")
         rows = [self._line(column) for column in self.own]
         if any(cell.mark == "below" for row in rows for cell in row):
             caption += " ▼: worse than a constant, which needs no model."
@@ -74,34 +89,17 @@ class EnvironmentGrids:
         caption = f"Of {len(rows)} environments those that stand out, and all together. {caption}"
         return [Grid(caption, header, far, footer)], [Folded(f"All {len(rows)} environments", [every]), *folded]
 
-    def worse_than_constant(self) -> list[str]:
-        """Where the recommended method is worse than a constant, in words."""
-        rows = [row for row in self.shown if row.name == self.recommended]
-        marks = {column.title: self._mark(row, column) for row in rows for column in self.own}
-        below = [name for name, mark in marks.items() if mark == "below"]
-        if not below:
-            return []
-        more = f" and {len(below) - MOST_NAMED} more" if len(below) > MOST_NAMED else ""
-        where = f"{', '.join(below[:MOST_NAMED])}{more}"
-        method = method_name(self.recommended)
-        return [f"In {len(below)} of {len(marks)} environments {method} is worse than a constant: {where}"]
-
     def _mark(self, row: Row, column: Column) -> Mark:
         """Whether a value is worse than a constant, or the best of the methods."""
-        sign, constant = 1 if self.folds.mode == "max" else -1, self._constant(column.heading)
+        sign, constant = 1 if self.folds.mode == "max" else -1, self.constants.get(column.heading)
         value = self.means[row.name].get(column.heading)
         if value is None:
             return ""
         if constant is not None and sign * value < sign * constant:
             return "below"
-        values = (self.means[each.name].get(column.heading) for each in self.methods)
-        best = max(sign * each for each in values if each is not None)
-        return "best" if sign * value >= best else ""
-
-    def _constant(self, environment: str) -> float | None:
-        """What a constant has there, if it is known of this measure."""
-        kind = {"accuracy": MAJORITY, "mse": CONSTANT}.get(self.folds.measure, "").strip(" ()")
-        return self.known.get(environment, {}).get(kind)
+        values = [self.means[each.name].get(column.heading) for each in self.methods]
+        known = [sign * each for each in values if each is not None]
+        return "best" if len(known) == len(values) and sign * value >= max(known) else ""
 
     def _line(self, column: Column) -> list[Cell]:
         known = self.known.get(column.heading, {})
@@ -150,6 +148,34 @@ class EnvironmentGrids:
             caption = "Not a result either: what the environment's own rows give, the most that could be had there."
             grids.append(Grid(caption, ["environment", *(row.label for row in others)], lines))
         return [Folded("In hindsight (oracle)", grids)] if grids else []
+
+
+def other_measures(predictions: "pandas.DataFrame | None", folds: Folds, verdict: Verdict | None) -> list[Part]:
+    """The recommended method by the other measures, with intervals over rows or clusters; from kept predictions."""
+    if predictions is None or verdict is None:
+        return []
+    own, found = predictions[predictions.method == verdict.recommended], {}
+    for measure in (each for each in _MEANINGS if each != verdict.measure):
+        of_environments = row_estimates(own, measure).get(verdict.recommended, {})
+        if of_environments:
+            found[measure] = of_environments
+    rows = []
+    for name in folds.environments:
+        texts = [_with_interval(of.get(name), scale_of(measure)) for measure, of in found.items()]
+        rows.append(cells_of([name, *texts]))
+    if not found:
+        return []
+    meanings = "; ".join(f"{measure}: {_MEANINGS[measure]}" for measure in found)
+    caption = f"Over the rows of each environment, with 95 % intervals. {meanings[:1].upper()}{meanings[1:]}."
+    return [Folded(f"Other measures of {method_name(verdict.recommended)}", [Grid(caption, ["", *found], rows)])]
+
+
+def _with_interval(estimate: Estimate | None, scale: Scale) -> str:
+    if estimate is None:
+        return "–"
+    interval = estimate.interval(scale)
+    ends = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
+    return f"{estimate.value:.3f}{ends}"
 
 
 def _known(kind: str, value: float) -> str:

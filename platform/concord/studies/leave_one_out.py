@@ -48,6 +48,7 @@ ORACLE, HELD_OUT, TEST = " (oracle)", " (held-out)", " (test)"
 ROWS, MAJORITY, CONSTANT = " (rows)", " (majority share)", " (constant mse)"
 WITHIN = " (itself)"  # of a baseline: what it reaches if it is fitted there
 _KINDS = ("", HELD_OUT, ORACLE, TEST, ROWS, CONSTANT, WITHIN, MAJORITY)
+_OF_ANY_CONSTANT = {"auc": 0.5, "r2": 0.0}
 _MANY = 20  # of more environments text shows quartiles, and those that stand out
 _EXTREME, _MOST_EXTREME = 2, 5  # environments at each end that text shows in any case, and at most
 _QUARTILES = ("lower quartile", "median", "upper quartile")
@@ -335,6 +336,17 @@ def known_of_environments(lines: Iterable[ResultLine]) -> dict[str, dict[str, fl
                 if heading.endswith(kind):
                     found.setdefault(heading.removesuffix(kind), {})[kind.strip(" ()")] = value
     return found
+
+
+def constants_of(known: Mapping[str, Mapping[str, float]], measure: str) -> dict[str, float]:
+    """What the best constant has in each of these environments, if it is known of this measure.
+
+    ``known`` is that of :func:`known_of_environments`.
+    """
+    if measure in _OF_ANY_CONSTANT:
+        return dict.fromkeys(known, _OF_ANY_CONSTANT[measure])
+    kind = {"accuracy": MAJORITY, "mse": CONSTANT}.get(measure, "").strip(" ()")
+    return {name: each[kind] for name, each in known.items() if kind in each}
 
 
 def left_out_table(name: str, lines: Sequence[ResultLine], **parts: Any) -> Table:

@@ -134,18 +134,29 @@ def broken_lines(columns: Sequence[Mapping[str, Any]], purposes: Mapping[str, st
         yield f"others that break: {', '.join(each['term'] for each in broken[MOST_NAMED:])}"
 
 
+def against(column: Mapping[str, Any]) -> list[str]:
+    """The environments where the column's relation has the sign that is not the usual one, the strongest first."""
+    values, votes, usual = column["relation"], column["votes"], _usual_sign(column)
+    return [name for name in sorted(values, key=lambda name: usual * values[name]) if votes.get(name) == -usual]
+
+
+def _usual_sign(column: Mapping[str, Any]) -> int:
+    values, votes = column["relation"], column["votes"]
+    return Votes.count(np.array([*votes.values()])).sign or int(np.sign(max(values.values(), key=abs)))
+
+
 def _broken_line(column: Mapping[str, Any], purposes: Mapping[str, str]) -> str:
     """Where a relation turns round or fades, where it does not, and whether the model is misled there."""
-    values, votes = column["relation"], column["votes"]
-    usual = Votes.count(np.array([*votes.values()])).sign or int(np.sign(max(values.values(), key=abs)))
+    values, usual = column["relation"], _usual_sign(column)
     ordered = sorted(values, key=lambda name: usual * values[name])
-    against = [name for name in ordered if votes.get(name) == -usual]
-    strange = against or ordered[:1]
+    turned = against(column)
+    strange = turned or ordered[:1]
     others = [values[name] for name in ordered if name not in strange]
-    places = _some({f"{name} ({purposes[name]})": f"{values[name]:+.2f}" for name in strange})
-    what = "turns round" if column["turns"] > 0 else "fades, and may turn round" if against else "fades"
+    several = len(set(purposes.values())) > 1
+    places = _some({f"{name} ({purposes[name]})" if several else name: f"{values[name]:+.2f}" for name in strange})
+    what = "turns round" if column["turns"] > 0 else "fades, and may turn round" if turned else "fades"
     line = f"{column['term']} {what}: {places}; {_range(others)} in the others"
-    if not against:
+    if not turned:
         line += f", most in {ordered[-1]}"
     if column["target"]:
         line += f" (with class {column['target']})"
