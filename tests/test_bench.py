@@ -72,6 +72,31 @@ def test_rows_come_as_measured_and_a_failing_benchmark_takes_none(
     assert "of minutes" in said.out
 
 
+def test_a_benchmark_without_its_package_is_left_out_with_a_line(
+    folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "not_there", None)  # as where it is not installed
+    folder(
+        at_once='import not_there.part\nreturn [row("never")]',
+        in_between='yield row("before")\nfrom not_there import part',
+        last='return [row("another")]',
+        wrong="import json.no_such_module",
+    )
+    for words, names in ((("--only", "at_once"), []), (("--only", "in_between"), ["before"])):
+        status = main(["bench", "--json", *words])
+        said = capsys.readouterr()
+        assert "needs the package not_there, which is not installed" in said.err
+        assert status == (0 if names else 2)
+        assert [row["name"] for row in json.loads(said.out).get("rows", [])] == names
+    assert main(["bench", "--json"]) == 1  # by the fourth, whose package is there
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert [row["name"] for row in result["rows"]] == ["before", "another"]
+    assert result["error"] == "wrong could not be measured (ModuleNotFoundError: No module named 'json.no_such_module')"
+    for name in ("at_once", "in_between"):
+        assert f"left out: {name} needs the package not_there, which is not installed" in said.err.splitlines()
+
+
 def test_ctrl_c_prints_what_there_is(folder: Callable[..., Path]) -> None:
     benchmarks = folder(one='yield row("first")\nimport signal\nsignal.pause()', two='yield row("never")')
     program = (

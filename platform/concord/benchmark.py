@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,16 @@ def benchmark_files(only: str = "", everything: bool = False) -> list[Path]:
 
 
 def rows_of(file: Path) -> Iterator[Row]:
-    """The rows of a benchmark, each as soon as it is measured."""
+    """The rows of a benchmark, each as soon as it is measured; InputError where a package that it needs is missing."""
     # Some benchmarks start processes, which import the file by its name.
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield from importlib.import_module(file.stem).rows()
+        try:
+            yield from importlib.import_module(file.stem).rows()
+        except ModuleNotFoundError as error:
+            package = str(error.name).partition(".")[0]
+            if find_spec(package) is not None:  # it has no such module
+                raise
+            raise InputError(f"{file.stem} needs the package {package}, which is not installed") from error

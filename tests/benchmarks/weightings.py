@@ -3,7 +3,7 @@ TorchJD: 3 × 256 MLP, one process."""
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,21 +129,17 @@ def measure(way: str, steps: int) -> None:
     print(peak.split()[1])
 
 
-def rows() -> list[Row]:
+def rows() -> Iterator[Row]:
     """Every rule against a plain step; then both ways of UPGrad against both of TorchJD."""
     tune_process()
     synchronize = torch.cuda.synchronize if DEVICE.type == "cuda" else lambda: None
-    found = []
     for rule in RULES:
         seconds, reference, ratio = interleaved(_rule_step(rule), _plain_step(), 9, 2, synchronize)
-        found.append(Row(f"{type(rule).__name__} step, {SETTING}", seconds, "a plain step", reference, ratio, ""))
+        yield Row(f"{type(rule).__name__} step, {SETTING}", seconds, "a plain step", reference, ratio, "")
     steps, peaks = {way: _step(way) for way in WAYS}, {way: _peak(way) for way in WAYS}
     for ours in WAYS[:2]:
         for theirs in WAYS[2:]:
             seconds, reference, ratio = interleaved(steps[ours], steps[theirs], 9, 2, synchronize)
             name = f"UPGrad step, {SETTING}" + ours.removeprefix("concord")
             target = "≤ 0.5 of the faster, and its memory"
-            found.append(
-                Row(name, seconds, f"TorchJD's {theirs}", reference, ratio, target, peaks[ours], peaks[theirs])
-            )
-    return found
+            yield Row(name, seconds, f"TorchJD's {theirs}", reference, ratio, target, peaks[ours], peaks[theirs])

@@ -559,6 +559,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     head.stop()
 
 
+def job_that_requires(condition: str) -> str:
+    """The job, whose environments can only be loaded where this holds."""
+    load = "    def load(name: str) -> Any:\n"
+    return JOB.read_text().replace(load, f"{load}        assert {condition}\n")
+
+
 def test_a_token_is_asked_for_and_a_wrong_one_named(
     head: Head, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -609,15 +615,15 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "work" / "rules").mkdir(parents=True)
-    load = "    def load(name: str) -> Any:\n"
-    text = JOB.read_text().replace(load, f"{load}        assert os.environ['SITE'] == 'this place'\n")
-    (tmp_path / "work" / JOB.name).write_text(text)
+    sent = "(os.environ['SITE'], os.environ['OMP_WAIT_POLICY'], os.environ.get('GOMP_SPINCOUNT'))"
+    (tmp_path / "work" / JOB.name).write_text(job_that_requires(f"{sent} == ('this place', 'passive', None)"))
     (tmp_path / "work" / "rules" / "my_rule.py").write_text(snippet("own-rule"))
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("CONCORD_USER", "ann")
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", *where]
-    run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3", "--env", "SITE=this place"]
+    run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3"]
+    run += ["--env", "SITE=this place", "OMP_WAIT_POLICY=passive"]
     status = main([*run, "--json"])
     printed = capfd.readouterr()
     result = json.loads(printed.out.strip().splitlines()[-1])
@@ -659,7 +665,8 @@ def test_a_submitted_comparison_takes_its_tables_and_options_along(
     (work / "tables").mkdir(parents=True)
     elsewhere.mkdir()
     rule = 'comparisons="tables/masks.py")'
-    (work / JOB.name).write_text(JOB.read_text().removesuffix(", config=Config)\n") + f", config=Config, {rule}\n")
+    text = job_that_requires("os.environ['GOMP_SPINCOUNT'] == '1000'")
+    (work / JOB.name).write_text(text.removesuffix(", config=Config)\n") + f", config=Config, {rule}\n")
     (work / "tables" / "masks.py").write_text(
         "from concord.training import Comparison\n"
         "rows = {'average': {'aggregator': 'mean'}, 'mask': {'aggregator': 'and-mask', 'threshold': 1.0}}\n"

@@ -23,6 +23,7 @@ from concord.cli.output import output_closed, prepare_streams
 from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli, require_posix
 from concord.exit_watchdog import reported_death
 from concord.logs import info
+from concord.openmp import wait_variables
 from concord.options import did_you_mean
 from concord.redaction import redact
 
@@ -127,6 +128,7 @@ def _plain(value: Any) -> Any:
 
 def entry() -> None:
     """The ``concord`` program."""
+    os.environ.update(wait_variables())  # before PyTorch is imported
     prepare_streams()
     runs_jobs = sys.argv[1:2] and sys.argv[1] in ("train", "tune", "compare", "demo", "data", "analyze")
     for category in (FutureWarning, DeprecationWarning):

@@ -44,11 +44,11 @@ def bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
                 for row in rows_of(file):
                     rows.append(row)
                     info(json.dumps(_as_json(row)) if as_json else "  " + "  ".join(_cells(row)))
-            except InputError as error:  # the measured package is not installed
-                if len(files) == 1:
+            except InputError as error:  # a package that it needs is not installed
+                if len(files) == 1 and not rows:
                     raise
                 info(f"left out: {error}")
-            except Exception as error:  # for example a missing package or device; the others continue
+            except Exception as error:  # for example a missing device; the others continue
                 problems.append(f"{file.stem} could not be measured ({type(error).__name__}: {error})".split("\n")[0])
                 info(problems[-1])
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from concord.execution.definitions import own_modules
 from concord.execution.failures import signal_handler
 from concord.execution.ray_messages import kept_apart, lost_nodes_named
 from concord.exit_watchdog import ray_agents_ended
+from concord.openmp import wait_variables
 from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.source_file import hidden_module
@@ -46,6 +47,8 @@ _HEALTH_CHECK_SECONDS = "0.5"
 _GROUP_SECONDS = "10"
 # How long Ray tries to reach a cluster, in seconds; a variable of its environment.
 _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
+# Without it Ray refuses variables that its job was submitted with as well.
+_JOB_HAS_VARIABLES_TOO = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 
 # The default of --wait-for-resources. A cloud starts a node with a GPU in about ten minutes.
 _WAIT_MINUTES = 30.0
@@ -76,16 +79,13 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     check_current_folder()
     check_cluster(config)
     address, option = cluster_address(config)
-    connecting: dict[str, str] = {}
     if address == LOCAL:  # this machine is not preempted, and the watcher itself logs a warning
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    else:  # something answers at the address; one try, of up to a minute, decides whether it is Ray
-        connecting = {_CONNECTING_SECONDS: os.environ.get(_CONNECTING_SECONDS, "1")}
     logging.getLogger("ray").setLevel(logging.ERROR)
     local = address == LOCAL
     try:
         with local_ray.sigterm_blocked() if local else contextlib.nullcontext():
-            context = _connect(address, option, connecting)
+            context = _connect(address, option)
         with ray_agents_ended() if local else lost_nodes_named(), kept_apart():
             yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
@@ -103,19 +103,25 @@ def send_by_value(*values: Any) -> None:
         cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
-def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
+def _connect(address: str, option: str) -> Any:
     """Start Ray or connect to a cluster (InputError if none answers).
 
     This process keeps its handler of SIGTERM: Ray's would end it without a message.
     """
     import ray
 
-    structured: dict[str, Any] = (
-        {"logging_config": ray.LoggingConfig(encoding="JSON", log_level="ERROR")} if logs.as_json() else {}
-    )
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "configure_logging": True}
+    if logs.as_json():
+        options["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="ERROR")
+    if address == LOCAL:
+        variables = wait_variables()  # Ray's processes inherit them
+    else:  # something answers at the address; one try, of up to a minute, decides whether it is Ray
+        seconds = os.environ.get(_CONNECTING_SECONDS, "1")
+        variables = {_CONNECTING_SECONDS: seconds, _JOB_HAS_VARIABLES_TOO: "1"}
+        options["runtime_env"] = {"env_vars": wait_variables()}
     try:
-        with signal_handler(signal.SIGTERM), environment_variables(connecting):
-            context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
+        with signal_handler(signal.SIGTERM), environment_variables(variables):
+            context = ray.init(address=address, **options)
     except SystemExit as error:
         if error.code == signal.SIGTERM:  # Ray's handler took the signal in place of this process's
             signal.raise_signal(signal.SIGTERM)
@@ -128,7 +134,7 @@ def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
             f"{variable}={os.environ.get(variable, '')}: Ray cannot have its files and sockets there "
             f"({error.strerror or first_line(error)}); set RAY_TMPDIR to a folder with a short path, such as /tmp"
         ) from error
-    if structured:
+    if logs.as_json():
         logs.use_json()  # Ray's handlers would write each line twice
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
         logging.getLogger("ray").setLevel(logging.ERROR)

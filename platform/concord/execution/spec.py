@@ -29,7 +29,7 @@ from concord.tracking import Store
 from concord.tracking.mirror import tracking_key
 from concord.tracking.store import OWNER
 from concord.training.job import JobFile
-from concord.training.options import ResolvedConfig, RunConfig, TrainConfig
+from concord.training.options import ResolvedConfig, RunConfig, TrainConfig, device_of
 from concord.user import user_name
 
 _LONGEST_NAME = 150
@@ -66,7 +66,7 @@ class GroupSpec:
         tracking = {
             "experiment": named or self.experiment or self.job.name,
             "parameters": {name: as_text(value) for name, value in self.parameters.items()},
-            "tags": {**self.tags, **without_secrets(run.tags)},
+            "tags": {**self.tags, **tf32_tag(self.config), **without_secrets(run.tags)},
             "key": tracking_key(),
             **({"artifacts": self.artifacts} if self.artifacts else {}),
         }
@@ -164,6 +164,17 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "mlflow.source.git.commit": commit,
         "concord.commit": _described(Path(path).parent) or commit,
     }
+
+
+def tf32_tag(config: RunConfig) -> dict[str, str]:
+    """The operations that use TF32 in place of float32 on a GPU, by PyTorch's default or the user's setting."""
+    if device_of(config) != "cuda":
+        return {}
+    precisions = {
+        "matrix products": torch.backends.cuda.matmul.fp32_precision,
+        "convolutions": torch.backends.cudnn.conv.fp32_precision,
+    }
+    return {"torch.tf32": ", ".join(name for name, used in precisions.items() if used == "tf32") or "none"}
 
 
 def run_origin(path: str, data: str | None = None) -> dict[str, str]:

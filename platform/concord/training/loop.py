@@ -23,7 +23,7 @@ from concord.environments.batches import names_of_batches
 from concord.environments.collection import some_examples
 from concord.environments.tree import difference
 from concord.errors import InputError, picklable
-from concord.gradients import AggregationHook, HookedGradients, StackedGradients
+from concord.gradients import AggregationHook, HookedGradients, NonFiniteGradientError, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.risk import Supervised, take, with_outputs
 from concord.gradients.stacked import Vectorize
@@ -99,7 +99,7 @@ def initialize_objective(
     ``rows`` are the numbers of examples of all training environments, or the sums of their weights. Call it after
     :func:`build_model`, whose random numbers it continues.
     """
-    autocast = torch.bfloat16 if config.optimizer.precision == "bfloat16" else None
+    autocast = None if config.optimizer.precision == "float32" else getattr(torch, config.optimizer.precision)
     if job.objective is None and config.data.environment_weights == "rows":
         objective: Objective = WeightedERM(job.risk_of(config), rows, autocast)
     elif job.objective is None:
@@ -380,7 +380,10 @@ class _Run:
         if together is not None:  # which differ at every step
             names = [f"{index + 1} of process {process.rank}'s at this step" for index in range(together)]
         names = names_of_batches(names, batches_each)
-        rule = config.rule(len(self.environments.train))
+        rule, scaler = config.rule(len(self.environments.train)), self.optimization.scaler
+        vectorize = _VECTORIZE[config.aggregation.vectorize]
+        if vectorize is None and scaler is not None:
+            vectorize = True  # a pooled pass unscales in float16, where small gradients become 0
         self.gradients = gradient_source(
             self.model,
             self.objective,
@@ -389,13 +392,15 @@ class _Run:
             dist.group.WORLD if process.world_size > 1 else None,
             first_batch=lambda: self.batches.batch(0),
             example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
-            vectorize=_VECTORIZE[config.aggregation.vectorize],
+            vectorize=vectorize,
             accumulate=config.aggregation.accumulate,
             compiles=config.optimizer.compile,
             rescale=config.aggregation.rescale and masks(rule),
             environment_momentum=config.aggregation.environment_momentum,
-            nonfinite=config.aggregation.nonfinite,
+            # What overflows by the scale alone ends no run, see epoch().
+            nonfinite=None if scaler is not None and self._raises else config.aggregation.nonfinite,
             autocast=self.objective.autocast,
+            scaler=scaler,
             clock=so_far.clock,
         )
         self.parts = self._parts(prepared)
@@ -485,7 +490,9 @@ class _Run:
             result = self.gradients(self.batches.batch(step), step)
             rates.append(self.optimization.lr)
             clock.switch("optimizer")
-            self.optimization.step(step)
+            applied = self.optimization.step(step)
+            if not applied and self._raises and self.optimization.loss_scale < 1:
+                raise NonFiniteGradientError(self._not_finite(result.losses, step), step)
             if self.average is not None:
                 self.average.after_step(self.model)
             losses.append(result.losses)
@@ -513,8 +520,20 @@ class _Run:
             metrics["kept_fraction"] = sum(overall) / len(overall)
             for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
                 metrics[layer_metric("kept_fraction", name)] = fraction
+        if self.optimization.scaler is not None:
+            metrics["loss_scale"] = self.optimization.loss_scale
         metrics |= {f"objective/{name}": float(value) for name, value in self.objective.metrics().items()}
         return _EpochSteps(metrics, each, skipped, self._weight(weights.stacked()) if self.counts_evaluations else 0.0)
+
+    @property
+    def _raises(self) -> bool:
+        return self.config.aggregation.nonfinite == "raise"
+
+    def _not_finite(self, losses: Tensor, step: int) -> list[str]:
+        """The environments of all processes whose loss is not finite; all if only their gradients are not."""
+        finite, own = torch.isfinite(losses).tolist(), self.batches.names(step)
+        found = self.process.all_gather([name for name, right in zip(own, finite, strict=True) if not right])
+        return list(itertools.chain.from_iterable(found)) or self.environments.train
 
     def _weights(self, shares: Tensor) -> dict[str, float]:
         """The weight of each environment in a weighting, summed over its batches: the mean over steps."""
@@ -711,6 +730,8 @@ def check_own_objective(config: ResolvedTrainConfig, objective: Objective) -> No
     config.require(
         "objective", config.objective.objective == "erm", "the job has an objective of its own; leave out this option"
     )
+    trained = "the objective trains its module itself, whose loss is not scaled; give bfloat16"
+    config.require("precision", not (objective.alternates and config.optimizer.precision == "float16"), trained)
     equal = config.data.environment_weights == "equal"
     config.require("environment_weights", equal, "the job has an objective of its own; give equal")
     if objective.alternates or objective.every:

@@ -1,4 +1,4 @@
-"""From the aggregated gradient to the next weights: clipping, penalties, optimizer, schedule."""
+"""From the aggregated gradient to the next weights: scale, clipping, penalties, optimizer, schedule."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -78,6 +78,10 @@ class Optimization:
             raise InputError(
                 f"parameter_groups: {name}: --optimizer {options.optimizer} has no such option; it has {known}"
             )
+        self.scaler: torch.amp.GradScaler | None = None
+        """Scales the loss with ``--precision float16``, so that small gradients do not become 0."""
+        if options.precision == "float16":
+            self.scaler = torch.amp.GradScaler(next((each.device.type for each in self._parameters), "cpu"))
         # Each multiplies the rate by a factor of its own, so that they combine.
         asked = config.schedule
         fractions = asked.milestones if asked.schedule == "milestones" else ()
@@ -97,10 +101,24 @@ class Optimization:
         """The learning rate of the next step, of the first group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss in the next step."""
+        return 1.0 if self.scaler is None else self.scaler.get_scale()
+
     @torch.no_grad()
-    def step(self, step: int) -> None:
-        """One update from ``parameter.grad``; ``step`` is the step's number, for the objective's scale."""
+    def step(self, step: int) -> bool:
+        """One update from ``parameter.grad``, which a scaler has scaled.
+
+        Args:
+            step: the step's number, for the objective's scale.
+
+        Returns:
+            False if the gradient is not finite under a scaler: the step only lowered the scale.
+        """
         options = self._options
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         groups = [(group["params"], float(group["lr"])) for group in self.optimizer.param_groups]
         gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
         if options.clip > 0:
@@ -111,7 +129,8 @@ class Optimization:
             torch._foreach_add_(gradients, torch._foreach_sign(self._parameters), alpha=options.l1 * scale)
         if coupled and options.l2 > 0:
             torch._foreach_add_(gradients, self._parameters, alpha=options.l2 * scale)
-        self.optimizer.step()
+        if not self._update():
+            return False
         for parameters, lr in () if coupled else groups:
             if options.l2 > 0:
                 torch._foreach_mul_(parameters, 1 - lr * options.l2)
@@ -120,10 +139,24 @@ class Optimization:
                     parameter.copy_(nn.functional.softshrink(parameter, lr * options.l1))
         for schedule in self.schedules.values():
             schedule.step()
+        if self._stepped is not None and self._stepped.schedule is not None:
+            self._stepped.schedule.step()
+        return True
+
+    def _update(self) -> bool:
+        """Step the optimizers; with a scaler whether it found the gradients finite."""
+        optimizers = [self.optimizer]
         if self._stepped is not None and self._stepped.optimizer is not None:
-            self._stepped.optimizer.step()
-            if self._stepped.schedule is not None:
-                self._stepped.schedule.step()
+            optimizers.append(self._stepped.optimizer)
+        if self.scaler is None:
+            for each in optimizers:
+                each.step()
+            return True
+        before = self.loss_scale
+        for each in optimizers:
+            self.scaler.step(each)
+        self.scaler.update()
+        return self.loss_scale >= before
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the run's optimizer and of the objective, for a checkpoint."""
@@ -136,6 +169,8 @@ class Optimization:
 
     def _parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"optimizer": self.optimizer, **self.schedules}
+        if self.scaler is not None:
+            parts["scaler"] = self.scaler
         own = {
             f"objective_{name}": getattr(self._objective, name, None) for name in ("module", "optimizer", "schedule")
         }

@@ -130,8 +130,9 @@ class OptimizerOptions(OptionGroup):
     (coupled); an objective that is divided by a large penalty weight divides these, too."""
     clip: float = 0.0
     """Largest norm of the aggregated gradient; 0 does not clip."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of layers in training: bfloat16 (autocast) is faster on hardware that supports it."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of layers in training (autocast): bfloat16 is faster on hardware that supports it. With float16, for
+    GPUs without bfloat16, the loss is scaled; a step whose gradient overflows by it is left out."""
     compile: bool = False
     """Compile the model for training steps by torch.compile, where each environment has a pass of its own: with a
     worker for each environment, or --vectorize one-by-one. Results differ by rounding, and by dropout's masks."""
