@@ -32,10 +32,10 @@ import concord
 from concord.cli import main
 from concord.cli.job_options import read_command
 from concord.cli.parsing import parse_known
-from concord.cli.submit import SentFiles, Submit, check_command, environment_for_code
+from concord.cli.submit import SentFiles, Submit, _require_success, check_command, environment_for_code
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission import admission
-from concord.execution.submission.admission import check_memory, wait_for_admission
+from concord.execution.submission.admission import Submission, check_memory, wait_for_admission
 from concord.execution.submission.cluster import Cluster
 from concord.execution.submission.earlier import earlier_submissions
 from concord.execution.submission.package import inside, packed
@@ -473,6 +473,15 @@ def test_a_submission_that_its_cluster_forgot_is_told_how_to_continue(monkeypatc
         f"mine: http://127.0.0.1:{port} no longer knows it, as after a restart of its head node; "
         "concord submit train digits --name d continues it"
     )
+
+
+@pytest.mark.parametrize(("exit_status", "told"), [(-9, True), (137, True), (None, False), (1, False)])
+def test_who_followed_a_command_that_was_killed_is_told_how_to_continue(exit_status: int | None, told: bool) -> None:
+    again = "concord submit train digits --name d --resume"
+    ended = Submission("mine", "failed", "train", "digits", "d", "ann", 1.0, 2.0, exit_status, "", again)
+    with pytest.raises(RunFailedError) as failed:
+        _require_success(ended, "see its log")
+    assert str(failed.value).endswith(f"see its log; {again} continues it") == told
 
 
 class Busy(Dashboard):
