@@ -344,7 +344,8 @@ def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     options = parse(Stop, words, "concord stop")
     ended = _cluster(options).stop(options.id, _STOP_SECONDS)
     if not as_json:
-        print(f"{ended.id}: {ended.status}")
+        ends = "; it ends when the head node admits it, before it works" if ended.status == "pending" else ""
+        print(f"{ended.id}: {ended.status}{ends}")
     return {"submission": ended.id, "status": ended.status}
 
 
