@@ -163,6 +163,8 @@ class LocalCluster:
         }
         server = [
             *(sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth", "--workers", "2"),
+            # By default uvicorn kills processes that a busy machine keeps from answering it for five seconds.
+            *("--uvicorn-opts", "--timeout-worker-healthcheck 60"),
             *("--host", self.hosts[STORE], "--port", str(MLFLOW_PORT), "--allowed-hosts", f"{self.hosts[STORE]}:*"),
             *("--cors-allowed-origins", self.tracking_uri),  # its own pages
             *("--backend-store-uri", address.format("mlflow")),

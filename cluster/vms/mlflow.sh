@@ -73,6 +73,7 @@ INI
             MLFLOW_FLASK_SERVER_SECRET_KEY=$("$python" -c 'import secrets; print(secrets.token_hex(32))') \
             MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
             nohup setsid "$python" -m mlflow server --app-name basic-auth --workers 2 --host "$host" --port "$port" \
+            --uvicorn-opts "--timeout-worker-healthcheck 60" \
             --allowed-hosts "$allowed" --backend-store-uri "postgresql+psycopg2:///mlflow?host=$folder/socket" \
             --artifacts-destination "$artifacts" >>"$folder/server.log" 2>&1 </dev/null &
         echo $! >"$folder/server.pid"

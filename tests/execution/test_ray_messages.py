@@ -1,13 +1,14 @@
 """What Ray says of itself goes to a file, and a node that is lost is named."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray._private import worker as ray_worker
 
+from concord.execution.local_ray import lines_chosen
 from concord.execution.ray_messages import _Messages, is_own, lost
 
 WORKER, PROCESS = "RayTrainWorker", "4711"
@@ -39,23 +40,32 @@ def test_a_worker_that_was_killed_for_memory_stays_known() -> None:
 def test_every_line_is_shown_or_kept_in_order_and_without_colours(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
 ) -> None:
-    file, shown = tmp_path_factory.mktemp("logs") / "ray.log", list[str]()
-
-    def show(batch: Mapping[str, Any]) -> None:
-        shown.extend(batch["lines"])
-
-    _Messages(file, show)({"pid": PROCESS, "actor_name": WORKER, "ip": "1.2.3.4", "lines": lines})
+    file = tmp_path_factory.mktemp("logs") / "ray.log"
+    batch = {"pid": PROCESS, "actor_name": WORKER, "ip": "1.2.3.4", "lines": lines}
+    shown = _Messages(lambda: file)(batch)["lines"]
     kept = file.read_text().splitlines() if file.exists() else []
     assert shown == [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in lines if line[0] in "m\x1b"]
     assert kept == [f"(RayTrainWorker 4711 1.2.3.4) {line}" for line in lines if line[0] == "["]
 
 
 def test_where_ray_s_folder_cannot_be_written_its_lines_are_shown(tmp_path: Path) -> None:
-    shown = list[str]()
-    _Messages(tmp_path / "none" / "ray.log", lambda batch: shown.extend(batch["lines"]))(
-        {"pid": PROCESS, "actor_name": WORKER, "lines": ["mine", OF_RAY[1][1]]}
-    )
-    assert shown == ["mine", OF_RAY[1][1]]
+    batch = {"pid": PROCESS, "actor_name": WORKER, "lines": ["mine", OF_RAY[1][1]]}
+    assert _Messages(lambda: tmp_path / "none" / "ray.log")(batch)["lines"] == batch["lines"]
+    assert _Messages(lambda: None)(batch)["lines"] == batch["lines"]
+
+
+def test_a_message_that_a_raylet_sends_is_kept_like_its_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ray.log"
+    with lines_chosen(_Messages(lambda: file)):
+        # As Ray's thread for such messages does: they reach no handler of lines.
+        for process, line in (("raylet", "WARNING: 9 PYTHON worker processes have been started"), (PROCESS, "mine")):
+            ray_worker.print_to_stdstream({"lines": [line], "pid": process, "is_err": False}, ignore_prefix=False)
+    ray_worker.print_to_stdstream({"lines": ["again as before"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    shown = "".join(capsys.readouterr())
+    assert ("mine" in shown, "PYTHON" in shown, "again as before" in shown) == (True, False, True)
+    assert "WARNING: 9 PYTHON worker processes" in file.read_text()
 
 
 def test_a_node_is_lost_once() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import socket
 import ssl
@@ -32,10 +33,10 @@ import concord
 from concord.cli import main
 from concord.cli.job_options import read_command
 from concord.cli.parsing import parse_known
-from concord.cli.submit import SentFiles, Submit, check_command, environment_for_code
+from concord.cli.submit import SentFiles, Submit, _require_success, check_command, environment_for_code
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission import admission
-from concord.execution.submission.admission import check_memory, wait_for_admission
+from concord.execution.submission.admission import Submission, check_memory, wait_for_admission
 from concord.execution.submission.cluster import Cluster
 from concord.execution.submission.earlier import earlier_submissions
 from concord.execution.submission.package import inside, packed
@@ -475,6 +476,15 @@ def test_a_submission_that_its_cluster_forgot_is_told_how_to_continue(monkeypatc
     )
 
 
+@pytest.mark.parametrize(("exit_status", "told"), [(-9, True), (137, True), (None, False), (1, False)])
+def test_who_followed_a_command_that_was_killed_is_told_how_to_continue(exit_status: int | None, told: bool) -> None:
+    again = "concord submit train digits --name d --resume"
+    ended = Submission("mine", "failed", "train", "digits", "d", "ann", 1.0, 2.0, exit_status, "", again)
+    with pytest.raises(RunFailedError) as failed:
+        _require_success(ended, "see its log")
+    assert str(failed.value).endswith(f"see its log; {again} continues it") == told
+
+
 class Busy(Dashboard):
     """Answers no question about a job."""
 
@@ -788,6 +798,7 @@ def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
 ) -> None:
     monkeypatch.setattr(admission, "_STARTING_SECONDS", 0.0)
     cluster, jobs = Cluster(Profile.find(address=head.address, token_file=head.token_file)), ray_jobs(head)
+    wait_for(lambda: cluster._head_memory() < math.inf, 120)  # a head that has just started does not know it yet
     memory = int(0.6 * cluster._head_memory())
     with pytest.raises(InputError, match=r"--driver-memory .*: the head node has .* GiB for commands; give less"):
         check_memory(2 * memory, cluster._head_memory())
@@ -821,8 +832,10 @@ def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
     assert line.startswith("b: waits as 1 of 2 for ")
     assert line.endswith(" are reserved by 1 running")
     assert waits()["c"] == "1 of 1"
-    for each in "bc":
-        cluster.stop(each, 60)
+    monkeypatch.setattr("concord.execution.submission.cluster._PENDING_SECONDS", 0.0)
+    assert cluster.stop("c", 60).status == "pending"  # Ray tells it when it is admitted
+    cluster.stop("b", 60)
+    wait_for(lambda: cluster.status("c") == "stopped", 120)
 
 
 def ray_jobs(head: Head) -> JobSubmissionClient:

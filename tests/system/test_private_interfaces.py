@@ -21,7 +21,6 @@ PRIVATE = {
     "mlflow.store.db.utils": "tracking/database.py",
     "mlflow.utils.credentials": "tracking/client.py",
     "mlflow.utils.rest_utils": "tracking/client.py",
-    "ray._private.ray_logging": "execution/ray_messages.py",
     "ray._private.services": "execution/session.py",
     "ray._private.worker": "execution/local_ray.py",
     "ray.train.v2._internal.constants": "execution/ray_train.py",
@@ -99,13 +98,12 @@ def test_ray_has_a_node_whose_processes_can_be_listed_and_ended() -> None:
     _takes(node.kill_all_processes, None, check_alive=False)
 
 
-def test_ray_prints_the_lines_of_its_processes_by_a_handler_that_can_be_replaced() -> None:
-    worker, logging_ = import_module("ray._private.worker"), import_module("ray._private.ray_logging")
-    dispatcher = type(logging_.global_worker_stdstream_dispatcher)
-    assert list(inspect.signature(dispatcher.add_handler).parameters) == ["self", "name", "handler"]
-    assert list(inspect.signature(dispatcher.remove_handler).parameters) == ["self", "name"]
-    assert list(inspect.signature(worker.print_to_stdstream).parameters) == ["data", "ignore_prefix"]
-    assert '"ray_print_logs"' in inspect.getsource(worker.connect)
+def test_ray_prints_the_lines_and_messages_of_its_processes_in_one_function() -> None:
+    worker = import_module("ray._private.worker")
+    assert next(iter(inspect.signature(worker.print_worker_logs).parameters)) == "data"
+    assert "print_worker_logs(batch, sink, ignore_prefix)" in inspect.getsource(worker.print_to_stdstream)
+    assert "print_to_stdstream(" in inspect.getsource(worker.listen_error_messages)
+    assert "functools.partial(print_to_stdstream, " in inspect.getsource(worker.connect)
     assert hasattr(import_module("ray._private.node").Node, "get_logs_dir_path")
 
 

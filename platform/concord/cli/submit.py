@@ -344,7 +344,8 @@ def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     options = parse(Stop, words, "concord stop")
     ended = _cluster(options).stop(options.id, _STOP_SECONDS)
     if not as_json:
-        print(f"{ended.id}: {ended.status}")
+        ends = "; it ends when the head node admits it, before it works" if ended.status == "pending" else ""
+        print(f"{ended.id}: {ended.status}{ends}")
     return {"submission": ended.id, "status": ended.status}
 
 
@@ -467,7 +468,8 @@ def _require_success(ended: Any, reason: str) -> None:
         raise InputError(f"{ended.id}: ended with exit status 2, invalid input; {reason}")
     if ended.status != "succeeded":
         status = "" if ended.exit_status is None else f" with exit status {ended.exit_status}"
-        killed = ended.lost or (ended.exit_status or 0) < 0
+        # By a signal: of Ray's shell -9, of the command in that shell 128 + 9, as after the kernel's out of memory.
+        killed = ended.lost or not 0 <= (ended.exit_status or 0) < 128
         again = f"; {ended.again} continues it" if killed and ended.again else ""
         raise RunFailedError(f"{ended.id}: failed{status}; {ended.message or reason}{again}")
 

@@ -20,6 +20,7 @@ class Message(NamedTuple):
 SIGN_SECONDS = 5.0
 """Between two signs of a worker."""
 FAILED = "failed"  # the name of a message about a failure that new workers would repeat
+LOST = "lost"  # of one about workers that died, and are replaced
 
 
 class Beginning(NamedTuple):
@@ -73,6 +74,7 @@ class Channel:
         self._checkpoint = checkpoint
         self._over = False
         self._begun = 0
+        self._at_work = False
         self._controller: Any = None
         self._signs: dict[int, tuple[Sign, float, float]] = {}  # with the times of the sign and of the last step
 
@@ -92,10 +94,18 @@ class Channel:
         found = [Waiting(sign, now - heard, now - stepped) for sign, heard, stepped in self._signs.values()]
         return sorted(found, key=lambda each: (-each.silent // SIGN_SECONDS, each.sign.steps, each.sign.rank))
 
+    async def lose(self) -> None:
+        """Note that workers who had begun died: all are replaced, and nobody waits for those that were."""
+        self._signs.clear()
+        if self._at_work and not self._over:
+            self._at_work = False
+            await self.send([Message(LOST, {})])
+
     async def begin(self) -> Beginning:
         """The point at which workers begin; what workers said before is forgotten."""
         self._signs.clear()
         self._begun += 1
+        self._at_work = True
         return Beginning(self._checkpoint, self._over, self._begun - 1)
 
     async def send(self, messages: Sequence[Message]) -> bool:

@@ -7,7 +7,7 @@ SIGTERM, and this process ends them. Ray does the same for Ctrl-C.
 
 import contextlib
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,27 @@ def show_lines(shown: bool) -> None:
     worker._worker_logs_enabled = shown
 
 
-def print_lines(batch: Mapping[str, Any]) -> None:
-    """Print a batch of lines of Ray's processes as Ray does, each with its process, if they are shown."""
+@contextlib.contextmanager
+def lines_chosen(choose: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[None]:
+    """While the body runs, Ray prints of each batch of its processes' lines what ``choose`` leaves of it.
+
+    Ray has no public way to choose. Its processes' lines and the messages of its raylets meet in this function alone.
+    """
     import ray
 
-    ray._private.worker.print_to_stdstream(batch, ignore_prefix=False)
+    worker: Any = ray._private.worker
+    printed = worker.print_worker_logs
+
+    def print_chosen(batch: Mapping[str, Any], *place: Any) -> None:
+        chosen = choose(batch)
+        if chosen["lines"]:
+            printed(chosen, *place)
+
+    worker.print_worker_logs = print_chosen
+    try:
+        yield
+    finally:
+        worker.print_worker_logs = printed
 
 
 def logs_folder() -> Path | None:

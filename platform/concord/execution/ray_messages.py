@@ -1,8 +1,8 @@
 """What Ray's own processes print is kept in a file, not shown among a run's lines, and nodes that are lost are named.
 
 Ray sends the lines of all its processes to the driver: those of workers, which are the user's, and those of its
-raylets, controllers and C++ threads, which are dozens when a node dies. The file is beside Ray's other logs on the
-driver's node, where Ray's dashboard shows it.
+raylets, controllers and C++ threads, which are dozens when a node dies. Raylets send it messages besides. The file is
+beside Ray's other logs on the driver's node, where Ray's dashboard shows it.
 """
 
 import contextlib
@@ -28,7 +28,6 @@ _LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z] \d+ \d+\] |\[[A-
 # What users need of it: a worker that was killed since its node had no memory left.
 _SHOWN = re.compile(r"memory pressure|OOM|out of memory", re.IGNORECASE)
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
-_HANDLER = "ray_print_logs"
 _LOOK_EVERY_SECONDS = 5.0
 
 
@@ -40,35 +39,39 @@ def is_own(process: str, actor: str, line: str) -> bool:
 
 @contextlib.contextmanager
 def kept_apart() -> Iterator[None]:
-    """Keep Ray's own lines in a file while the body runs, in a connected driver; a failure of the body names it."""
-    import ray
-    from ray._private import ray_logging
-
+    """Keep Ray's own lines in a file while the body runs, in which the driver connects; a failure names the file."""
     if not sys.stderr.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-    if (folder := local_ray.logs_folder()) is None:
-        yield
-        return
-    file = folder / f"concord-{ray.get_runtime_context().get_job_id()}.log"
-    messages = _Messages(file, local_ray.print_lines)
-    # Ray has no public way to choose among the lines; it removes the handler by its name.
-    ray_logging.global_worker_stdstream_dispatcher.remove_handler(_HANDLER)
-    ray_logging.global_worker_stdstream_dispatcher.add_handler(_HANDLER, messages)
+    messages = _Messages(_driver_file)
     try:
-        yield
+        with local_ray.lines_chosen(messages):
+            yield
     except Exception as error:
-        if file.exists() and not isinstance(error, InputError | StoppedError):
-            info(f"what Ray said of itself is kept in {file} on {socket.gethostname()}")
+        if messages.file is not None and not isinstance(error, InputError | StoppedError):
+            info(f"what Ray said of itself is kept in {messages.file} on {socket.gethostname()}")
         raise
 
 
+def _driver_file() -> Path | None:
+    """The file of this driver; None if it has no node."""
+    import ray
+
+    folder = local_ray.logs_folder()
+    return None if folder is None else folder / f"concord-{ray.get_runtime_context().get_job_id()}.log"
+
+
 class _Messages:
-    """Takes batches of lines: those of Ray go to the file, the others are shown."""
+    """Takes batches of lines: those of Ray go to the file, and it returns the others, to be shown.
 
-    def __init__(self, file: Path, show: Callable[[Mapping[str, Any]], None]) -> None:
-        self._file, self._show = file, show
+    Attributes:
+        file: where the first line of Ray went; None before, and where it cannot be written.
+    """
 
-    def __call__(self, batch: Mapping[str, Any]) -> None:
+    def __init__(self, find: Callable[[], Path | None]) -> None:
+        self.file: Path | None = None
+        self._find = find
+
+    def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         process, actor = str(batch.get("pid")), str(batch.get("actor_name") or "")
         own = {line for line in batch["lines"] if is_own(process, actor, line)}
         kept = [line for line in batch["lines"] if line in own]
@@ -76,15 +79,18 @@ class _Messages:
             batch = {**batch, "lines": [line for line in batch["lines"] if line not in own]}
         if not sys.stderr.isatty():
             batch = {**batch, "lines": [_COLOR.sub("", line) for line in batch["lines"]]}
-        if batch["lines"]:
-            self._show(batch)
+        return batch
 
     def _keep(self, origin: str, lines: Sequence[str]) -> bool:
+        file = self.file or self._find()
+        if file is None:
+            return False
         try:
-            with self._file.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.writelines(f"({origin}) {_COLOR.sub('', line)}\n" for line in lines)
+            with file.open("a", encoding="utf-8", errors="backslashreplace") as opened:
+                opened.writelines(f"({origin}) {_COLOR.sub('', line)}\n" for line in lines)
         except OSError:  # a cluster of another user: then the lines are shown
             return False
+        self.file = file
         return True
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 from concord import logs
 from concord.errors import InputError, TrainingFailedError, last_line, picklable
 from concord.execution import local_ray
-from concord.execution.channel import FAILED, SIGN_SECONDS, Channel, Message, Sign, Waiting
+from concord.execution.channel import FAILED, LOST, SIGN_SECONDS, Channel, Message, Sign, Waiting
 from concord.execution.execute import RunTask, Sink, evaluations_here, system_metrics
 from concord.execution.failures import end_at_sigterm, failure, is_outage
 from concord.execution.live_metrics import RUN_METRICS, Published, RunSamples
@@ -65,6 +65,9 @@ def evaluations_on_ray(
             for message in ray.get(channel.take.remote(_TAKE_SECONDS)):
                 if message.name == FAILED:
                     raise message.fields["error"]
+                if message.name == LOST:
+                    logs.info("a worker died; new workers begin at the last checkpoint", logging.WARNING)
+                    continue
                 sink(message.name, **message.fields)
                 if message.name == "evaluated":
                     yield Evaluation(**message.fields)
@@ -180,7 +183,10 @@ def _trainer(task: RunTask, config: Any, channel: Any, scratch: Folder) -> Any:
 
 
 def _attended(channel: Any) -> Any:
-    """A callback of the controller that makes itself known to the channel. Ray Train has no public way to end it."""
+    """A callback of the controller that makes itself known to the channel, and says when it replaces workers that died.
+
+    Ray Train has no public way to end it, nor to know of a death before the new workers are there, which may take long.
+    """
     from ray.train.v2._internal.execution.callback import ControllerCallback
 
     class Attended(ControllerCallback):
@@ -188,6 +194,10 @@ def _attended(channel: Any) -> Any:
             import ray
 
             channel.attend.remote(ray.get_runtime_context().current_actor)
+
+        def before_controller_execute_failure_decision(self, failure_decision: Any) -> None:
+            if failure_decision.name == "RETRY":
+                channel.lose.remote()
 
     return Attended()
 

@@ -83,16 +83,17 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
     local = address == LOCAL
-    try:
-        with local_ray.sigterm_blocked() if local else contextlib.nullcontext():
-            context = _connect(address, option)
-        with ray_agents_ended() if local else lost_nodes_named(), kept_apart():
-            yield f"http://{context.dashboard_url}" if context.dashboard_url else None
-    finally:
-        if local:
-            local_ray.shutdown()
-        else:
-            ray.shutdown()
+    with kept_apart():  # also what Ray prints while it disconnects
+        try:
+            with local_ray.sigterm_blocked() if local else contextlib.nullcontext():
+                context = _connect(address, option)
+            with ray_agents_ended() if local else lost_nodes_named():
+                yield f"http://{context.dashboard_url}" if context.dashboard_url else None
+        finally:
+            if local:
+                local_ray.shutdown()
+            else:
+                ray.shutdown()
 
 
 def send_by_value(*values: Any) -> None:

@@ -334,16 +334,20 @@ class Cluster:
             self._client.delete_job(identity)
 
     def stop(self, identity: str, seconds: float) -> Submission:
-        """Stop the submission, and wait up to this number of seconds for its end."""
+        """Stop the submission, and wait up to this number of seconds for its end.
+
+        One that waits for the head node's memory hears of it when it is admitted: it is returned as pending.
+        """
         found = self.find(identity)
         if found.status.upper() in _ENDED:
             raise InputError(f"{identity}: has ended already ({found.status})")
         with self._one_line():
             self._client.stop_job(identity)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        started = time.monotonic()
+        while (waited := time.monotonic() - started) < seconds:
             found = self.find(identity)
-            if found.status.upper() in _ENDED:
+            pending = found.status.upper() == JobStatus.PENDING
+            if found.status.upper() in _ENDED or (pending and waited > _PENDING_SECONDS):
                 return found
             time.sleep(_POLL_SECONDS)
         raise RunFailedError(f"{identity}: is still {found.status}, {seconds:.0f} s after the request to stop")
