@@ -21,7 +21,7 @@ from concord.environments.periods import parts_of, periods
 from concord.environments.purposes import purposes_of
 from concord.environments.table_encoder import TableEncoder, as_texts, plain, stripped
 from concord.environments.unread_values import unread_values
-from concord.errors import ArgumentError, InputError, first_line
+from concord.errors import ArgumentError, InputError, InputWarning, first_line
 from concord.storage import display_path, local
 
 Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
@@ -210,7 +210,11 @@ def read_table_rows(
     labelled = frame[target].notna()
     rows = frame[labelled]
     if len(rows) < len(frame):
-        warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=3)
+        warnings.warn(
+            f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out",
+            InputWarning,
+            stacklevel=3,
+        )
     if unit is None:
         names = _environment_names(rows[environment], environment, environment_bins)
     else:
@@ -240,7 +244,7 @@ def read_table_rows(
         may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
         if may_hide and (unread := unread_values(training[name])):
             advice = f"or --columns {name}={kind}; it is {_TEXT_KINDS[kind]}"
-            warnings.warn(f"column {name}: {unread}, {advice}", stacklevel=3)
+            warnings.warn(f"column {name}: {unread}, {advice}", InputWarning, stacklevel=3)
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
     if not (used or text):
         raise ArgumentError("target", target, "no column is left to predict it from")
@@ -415,7 +419,7 @@ def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str) -> pd.DataFrame:
         raise ArgumentError("weight", weight, f"environment {name} has no row with a weight above 0")
     if len(known) < len(rows):
         what = f"{len(rows) - len(known)} of {len(rows)} rows have the weight 0 and are left out"
-        warnings.warn(f"column {weight}: {what}", stacklevel=4)
+        warnings.warn(f"column {weight}: {what}", InputWarning, stacklevel=4)
     return rows.assign(**{weight: weights}).loc[known.index]
 
 
@@ -442,7 +446,7 @@ def _clusters(column: pd.Series, names: pd.Series, name: str) -> pd.Series:
     places = names.groupby(clusters).nunique()
     if several := places.index[places > 1].tolist():
         what = f"{len(several)} of its {len(places)} values stand in several environments, such as {several[0]}"
-        warnings.warn(f"column {name}: {what}; a test there is not of new ones alone", stacklevel=4)
+        warnings.warn(f"column {name}: {what}; a test there is not of new ones alone", InputWarning, stacklevel=4)
     return clusters
 
 
@@ -467,7 +471,9 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
     if task is None and _is_text(values) and (unread := unread_values(values)):
         if not few:
             raise ArgumentError("target", target, f"{unread}, or --task classification")
-        warnings.warn(f"target {target}: {unread}, or --task classification; its values are classes", stacklevel=4)
+        warnings.warn(
+            f"target {target}: {unread}, or --task classification; its values are classes", InputWarning, stacklevel=4
+        )
     _require_classes(values, target)
     try:
         found = values.unique().tolist()
