@@ -5,13 +5,15 @@ The fields have the names of Ray's own JSON logs (``ray.LoggingConfig(encoding="
 ``node_id``. Concord adds ``run`` or ``study``, ``job``, ``submission``, ``rank``.
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
 import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +91,18 @@ def info(text: str, level: int = logging.INFO) -> None:
         write(text, level)
     else:
         print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def said_after(seconds: float, text: str) -> Iterator[None]:
+    """Print a line if the body takes longer than this."""
+    timer = threading.Timer(seconds, info, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def write(line: str, level: int = logging.INFO) -> None:
