@@ -28,6 +28,8 @@ Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
 Task = Literal["classification", "regression", "ordinal", "count"]
 _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
 _MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values name the rows
+_NAMES_ROWS = 0.9  # a column of whole numbers with more different values a row may name the rows
+_LEAST_VALUES = 20  # of a column whose numbers measure, count or name something
 _LONGEST_EXAMPLE = 40  # letters of a value in an error
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
 _ENDINGS = (".csv", *(f".csv{each}" for each in COMPRESSIONS), ".parquet")
@@ -245,6 +247,8 @@ def read_table_rows(
         if may_hide and (unread := unread_values(training[name])):
             advice = f"or --columns {name}={kind}; it is {_TEXT_KINDS[kind]}"
             warnings.warn(f"column {name}: {unread}, {advice}", InputWarning, stacklevel=3)
+        if name not in kinds and kind == "numeric" and (note := may_name_rows(name, rows[name])):
+            warnings.warn(note, InputWarning, stacklevel=3)
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
     if not (used or text):
         raise ArgumentError("target", target, "no column is left to predict it from")
@@ -291,6 +295,16 @@ def _kind(column: pd.Series) -> Kind:
         if dates.notna().all():
             return "date"
     return "ignore" if len(levels) > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
+
+
+def may_name_rows(name: str, column: pd.Series) -> str | None:
+    """What to know of a column of numbers with another whole one in nearly every row; None of any other column."""
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    finite = numbers[np.isfinite(numbers)]
+    if (finite != finite.round()).any() or len(pd.unique(finite)) <= max(_LEAST_VALUES, _NAMES_ROWS * len(finite)):
+        return None
+    found = "has another whole number in nearly every row, so it may name the rows"
+    return f"column {name} {found}; --columns {name}=ignore leaves it out"
 
 
 def _is_text(column: pd.Series) -> bool:
