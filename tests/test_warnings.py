@@ -4,14 +4,16 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 import concord
 from concord.environments import from_image_folder
-from concord.errors import ArgumentError
-from concord.logs import show_warnings_in_one_line
+from concord.environments.table import from_table
+from concord.errors import ArgumentError, InputWarning
+from concord.logs import context, inherit_context, show_warnings_in_one_line
 
 PACKAGE = Path(concord.__file__).parent
 
@@ -36,6 +38,32 @@ def test_a_warning_of_the_package_is_one_line_without_its_place(text: str) -> No
 def test_a_warning_of_other_code_keeps_its_place() -> None:
     line = warnings.formatwarning(RuntimeWarning("overflow"), RuntimeWarning, "/home/me/job.py", 7, "x = a / b")
     assert line == "/home/me/job.py:7: RuntimeWarning: overflow\n  x = a / b\n"
+
+
+@pytest.mark.usefixtures("shown")
+def test_what_to_know_of_the_input_is_said_once_in_one_line_and_not_by_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def show(message: Warning | str, category: type[Warning], file: str, line: int, *_: object) -> None:
+        print(warnings.formatwarning(message, category, file, line), end="")
+
+    monkeypatch.setattr(warnings, "showwarning", show)  # as without pytest, which keeps warnings
+    frame = pd.DataFrame(
+        {"place": ["a", "b", "c"] * 20, "x": [0.5, 1.5] * 30, "y": [None] + ["no", "yes"] * 29 + ["no"]}
+    )
+
+    def read() -> str:
+        from_table(frame, target="y", environment="place")
+        return capsys.readouterr().out
+
+    assert read() == "warning: 1 of 60 rows have no y and are left out\n"
+    with warnings.catch_warnings():  # after which Python has forgotten what it showed
+        warnings.simplefilter("ignore", DeprecationWarning)
+    assert read() == ""
+    warnings.simplefilter("always", InputWarning)
+    assert read() != ""
+    inherit_context(context())
+    assert read() == ""
 
 
 @pytest.mark.usefixtures("shown")

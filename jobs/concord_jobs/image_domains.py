@@ -19,7 +19,7 @@ from concord.environments import Environments, from_image_folder
 from concord.environments.data_files import missing
 from concord.environments.datasets import Transform
 from concord.environments.image_folder import longest_side
-from concord.errors import ArgumentError, InputError, first_line
+from concord.errors import ArgumentError, InputError, InputWarning, first_line
 from concord.extras import install_command
 from concord.models.pixels import Pixels
 from concord.options import OptionGroup, group
@@ -229,6 +229,7 @@ def model(config: ImageDomainsConfig) -> nn.Module:
         warnings.warn(
             f"--lr {config.optimizer.lr:g} is meant for pretrained --weights; from random ones a network hardly learns "
             f"with it: give --weights FILE, or --lr {_RANDOM_LR:g}",
+            InputWarning,
             stacklevel=2,
         )
     if options.weights is not None:

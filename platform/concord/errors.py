@@ -22,6 +22,13 @@ class InputError(ValueError):
         return printable(super().__str__())
 
 
+class InputWarning(UserWarning):
+    """What a user should know of the input that was read.
+
+    A command says it once, in one line, since its checks read the input; its workers read it again and say nothing.
+    """
+
+
 class UnansweredError(Exception):
     """A server or a storage does not answer; it may in a moment."""
 

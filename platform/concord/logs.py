@@ -5,16 +5,19 @@ The fields have the names of Ray's own JSON logs (``ray.LoggingConfig(encoding="
 ``node_id``. Concord adds ``run`` or ``study``, ``job``, ``submission``, ``rank``.
 """
 
+import contextlib
 import json
 import logging
 import os
+import re
 import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from concord.errors import InputError, printable
+from concord.errors import InputError, InputWarning, printable
 from concord.submitted import SUBMISSION, is_submitted
 
 VARIABLE = "CONCORD_LOG"
@@ -73,8 +76,9 @@ def context() -> Context:
 
 
 def inherit_context(given: Context, **fields: Any) -> None:
-    """Log as the parent process does, with more fields."""
+    """Log as the parent process does, with more fields; what to know of the input that process has said."""
     show_warnings_in_one_line()
+    warnings.filterwarnings("ignore", category=InputWarning)
     if given.as_json:
         use_json()
     bind_context(**given.known, **fields)
@@ -89,13 +93,26 @@ def info(text: str, level: int = logging.INFO) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def said_after(seconds: float, text: str) -> Iterator[None]:
+    """Print a line if the body takes longer than this."""
+    timer = threading.Timer(seconds, info, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def write(line: str, level: int = logging.INFO) -> None:
     """Log a line of Concord's own."""
     logging.getLogger(_OWN).log(level, line, stacklevel=3)  # the caller's caller
 
 
 def show_warnings_in_one_line() -> None:
-    """Show the warnings of this package in one line, without the place in its files; those of other code as before.
+    """Show the warnings of this package, and of a user's input, in one line, without the place in a file; those of
+    other code as before.
 
     What Pillow says of an image above 89 megapixels is not shown: the image is read, and a much larger one is refused.
     """
@@ -106,7 +123,9 @@ def show_warnings_in_one_line() -> None:
 def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    if Path(filename).is_relative_to(_PACKAGE):
+    if issubclass(category, InputWarning):  # once: Python forgets what it has shown whenever a filter changes
+        warnings.filterwarnings("ignore", re.escape(str(message)), InputWarning)
+    if issubclass(category, InputWarning) or Path(filename).is_relative_to(_PACKAGE):
         return f"warning: {printable(' '.join(str(message).split()))}\n"
     return _as_python_does(message, category, filename, lineno, line)
 

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import warnings
 import zipfile
 from collections.abc import Callable
 from datetime import date
@@ -457,6 +458,27 @@ def test_a_column_of_a_thousand_numbers_makes_environments_in_bins() -> None:
         environments(frame, environment="week", test=[])
     binned = environments(frame, environment="week", environment_bins=5, test=[])
     assert [len(binned.table.rows([name])) for name in binned.train] == [240] * 5
+
+
+@given(st.integers(21, 90), st.integers(0, 60), st.booleans(), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_an_input_that_names_the_rows_is_said_unless_its_kind_is_given(
+    different: int, repeated: int, whole: bool, given_kind: bool
+) -> None:
+    number = 1000 + np.r_[np.arange(different), np.zeros(repeated, int)] + (0 if whole else 0.5)
+    rows = len(number)
+    frame = pd.DataFrame(
+        {"number": number, "site": np.resize(["a", "b"], rows), "died": np.resize(["no", "no", "yes"], rows)}
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        from_table(frame, target="died", environment="site", kinds={"number": "numeric"} if given_kind else {})
+    line = (
+        "column number has another whole number in nearly every row, so it may name the rows; --columns number=ignore"
+    )
+    names_rows = whole and different > 0.9 * rows
+    said = [f"{line} leaves it out"] if names_rows and not given_kind else []
+    assert [str(each.message) for each in caught] == said
 
 
 def test_a_column_that_names_the_rows_makes_no_environments() -> None:

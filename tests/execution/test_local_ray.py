@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tracked import tracked_runs
 from waiting import wait_for
 
 from concord.cli import main
+from concord.errors import RunFailedError
 from concord.execution.execute import CHECKPOINTS
 from concord.execution.failures import sigterm_as_interrupt
 from concord.execution.local_ray import receive_sigterm, sigterm_blocked
@@ -97,6 +99,51 @@ def test_sigterm_that_ray_takes_while_it_starts_is_ctrl_c(monkeypatch: pytest.Mo
         pass
     assert termination.requested
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("The current node timed out during startup. This could happen because the raylet failed"),
+        RuntimeError("Failed to start GCS."),
+        ConnectionError("the address is away"),
+        TimeoutError("no port was written\nin time"),
+    ],
+)
+def test_a_ray_that_does_not_start_in_time_is_one_line_that_says_to_try_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def init(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("concord.execution.local_ray.shutdown", lambda: None)
+    with pytest.raises(RunFailedError) as said, ray_session(TrainConfig()):
+        pass
+    why = str(error).partition("\n")[0]
+    line = f"Ray did not start here ({why}): the machine is busy; run the same command again"
+    assert str(said.value) == line
+
+
+def test_a_start_of_ray_that_takes_long_is_said_and_a_quick_one_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = threading.Event()
+
+    def init(**_: object) -> None:
+        assert said.wait(60)
+        raise RuntimeError("over")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("concord.execution.local_ray.shutdown", lambda: None)
+    monkeypatch.setattr("concord.logs.info", lambda text: [print(text), said.set()])
+    for seconds in (0.0, 3600.0):
+        monkeypatch.setattr("concord.execution.session._USUAL_SECONDS", seconds)
+        with pytest.raises(RunFailedError, match="over"), ray_session(TrainConfig()):
+            pass
+    assert capsys.readouterr().out == "waiting for Ray to start on this machine\n"
 
 
 @linux

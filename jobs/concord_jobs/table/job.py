@@ -172,7 +172,9 @@ def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]
         warnings.simplefilter("always", UserWarning)
         table = _read(data, options)
     left_out = [given.removesuffix("=ignore") for given in options.columns if given.endswith("=ignore")]
-    summary = {**table_summary(table, left_out), "warnings": [str(each.message) for each in caught]}
+    summary = table_summary(table, left_out)
+    said = [str(each.message) for each in caught]
+    summary["warnings"] = [each for each in said if each not in summary["notes"]]
     if options.environment_by is not None:
         unit, column = options.environment_by
         what = f"{unit} parts in time" if unit.isdecimal() else f"each {unit}"

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from concord.errors import ArgumentError
+from concord.errors import ArgumentError, InputWarning
 from concord.storage import display_path, is_remote, listing
 from concord.submitted import is_submitted
 
@@ -122,7 +122,9 @@ def data_files(
         raise ArgumentError(option, shown, f"{nothing} ({counted})")
     if others:
         expected = f"files {f'are at {place} and ' if depth else ''}end with {' '.join(sorted(endings))}"
-        warnings.warn(f"{shown}: {counted}; they are left out, since {expected}; read: {_some(used)}", stacklevel=3)
+        warnings.warn(
+            f"{shown}: {counted}; they are left out, since {expected}; read: {_some(used)}", InputWarning, stacklevel=3
+        )
     return used
 
 

@@ -18,7 +18,7 @@ from concord.environments.data_files import data_files, missing
 from concord.environments.datasets import Transform, from_dataset
 from concord.environments.images import IMAGE_ENDINGS, plain_image, require_8_bits
 from concord.environments.purposes import purposes_of
-from concord.errors import ArgumentError, InputError, first_line
+from concord.errors import ArgumentError, InputError, InputWarning, first_line
 from concord.storage import display_path, local
 
 _NAMED = 3  # of images that cannot be read
@@ -139,7 +139,7 @@ def _shared_classes(shown: str, by_domain: Mapping[str, set[str]], train: Sequen
         for domain, own in by_domain.items()
         if set(classes) - own
     ]:
-        warnings.warn(f"{shown}: not every domain has all classes: {'; '.join(lacking)}", stacklevel=3)
+        warnings.warn(f"{shown}: not every domain has all classes: {'; '.join(lacking)}", InputWarning, stacklevel=3)
     return classes
 
 
@@ -152,7 +152,7 @@ def _readable(shown: str, folder: Path, names: Sequence[str], skip: bool) -> tup
         problem = f"{len(bad)} of {len(names)} images cannot be read: {named}"
         if not skip:
             raise ArgumentError("data", shown, f"{problem}; remove them, or give skip_unreadable")
-        warnings.warn(f"{shown}: {problem}; left out", stacklevel=3)
+        warnings.warn(f"{shown}: {problem}; left out", InputWarning, stacklevel=3)
     readable = [(name, size) for name, size in checked if isinstance(size, int)]
     return [name for name, _ in readable], hashlib.sha256(repr(readable).encode()).hexdigest()[:16]
 

@@ -21,13 +21,15 @@ from concord.environments.periods import parts_of, periods
 from concord.environments.purposes import purposes_of
 from concord.environments.table_encoder import TableEncoder, as_texts, plain, stripped
 from concord.environments.unread_values import unread_values
-from concord.errors import ArgumentError, InputError, first_line
+from concord.errors import ArgumentError, InputError, InputWarning, first_line
 from concord.storage import display_path, local
 
 Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
 Task = Literal["classification", "regression", "ordinal", "count"]
 _MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
 _MOST_ENVIRONMENTS = 200  # of a numeric environment column, and of any other whose values name the rows
+_NAMES_ROWS = 0.9  # a column of whole numbers with more different values a row may name the rows
+_LEAST_VALUES = 20  # of a column whose numbers measure, count or name something
 _LONGEST_EXAMPLE = 40  # letters of a value in an error
 _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
 _ENDINGS = (".csv", *(f".csv{each}" for each in COMPRESSIONS), ".parquet")
@@ -210,7 +212,11 @@ def read_table_rows(
     labelled = frame[target].notna()
     rows = frame[labelled]
     if len(rows) < len(frame):
-        warnings.warn(f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out", stacklevel=3)
+        warnings.warn(
+            f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out",
+            InputWarning,
+            stacklevel=3,
+        )
     if unit is None:
         names = _environment_names(rows[environment], environment, environment_bins)
     else:
@@ -240,7 +246,9 @@ def read_table_rows(
         may_hide = name not in kinds and kind in _TEXT_KINDS and _is_text(training[name])
         if may_hide and (unread := unread_values(training[name])):
             advice = f"or --columns {name}={kind}; it is {_TEXT_KINDS[kind]}"
-            warnings.warn(f"column {name}: {unread}, {advice}", stacklevel=3)
+            warnings.warn(f"column {name}: {unread}, {advice}", InputWarning, stacklevel=3)
+        if name not in kinds and kind == "numeric" and (note := may_name_rows(name, rows[name])):
+            warnings.warn(note, InputWarning, stacklevel=3)
     used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
     if not (used or text):
         raise ArgumentError("target", target, "no column is left to predict it from")
@@ -287,6 +295,16 @@ def _kind(column: pd.Series) -> Kind:
         if dates.notna().all():
             return "date"
     return "ignore" if len(levels) > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
+
+
+def may_name_rows(name: str, column: pd.Series) -> str | None:
+    """What to know of a column of numbers with another whole one in nearly every row; None of any other column."""
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    finite = numbers[np.isfinite(numbers)]
+    if (finite != finite.round()).any() or len(pd.unique(finite)) <= max(_LEAST_VALUES, _NAMES_ROWS * len(finite)):
+        return None
+    found = "has another whole number in nearly every row, so it may name the rows"
+    return f"column {name} {found}; --columns {name}=ignore leaves it out"
 
 
 def _is_text(column: pd.Series) -> bool:
@@ -415,7 +433,7 @@ def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str) -> pd.DataFrame:
         raise ArgumentError("weight", weight, f"environment {name} has no row with a weight above 0")
     if len(known) < len(rows):
         what = f"{len(rows) - len(known)} of {len(rows)} rows have the weight 0 and are left out"
-        warnings.warn(f"column {weight}: {what}", stacklevel=4)
+        warnings.warn(f"column {weight}: {what}", InputWarning, stacklevel=4)
     return rows.assign(**{weight: weights}).loc[known.index]
 
 
@@ -442,7 +460,7 @@ def _clusters(column: pd.Series, names: pd.Series, name: str) -> pd.Series:
     places = names.groupby(clusters).nunique()
     if several := places.index[places > 1].tolist():
         what = f"{len(several)} of its {len(places)} values stand in several environments, such as {several[0]}"
-        warnings.warn(f"column {name}: {what}; a test there is not of new ones alone", stacklevel=4)
+        warnings.warn(f"column {name}: {what}; a test there is not of new ones alone", InputWarning, stacklevel=4)
     return clusters
 
 
@@ -467,7 +485,9 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
     if task is None and _is_text(values) and (unread := unread_values(values)):
         if not few:
             raise ArgumentError("target", target, f"{unread}, or --task classification")
-        warnings.warn(f"target {target}: {unread}, or --task classification; its values are classes", stacklevel=4)
+        warnings.warn(
+            f"target {target}: {unread}, or --task classification; its values are classes", InputWarning, stacklevel=4
+        )
     _require_classes(values, target)
     try:
         found = values.unique().tolist()

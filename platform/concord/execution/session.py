@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import torch
 
 from concord import logs
-from concord.errors import InputError, first_line, last_line
+from concord.errors import InputError, RunFailedError, first_line, last_line
 from concord.execution import local_ray
 from concord.execution.definitions import own_modules
 from concord.execution.failures import signal_handler
@@ -35,6 +35,7 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 _CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 10.0
+_USUAL_SECONDS = 20.0  # until Ray is there
 _RIGHT = "give HOST:PORT of a Ray head (its port is 6379 by default), auto, or local"
 # The first bytes of an HTTP/2 client (Ray speaks gRPC), with an empty frame of settings; a server answers with its own
 # frame of settings.
@@ -105,7 +106,7 @@ def send_by_value(*values: Any) -> None:
 
 
 def _connect(address: str, option: str) -> Any:
-    """Start Ray or connect to a cluster (InputError if none answers).
+    """Start Ray (RunFailedError if it does not answer in time) or connect to a cluster (InputError if none answers).
 
     This process keeps its handler of SIGTERM: Ray's would end it without a message.
     """
@@ -120,16 +121,29 @@ def _connect(address: str, option: str) -> Any:
         seconds = os.environ.get(_CONNECTING_SECONDS, "1")
         variables = {_CONNECTING_SECONDS: seconds, _JOB_HAS_VARIABLES_TOO: "1"}
         options["runtime_env"] = {"env_vars": wait_variables()}
+    where = "to start on this machine" if address == LOCAL else f"at {address}"
     try:
-        with signal_handler(signal.SIGTERM), environment_variables(variables):
+        with (
+            signal_handler(signal.SIGTERM),
+            environment_variables(variables),
+            logs.said_after(_USUAL_SECONDS, f"waiting for Ray {where}"),
+        ):
             context = ray.init(address=address, **options)
     except SystemExit as error:
         if error.code == signal.SIGTERM:  # Ray's handler took the signal in place of this process's
             signal.raise_signal(signal.SIGTERM)
         raise
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"{option} {address}: no Ray cluster answers there ({first_line(error)})") from error
-    except OSError as error:
+    except Exception as error:
+        # Ray raises these, and a plain Exception, where its own processes do not answer in time.
+        late = type(error) is Exception or isinstance(error, ConnectionError | RuntimeError | TimeoutError)
+        if address == LOCAL and late:
+            raise RunFailedError(
+                f"Ray did not start here ({first_line(error)}): the machine is busy; run the same command again"
+            ) from error
+        if isinstance(error, ConnectionError | RuntimeError | ValueError):
+            raise InputError(f"{option} {address}: no Ray cluster answers there ({first_line(error)})") from error
+        if not isinstance(error, OSError):
+            raise
         variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
         raise InputError(
             f"{variable}={os.environ.get(variable, '')}: Ray cannot have its files and sockets there "

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from concord.logs import show_warnings_in_one_line
 from concord.storage import disk_errors_in_one_line
 
 # The loggers of Ray whose level a session or a pool changes.
@@ -18,20 +19,23 @@ _LOGGERS = ("ray", "ray.tune", "ray.train")
 
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
-    """Restore environment variables, random states, threads and log levels after the body; a disk's error is one line.
+    """Restore environment variables, random states, threads and log levels after the body; a disk's error is one line,
+    as a warning of Concord is.
 
     Sessions of Ray and signal handlers are restored by who changes them.
     """
     flushes = not torch.tensor(1e-40).mul(1.0).item()  # denormal numbers: PyTorch does not tell its setting
     variables, threads = dict(os.environ), torch.get_num_threads()
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    formatting, levels = warnings.formatwarning, {name: logging.getLogger(name).level for name in _LOGGERS}
     drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         with disk_errors_in_one_line(), warnings.catch_warnings():
             for category in (FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
+            show_warnings_in_one_line()
             yield
     finally:
+        warnings.formatwarning = formatting
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.errors import ArgumentError, InputError
+from concord.errors import ArgumentError, InputError, InputWarning
 from concord.gradients.risk import Batch, Loss, Risk
 from concord.objectives.objective import Penalized
 from concord.objectives.penalty_weight import PenaltyWeight
@@ -81,6 +81,7 @@ class Represented(Penalized):
             shown = f"layer {name}" if name else "the model"
             warnings.warn(
                 f"the penalty changes nothing: no parameter changes the input of {shown}, which is the representation",
+                InputWarning,
                 stacklevel=2,
             )
         return risks, weights, features.unflatten(0, (environments, examples)), outputs

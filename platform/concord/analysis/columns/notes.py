@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 
 from concord.environments.table_encoder import RARE, as_texts
-from concord.environments.table_rows import Table
+from concord.environments.table_rows import Table, may_name_rows
 
 _MOST_RARE = 0.02  # of the rows of the level that a misspelt one resembles
 _SHORTEST_WORD = 4  # in which one letter may be wrong
-_NAMES_ROWS = 0.9  # a column of whole numbers with more different values a row may name the rows
 _LEAST_VALUES = 20  # of a column whose numbers measure or count something
 _MOST_LEVELS = 1000
 _MOST_NAMED = 5  # levels or environments of a column
@@ -72,9 +71,8 @@ def _odd_numbers(name: str, column: pd.Series, environment: pd.Series) -> Iterat
     values, counts = np.unique(finite, return_counts=True)
     if len(values) <= _LEAST_VALUES:
         return
-    if len(values) > _NAMES_ROWS * len(finite) and (values == values.round()).all():
-        found = "has another whole number in nearly every row, so it may name the rows"
-        yield f"column {name} {found}; --columns {name}=ignore leaves it out"
+    if note := may_name_rows(name, column):
+        yield note
     for place, gap in ((0, values[1] - values[0]), (-1, values[-1] - values[-2])):
         others = finite[finite != values[place]]
         if counts[place] >= RARE and gap > others.quantile(0.75) - others.quantile(0.25):
