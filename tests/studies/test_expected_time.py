@@ -60,7 +60,7 @@ def test_patience_gives_a_range_whose_shortest_decides(monkeypatch: pytest.Monke
     monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (60.0, 600.0))
     (line,) = announced(120, 1.0)
     assert "60 min to 10.0 h, as patience ends each training" in line
-    with pytest.raises(InputError, match="--hours 0.9: .* 60 min to 10.0 h"):
+    with pytest.raises(InputError, match=r"--hours 0\.9: .* 60 min to 10\.0 h"):
         announced(120, 0.9)
 
 
