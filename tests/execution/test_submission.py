@@ -316,7 +316,10 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", "synthetic", "--address", "127.0.0.1:1"], "--address http://127.0.0.1:1: no Ray cluster answers"),
         (["train", "synthetic", "--address", "http://me:word@h"], "--address http://me:***@h: must hold no password"),
         (["train", "synthetic", "--output", "runs"], "--output runs: is relative; give the absolute path"),
-        (["compare", "synthetic", "--results", "rows"], "--results rows: is relative; give the absolute path"),
+        (
+            ["compare", "synthetic", "papers-best", "--seeds", "1", "--results", "rows"],
+            "--results rows: is relative; give the absolute path",
+        ),
         (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: must have letters, digits"),
         (["train", "synthetic", "--file-limit", "0"], "--file-limit 0: must be at least 1"),
         (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),

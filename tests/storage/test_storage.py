@@ -68,7 +68,8 @@ ADDRESS = Path(f"s3://{BUCKET}")
 
 @pytest.fixture
 def storage(s3: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s3_server.Server:
-    """The server as this process finds it, and an empty cache."""
+    """The server as this process finds it, and an empty cache; without an answer it is asked twice, not for 15 s."""
+    monkeypatch.setattr("concord.storage.filesystem._TRIES", 2)
     s3.use(monkeypatch)
     monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "cache"))
     return s3
