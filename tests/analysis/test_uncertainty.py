@@ -123,7 +123,8 @@ def test_four_hospitals_show_no_small_difference_and_say_what_to_expect() -> Non
     assert found.lines == (
         "recommended: mean; accuracy 0.782 against boosting 0.770: difference 0.012 (95 % -0.049 to 0.074; 4 "
         "environments), not more than chance",
-        "expect accuracy 0.572 to 0.908 of mean in a new environment (with 95 % probability; t interval of 4 environments)",
+        "expect accuracy 0.572 to 0.908 of mean in a new environment (with 95 % probability; t interval of 4 "
+        "environments)",
         "more environments would tell more",
     )
 
@@ -237,3 +238,54 @@ def test_the_recommended_is_the_first_or_its_interval_excludes_zero(
         assert difference.interval is not None
         assert difference.advantage > 0
         assert difference.interval.low > 0 or difference.interval.high < 0
+
+
+PLACES = ["a", "b", "c", "d"]
+ERRORS = {"model": {name: [0.2 + 0.01 * at] for at, name in enumerate(PLACES)}}
+
+
+def test_the_first_line_says_whether_the_method_holds() -> None:
+    """By a constant, which needs no model, in each environment and in a new one."""
+    low, high = dict.fromkeys(PLACES, 0.1), dict.fromkeys(PLACES, 0.9)
+    for mode, worse, better in (("max", high, low), ("min", low, high)):
+        bad = verdict(ERRORS, "mse", mode, constants={**better, "b": worse["b"]})  # type: ignore[arg-type]
+        assert bad is not None
+        assert bad.below == ["b"]
+        assert bad.lines[0].startswith("does it hold? not everywhere: in b (1 of 4) model is worse than a constant")
+        good = verdict(ERRORS, "mse", mode, constants=better)  # type: ignore[arg-type]
+        assert good is not None
+        assert good.below == []
+        assert good.lines[0].startswith("does it hold? in all 4 environments model is better than a constant")
+        assert good.lines[0].endswith("; a new one is likely to follow")
+    unknown = verdict(ERRORS, "kappa", "max")
+    assert unknown is not None
+    assert unknown.below is None
+    assert unknown.lines[0].startswith("recommended: ")
+
+
+def test_a_method_that_is_close_to_a_constant_need_not_hold_in_a_new_environment() -> None:
+    values = {"model": {name: [value] for name, value in zip(PLACES, (0.6, 0.9, 0.7, 0.95), strict=True)}}
+    found = verdict(values, "accuracy", "max", constants=dict.fromkeys(PLACES, 0.55))
+    assert found is not None
+    assert found.lines[0].endswith("; a new one need not follow")
+    some = verdict(values, "accuracy", "max", constants={"a": 0.55})
+    assert some is not None
+    assert "where its value is known (1 of 4 environments) model is better" in some.lines[0]
+
+
+def test_an_unfinished_comparison_recommends_nothing_in_words() -> None:
+    values = {"mean": ERRORS["model"], "other": {name: [0.9] for name in PLACES}}
+    found = verdict(values, "accuracy", "max", unfinished="70 of 90 runs are missing")
+    assert found is not None
+    assert found.lines[0] == "unfinished, so no method is recommended yet: 70 of 90 runs are missing"
+    assert not any(line.startswith("recommended") for line in found.lines)
+    assert any(line.startswith("expect ") for line in found.lines)
+
+
+@pytest.mark.parametrize(("seeds", "said"), [([0.5, 0.7, 0.9], True), ([0.70, 0.71, 0.69], False)])
+def test_seeds_that_differ_by_more_than_the_rows_interval_are_said(seeds: list[float], said: bool) -> None:
+    values = {"model": {name: seeds if name == "b" else [0.7, 0.7, 0.7] for name in PLACES}}
+    estimates = {"model": {name: mean_of_rows(np.arange(400) % 10 < 7) for name in PLACES}}
+    found = verdict(values, "accuracy", "max", estimates=estimates)
+    assert found is not None
+    assert any(line.startswith("in b the seeds differ by more than the interval") for line in found.lines) is said
