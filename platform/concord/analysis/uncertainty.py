@@ -303,9 +303,8 @@ class _Words:
         if found.below:
             where = f"{_some(found.below)} ({len(found.below)} of {len(units)})"
             return [f"does it hold? not everywhere: in {where} {name} is worse than a constant, which needs no model"]
-        where = f"in all {len(constants)} environments" + (
-            "" if len(constants) == len(units) else " where one is known"
-        )
+        known = f"where its value is known ({len(constants)} of {len(units)} environments)"
+        where = f"in all {len(units)} environments" if len(constants) == len(units) else known
         line = f"does it hold? {where} {name} is better than a constant, which needs no model"
         if found.next_environment is not None:
             interval, mean = found.next_environment.interval, statistics.fmean(constants.values())
