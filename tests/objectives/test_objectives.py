@@ -719,6 +719,37 @@ def test_a_representation_of_words_is_none_of_examples() -> None:
         ours(model, texts())
 
 
+@pytest.mark.parametrize("estimator", ["squared", "halves"])
+@given(seed=st.integers(0, 1000), examples=st.integers(4, 9), classes=st.integers(2, 6))
+def test_a_vector_has_the_slope_by_a_factor_of_each_output(
+    estimator: Any, seed: int, examples: int, classes: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(examples, classes, dtype=torch.double, generator=generator)
+    targets = torch.randint(classes, (examples,), generator=generator)
+
+    def slopes(of: slice) -> Tensor:
+        factors = torch.ones(classes, dtype=torch.double, requires_grad=True)
+        mean = nn.functional.cross_entropy(outputs[of] * factors, targets[of])
+        return torch.autograd.grad(mean, factors)[0]
+
+    parts = [slice(None)] * 2 if estimator == "squared" else [slice(0, None, 2), slice(1, None, 2)]
+    expected = (slopes(parts[0]) * slopes(parts[1])).sum()
+    assert_close(irm_penalty(nn.functional.cross_entropy, outputs, targets, estimator, "vector"), expected)
+
+
+def test_a_vector_needs_one_output_tensor_with_a_factor_for_each_column() -> None:
+    with pytest.raises(ArgumentError, match=r"irm_classifier=vector: needs outputs \(examples, outputs\)"):
+        irm_penalty(nn.functional.mse_loss, torch.randn(4), torch.randn(4), classifier="vector")
+
+    def risk(model: nn.Module, batch: Any, step: int) -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    objective = IRMv1(risk, PenaltyWeight(1.0), classifier="vector")
+    with pytest.raises(ArgumentError, match="irm_classifier=vector: needs a loss of outputs and targets alone"):
+        objective.risk(nn.Linear(3, 2), (torch.randn(4, 3), torch.randn(4, 2)), 0)
+
+
 @pytest.mark.filterwarnings("error")  # none falls back to another way
 @pytest.mark.parametrize("vectorize", [True, False])
 @pytest.mark.parametrize("estimator", ["squared", "halves"])

@@ -22,13 +22,17 @@ Estimator = Literal["squared", "halves"]
 large on average.
 ``halves``: the product of the gradients of every other example, as in the paper's appendix D: right on average, and
 below zero at times."""
+Classifier = Literal["scalar", "vector"]
+"""w of the penalty: ``scalar`` is one factor of all outputs, as of Arjovsky et al.; ``vector`` one of each output, as
+in the published code of Choe et al. (An empirical study of invariant risk minimization, 2020) for several classes."""
 
 
 class IRMv1(Rescaled):
     """The mean of the environments' risks and penalties, (1/d) Σ R_e(f) + λ D_e, over max(1, λ).
 
     D_e = ‖∇_w R_e(w·f)‖² at w = 1, the squared slope of the risk by a factor on all outputs (Arjovsky et al., Invariant
-    Risk Minimization, 2019, eq. IRMv1). The published experiments divide by λ if λ is above 1.
+    Risk Minimization, 2019, eq. IRMv1), or by one of each output. The published experiments divide by λ if λ is above
+    1.
 
     While a risk runs, the model's floating-point outputs are multiplied by w. The model must not compute its own loss,
     which would be scaled in place of the outputs. Outputs of a part of the model that the risk calls itself are not
@@ -40,16 +44,20 @@ class IRMv1(Rescaled):
         estimator: Estimate of irm's penalty: the squared gradient of a batch, or the product of the gradients of its
             halves.
         autocast: the dtype in which layers compute.
+        classifier: w of irm's penalty: one factor of all outputs, or one of each output ``(examples, outputs)``.
 
     Attributes:
         risk: risk and penalty of one environment.
+
+    Raises:
+        InputError: a vector, and the outputs are no tensor ``(examples, outputs)`` or the risk is not of them alone.
     """
 
     coupled: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = 1e4
     compared_weight: ClassVar[float | None] = 0.1
     display_name: ClassVar[str | None] = "IRMv1"
-    option_names: ClassVar[Mapping[str, str]] = {"estimator": "penalty_estimator"}
+    option_names: ClassVar[Mapping[str, str]] = {"estimator": "penalty_estimator", "classifier": "irm_classifier"}
     space: ClassVar[Entries] = {"penalty_weight": LogUniform(1e-2, 1e4), "penalty_warmup": WARMUPS}
 
     def __init__(
@@ -58,27 +66,31 @@ class IRMv1(Rescaled):
         weight: PenaltyWeight,
         estimator: Estimator = "squared",
         autocast: torch.dtype | None = None,
+        classifier: Classifier = "scalar",
     ) -> None:
         super().__init__(loss, weight, autocast)
-        self.risk = _RiskAndPenalty(self.risk, weight, estimator)
+        self.risk = _RiskAndPenalty(self.risk, weight, estimator, classifier)
 
 
-def irm_penalty(loss: Loss, outputs: Tensor, targets: Tensor, estimator: Estimator = "squared") -> Tensor:
+def irm_penalty(
+    loss: Loss, outputs: Tensor, targets: Tensor, estimator: Estimator = "squared", classifier: Classifier = "scalar"
+) -> Tensor:
     """IRMv1's penalty of one environment, a scalar, from outputs ``(batch, ...)`` and targets ``(batch, ...)``."""
-    return _parts(as_risk(loss), nn.Identity(), (outputs, targets), 0, estimator)[1]
+    return _parts(as_risk(loss), nn.Identity(), (outputs, targets), 0, estimator, classifier)[1]
 
 
 @dataclass(frozen=True)
 class _RiskAndPenalty(PenalizedRisk):
     estimator: Estimator
+    classifier: Classifier
 
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        risk, penalty, examples = _parts(self.risk, model, batch, step, self.estimator)
+        risk, penalty, examples = _parts(self.risk, model, batch, step, self.estimator, self.classifier)
         return (risk + self.weight.at(step) * penalty) * self.weight.scale(step) * examples, examples
 
 
 def _parts(
-    risk: Risk, model: nn.Module, batch: Batch, step: int, estimator: Estimator
+    risk: Risk, model: nn.Module, batch: Batch, step: int, estimator: Estimator, classifier: Classifier
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The mean risk of one environment, its penalty, and its weight: three scalars."""
     if isinstance(risk, Supervised):
@@ -87,17 +99,20 @@ def _parts(
     if estimator == "halves" and len(pytree.tree_leaves(batch)[0]) < 2:
         raise ArgumentError("penalty_estimator", "halves", "needs at least 2 examples of each environment at a step")
     if estimator == "squared":
-        slope, mean, weight = _slope(risk, model, batch, step)
-        return mean, slope.square(), weight
+        slope, mean, weight = _slope(risk, model, batch, step, classifier)
+        return mean, slope.square().sum(), weight
     (first, one, weight), (second, other, more) = (
-        _slope(risk, model, take(batch, slice(at, None, 2)), step) for at in (0, 1)
+        _slope(risk, model, take(batch, slice(at, None, 2)), step, classifier) for at in (0, 1)
     )
     total = weight + more
-    return (one * weight + other * more) / total, first * second, total
+    return (one * weight + other * more) / total, (first * second).sum(), total
 
 
-def _slope(risk: Risk, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivative of the mean risk by a factor on the outputs, at 1; the mean risk; and its weight."""
+def _slope(
+    risk: Risk, model: nn.Module, batch: Batch, step: int, classifier: Classifier
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The derivative of the mean risk by a factor on the outputs, or by those of each ``(outputs,)``, at 1; the mean
+    risk; and its weight."""
     # torch.autograd.grad takes a third of the time of torch.func.grad, but not within its transforms.
     graph = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
     if isinstance(risk, Supervised) and type(batch) is tuple and isinstance(batch[0], Tensor):
@@ -107,6 +122,8 @@ def _slope(risk: Risk, model: nn.Module, batch: Batch, step: int) -> tuple[Tenso
         def value(at: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             mean = cast(Tensor, risk(model, (at, batch[1]), step))
             return mean, (mean, torch.full_like(mean.detach(), len(at)))
+    elif classifier == "vector":
+        raise ArgumentError("irm_classifier", "vector", "needs a loss of outputs and targets alone; give scalar")
     else:
         tensors = pytree.tree_leaves(batch)
         dtypes = (each.dtype for each in (*tensors, *model.parameters()) if each.is_floating_point())
@@ -122,7 +139,13 @@ def _slope(risk: Risk, model: nn.Module, batch: Batch, step: int) -> tuple[Tenso
         (gradient,) = torch.autograd.grad(mean, at, create_graph=True, materialize_grads=True)
     else:
         gradient, (mean, weight) = grad(value, has_aux=True)(at)
-    return (gradient * at).sum(), mean, weight
+    if classifier == "scalar":
+        return (gradient * at).sum(), mean, weight
+    if at.ndim != 2:
+        raise ArgumentError(
+            "irm_classifier", "vector", f"needs outputs (examples, outputs), the model gives {tuple(at.shape)}"
+        )
+    return (gradient * at).sum(0), mean, weight
 
 
 @contextmanager

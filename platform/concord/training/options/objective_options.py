@@ -38,6 +38,8 @@ class ObjectiveOptions(OptionGroup):
     is 0; for irm, vrex, coral, mmd, fishr and iga it is 1, or the weight if that is less."""
     penalty_estimator: Literal["squared", "halves"] = "squared"
     """Estimate of irm's penalty: the squared gradient of a batch, or the product of the gradients of its halves."""
+    irm_classifier: Literal["scalar", "vector"] = "scalar"
+    """Factor of irm's penalty: one of all outputs, or one of each output, as in published code for several classes."""
     representation: str | None = None
     """Name of the linear layer whose input is the representation (coral, mmd, dann), or whose gradients are compared
     (fishr); by default the last linear layer."""
