@@ -56,17 +56,17 @@ SECONDS = 20.0  # "a few" on a shared machine; starting Ray and training would t
 # The slowest files and groups, slowest first, so that none starts last when they run in parallel. A group is where its
 # first file is.
 LONG = (
-    "test_study", "test_analyze", "test_submission", "test_readme", "test_tracking", "test_training", "test_ui",
-    "test_record", "test_own_rule", "test_collective", "test_cli", "test_objective_jobs", "test_store_creation",
-    "test_storage", "test_readers", "test_dynamics", "test_network_consistency", "test_run_lifecycle",
-    "test_consistency_job", "test_watching", "test_wire_model", "test_exit_watchdog", "test_synthetic",
-    "test_weightings", "test_progress", "test_kubernetes", "test_image_domains", "test_distill_tasks", "test_champion",
-    "test_objectives",
+    "test_study", "test_analyze", "test_submission", "test_local_ray", "test_readme", "test_run", "test_storage",
+    "test_tracking", "test_training", "test_interface", "test_ui", "test_notebook", "test_record", "test_own_rule",
+    "test_collective", "test_cli", "test_objective_jobs", "test_store_creation", "test_readers", "test_dynamics",
+    "test_network_consistency", "test_run_lifecycle", "test_comparison", "test_methods", "test_consistency_job",
+    "test_watching", "test_wire_model", "test_exit_watchdog", "test_synthetic", "test_weightings", "test_progress",
+    "test_kubernetes", "test_image_domains", "test_distill_tasks", "test_champion", "test_objectives",
 )  # fmt: skip
 # Fixtures that are expensive to start, with the group of all tests that use them: one process runs a group.
 GROUPS = {"ray_cluster": "ray", "process_groups": "processes", "server": "servers"}
 # The tests of these folders share a second Ray, in another process: one process with all tests of Ray would end last.
-SECOND = ("cli", "recipes", "reinforcement")
+SECOND = ("cli", "execution", "interface", "recipes", "reinforcement", "system")
 GROUPED = "concord/groups"
 
 
