@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.aggregation.draws import with_draws
 from concord.aggregation.statistic import Statistic, Statistics, check_statistics
 from concord.errors import InputError
@@ -89,16 +90,18 @@ def add_statistics(wanted: Sequence[tuple[Statistic, Tensor]], gradients: Tensor
     flat = gradients.reshape(environments, -1)
     totals = [(statistic, total.view(-1)) for statistic, total in wanted]
     components = flat.shape[1]
-    width = components if gradients.is_cuda else max(1, BLOCK_ELEMENTS // environments)
+    width = components if is_asynchronous(gradients.device) else max(1, BLOCK_ELEMENTS // environments)
     for start in range(0, components, max(width, 1)):
         block = slice(start, start + width)
         part = flat[:, block]
-        for statistic, total in totals:
-            values = statistic.of(part.to(total.dtype)).to(total.dtype)
+        seen = {total.dtype: part.to(total.dtype) for _, total in totals}
+        for statistic, whole in totals:
+            total = whole[block]
+            values = statistic.of(seen[total.dtype]).to(total.dtype)
             if accumulate:
-                total[block] += values.sum(0) if environments > 1 else values[0]
+                total += values.sum(0) if environments > 1 else values[0]
             else:
-                torch.sum(values, 0, out=total[block])
+                torch.sum(values, 0, out=total)
 
 
 def new_statistics(rule: Aggregator, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Statistics:

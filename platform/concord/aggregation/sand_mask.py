@@ -48,5 +48,5 @@ class SandMask:
         rounding = (4 + environments) * torch.finfo(square.dtype).eps * square
         variance = torch.where(deviations > rounding, deviations, 0).to(sums["sign"].dtype) / max(environments - 1, 1)
         excess = (sums["sign"].abs() / environments - self.threshold).clamp_(min=0)
-        kept = torch.where(excess > 0, torch.tanh(self.steepness * excess / variance), 0)
+        kept = torch.tanh(self.steepness * excess / variance).nan_to_num_(0)  # 0 / 0 is no excess
         return Update(mean * kept, kept)

@@ -18,12 +18,14 @@ from typing import Any, Protocol, SupportsInt, runtime_checkable
 import torch
 from torch import Tensor
 
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.aggregation.draws import with_draws
 from concord.errors import InputError
 
 # Components that are converted at once, and those of a matrix product: several threads share the products, and rounding
-# in float32 stays within one. On a GPU starting an operation takes longer than a small one, so that blocks are larger.
-_BLOCK, _GPU_BLOCK, _PRODUCT = 1 << 16, 1 << 20, 1 << 13
+# in float32 stays within one. On a GPU starting an operation takes longer than a small one, so that blocks are larger:
+# the products of one take 256 MiB, or are those of a million components.
+_BLOCK, _GPU_BLOCK, _GPU_PRODUCTS, _PRODUCT = 1 << 16, 1 << 20, 1 << 26, 1 << 13
 _FEW_ROWS = 512
 
 
@@ -59,8 +61,8 @@ def gram_of(rows: Tensor) -> Tensor:
     Products are formed in float32, or float64 where these overflow, and added in float64.
     """
     components = rows.shape[1]
-    block = _GPU_BLOCK if rows.is_cuda else _BLOCK
-    product = _PRODUCT if len(rows) <= _FEW_ROWS else _BLOCK  # those of a block exist at once
+    product = _PRODUCT if len(rows) <= _FEW_ROWS else _BLOCK
+    block = max(product * (_GPU_PRODUCTS // len(rows) ** 2), _GPU_BLOCK) if is_asynchronous(rows.device) else _BLOCK
     whole = components - components % product
     for dtype in (torch.promote_types(rows.dtype, torch.float32), torch.float64):
         total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
@@ -69,9 +71,10 @@ def gram_of(rows: Tensor) -> Tensor:
             shape = pieces, (stop - start) // pieces
             parts = rows[:, start:stop].to(dtype).unflatten(1, shape).transpose(0, 1)
             total += torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
-        if bool(torch.isfinite(total).all()):
+        result = total.cpu()
+        if bool(torch.isfinite(result).all()):
             break
-    return total.cpu()
+    return result
 
 
 def weights_of(rule: Weighting, gram: Tensor, step: SupportsInt = 0) -> Tensor:

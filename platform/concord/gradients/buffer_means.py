@@ -1,5 +1,7 @@
 """Buffers, such as the running statistics of batch norm, after the passes of several environments."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -33,3 +35,10 @@ class BufferMeans:
             mean = total // environments if whole else total / environments
             new[name] = torch.where(self._changed[name], mean.to(old[name].dtype), old[name])
         return new
+
+
+def replace_buffers(model: nn.Module, new: Mapping[str, Tensor]) -> None:
+    """Copy new values into a model's buffers, those of one dtype together."""
+    for dtype in {value.dtype for value in new.values()}:
+        of_dtype = {name: value for name, value in new.items() if value.dtype == dtype}
+        torch._foreach_copy_([model.get_buffer(name) for name in of_dtype], list(of_dtype.values()))

@@ -24,10 +24,14 @@ from concord.gradients.layer_gradients import Call, CapturedLayer, Forms, Module
 
 @dataclass
 class Pass:
-    """One forward pass: its groups of neighbouring examples, each parameter's uses, and the arrived gradients."""
+    """One forward pass: its groups of examples, each parameter's uses, and the arrived gradients.
+
+    The examples of a group are neighbours, or they ``alternate`` with those of the other groups.
+    """
 
     examples: int
     groups: int
+    alternate: bool = False
     uses: dict[int, int] = field(default_factory=dict)
     arrived: dict[int, list[GroupGradients]] = field(default_factory=dict)
 
@@ -55,15 +59,16 @@ class Capture(ABC, Generic[OwnPass]):
         self.layers = captured_layers(model, parameters)
         self._states: dict[int, ModuleState] = {}  # before the calls that are on their way, by module
 
-    def attach(self) -> list[RemovableHandle]:
-        """Register the hooks on the layers."""
+    def attach(self, left_out: Callable[[nn.Module], bool] = lambda _: False) -> list[RemovableHandle]:
+        """Register the hooks on the layers, except those of modules that are left out."""
+        layers = [each for each in self.layers if not left_out(each.module)]
         # First of all: another hook, such as that of torch.nn.utils.spectral_norm, may change the module's state.
         before = [
             each.module.register_forward_pre_hook(self._keep_state(each), prepend=True)
-            for each in self.layers
+            for each in layers
             if not each.has_formula
         ]
-        return before + [each.module.register_forward_hook(self._hook(each), with_kwargs=True) for each in self.layers]
+        return before + [each.module.register_forward_hook(self._hook(each), with_kwargs=True) for each in layers]
 
     def _keep_state(self, layer: CapturedLayer) -> Callable[..., None]:
         def hook(module: nn.Module, _: Any) -> None:

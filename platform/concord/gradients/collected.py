@@ -31,7 +31,7 @@ class Collected(ABC):
         """Add environments' gradients of parameter ``index``, ``(environments, *shape)``, or replace the sum."""
 
     @abstractmethod
-    def add_form(self, index: int, form: GroupGradients, groups: int) -> None:
+    def add_form(self, index: int, form: GroupGradients, groups: int) -> Tensor | None:
         """Add the gradients of parameter ``index``, with environments as groups."""
 
     @abstractmethod
@@ -51,13 +51,13 @@ class Collected(ABC):
         """The exchange of the collection between processes."""
 
     def apply_rule(
-        self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
+        self, finite: Tensor | None, names: Sequence[str], step: int, exchange: SliceExchange | None = None
     ) -> EnvironmentStep:
         """Apply the rule and store the result in ``parameter.grad``; the step's losses and weights are empty.
 
         Args:
             finite: ``(environments,)`` bool: whether each of this process's environments was collected; the gradients
-                of the others were not finite.
+                of the others were not finite. None: all were.
             names: the names of this process's environments.
             step: the step's number, for errors and for rules that draw.
             exchange: the exchange with the other environments' processes; None if there are none.
@@ -65,13 +65,14 @@ class Collected(ABC):
         clock = self.aggregation.clock
         before = clock.switch("optimizer")
         if exchange is None:
-            skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())
+            left_out = [] if finite is None else (~finite).nonzero().flatten().tolist()
+            skipped = tuple(names[index] for index in left_out)
             if skipped and self.aggregation.policy == "raise":
                 raise NonFiniteGradientError(skipped, step)
-            update, kept, weights = self.apply_here(finite, step)
-            environments = len(finite) - len(skipped)
+            environments = len(names) - len(skipped)
+            update, kept, weights = self.apply_here(finite, environments, step)
         else:
-            update, kept, weights, skipped = self.apply_together(exchange, finite, step)
+            update, kept, weights, skipped = self.apply_together(exchange, finite, len(names), step)
             environments = exchange.processes.total - len(skipped)
         store_gradients(list(self.parameters.values()), self.layout, update)
         clock.switch(before)
@@ -79,11 +80,23 @@ class Collected(ABC):
         return EnvironmentStep(nothing, kept, skipped, nothing, environments, weights)
 
     @abstractmethod
-    def apply_here(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The update, the kept fractions and the environments' weights, if this process has all environments."""
+    def apply_here(self, finite: Tensor | None, environments: int, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The update, the kept fractions and the environments' weights, if this process has all environments.
+
+        ``environments`` is the number of those that were collected.
+        """
 
     @abstractmethod
     def apply_together(
-        self, exchange: SliceExchange, finite: Tensor, step: int
+        self, exchange: SliceExchange, finite: Tensor | None, environments: int, step: int
     ) -> tuple[Tensor, Tensor, Tensor | None, tuple[str, ...]]:
-        """The same with other processes, and the names of the environments that were left out."""
+        """The same with other processes, and the names of the environments that were left out.
+
+        ``environments`` is the number of all environments of this process.
+        """
+
+    def present(self, finite: Tensor | None, environments: int) -> Tensor:
+        """1 for each environment that was collected, -1 for the others, float32."""
+        if finite is None:
+            return torch.ones(environments, device=self.device)
+        return torch.where(finite, 1.0, -1.0).to(self.device)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.errors import InputError
 from concord.gradients.layout import Layout
 
@@ -78,7 +79,7 @@ class EnvironmentMomentum:
         shape = (-1,) + (1,) * (gradients.ndim - 1)
         averages = self._averages[index][rows]  # neighbours: a view
         given = gradients.to(averages.dtype)
-        known = not gradients.is_cuda  # reading a flag makes the host wait for a GPU, and nothing else
+        known = not is_asynchronous(gradients.device)  # reading a flag makes the host wait for a GPU, and nothing else
         if not (known and bool(fresh.all())):
             given = torch.where(fresh.view(shape), given, averages)
         averages.lerp_(given, weights.to(averages.dtype).view(shape))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from concord.aggregation import GRADIENT
 from concord.errors import InputError
 from concord.gradients.capture import Capture, Pass
 from concord.gradients.example_tracing import ExampleTracing, Spread, is_range, spread_out
@@ -406,19 +405,16 @@ class ExampleHooks(Capture[_Pass]):
         """Add a parameter's arrived gradients; the gradient itself only to verify it or supply it to backward."""
         of.added.add(index)
         self._reached.add(index)
-        part = self._sums.part(index)
-        wanted = [(each, part[each.name]) for each in self._sums.rule.statistics if each != GRADIENT]
-        supplied = of.supplied.pop(index, None)
-        if index in self._verified:
-            wanted.append((GRADIENT, self._verified[index][1]))
-        elif supplied is not None and of.uses[index] == 1:
-            gradient = self._room(index)
-            wanted.append((GRADIENT, gradient))
-        form = of.pop(index)
-        if wanted:
-            form.add_to(wanted, self._memory_limit)
-        if supplied is not None and index not in self._verified and of.uses[index] == 1:
-            supplied.append(gradient.div_(self._scale))  # the parameter's hook is going to multiply by it
+        supplied, verified = of.supplied.pop(index, None), index in self._verified
+        supplies = supplied is not None and not verified and of.uses[index] == 1
+        total = self._sums.add_form(
+            index, of.pop(index), of.groups, self._memory_limit, wants_total=verified or supplies
+        )
+        if total is not None and verified:
+            self._verified[index][1].add_(total)
+        elif supplied is not None and total is not None:
+            # The parameter's hook is going to multiply by it.
+            supplied.append(total if self._scale == 1.0 else total.div_(self._scale))
 
     def _room(self, index: int) -> Tensor:
         """The memory for the sum of a parameter's gradients."""
@@ -452,7 +448,8 @@ _RELATIVE_ON_CPU = 2e-3
 
 def _scaled(grad: Tensor, scale: float) -> Tensor:
     # float16 would overflow soon; bfloat16 has the range of float32.
-    return (grad.float() if grad.dtype == torch.float16 else grad) * scale
+    grad = grad.float() if grad.dtype == torch.float16 else grad
+    return grad if scale == 1.0 else grad * scale
 
 
 def _in_backward() -> bool:

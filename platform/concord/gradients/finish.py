@@ -1,12 +1,13 @@
 """The rule's update from sums: the same for sums of one process and for a slice of several processes' sums."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from concord.aggregation import Aggregator, ColumnRule, Statistics, rescaling_factor
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.aggregation.column_rule import combined
 from concord.aggregation.draws import with_draws
 from concord.errors import InputError
@@ -40,13 +41,12 @@ def finish_in_blocks(
     Returns:
         The kept components of each layer within ``out``, ``(layers,)``, float32.
     """
-    device = out.device
-    kept = torch.zeros(len(layers.sizes), dtype=torch.float32, device=device)
+    device, at_once = out.device, is_asynchronous(out.device)
     if environments == 0:
         out.zero_()
-        return kept
+        return torch.zeros(len(layers.sizes), dtype=torch.float32, device=device)
     counted = [0.0] * len(layers.sizes)
-    width = max(1, len(out) if out.is_cuda else _BLOCK)
+    width = max(1, len(out) if at_once else _BLOCK)
     for first in range(0, len(out), width):
         block = slice(first, min(first + width, len(out)))
         part = slice(start + block.start, start + block.stop)
@@ -59,13 +59,23 @@ def finish_in_blocks(
             )
         out[block] = value
         pieces = layers.within(part)
-        if out.is_cuda:  # without waiting for the device; no mask is negative
-            of_pieces = torch._foreach_norm([mask[piece].float() for _, piece in pieces], 1)
-            kept[[index for index, _ in pieces]] += torch.stack(of_pieces)
-        else:
-            for index, piece in pieces:
-                counted[index] += float(mask[piece].sum(dtype=torch.float32))
-    return kept if out.is_cuda else kept + kept.new_tensor(counted)
+        if at_once and pieces:
+            return _sums_by_layer(mask, pieces, len(layers.sizes))
+        for index, piece in pieces:
+            counted[index] += float(mask[piece].sum(dtype=torch.float32))
+    return torch.tensor(counted, dtype=torch.float32, device=device)
+
+
+def _sums_by_layer(mask: Tensor, pieces: Sequence[tuple[int, slice]], layers: int) -> Tensor:
+    """The kept components of each of the layers, of which ``pieces`` are the numbers and slices in the mask."""
+    indices, sizes = zip(*((index, piece.stop - piece.start) for index, piece in pieces), strict=True)
+    if mask.stride() == (0,):  # one number, expanded
+        sums = mask[0].float() * _on_device(sizes, torch.float32, mask.device)
+    else:
+        sums = torch.stack(torch._foreach_norm(mask.float().split(sizes), 1))  # no mask is negative
+    if len(pieces) == layers:
+        return sums
+    return sums.new_zeros(layers).index_copy(0, _on_device(indices, torch.int64, mask.device), sums)
 
 
 def finish_whole(
@@ -77,7 +87,7 @@ def finish_whole(
         return {name: flat[block] for name, flat in sums.items()}
 
     kept = finish_in_blocks(rule, part, out, layers, 0, environments, step)
-    kept /= component_counts(layers, kept.device)
+    kept = kept / component_counts(layers, kept.device)
     if rescale:
         rescale_layers(out, layers, kept)
     return kept
@@ -85,7 +95,7 @@ def finish_whole(
 
 def combine_in_blocks(rule: ColumnRule, columns: Callable[[slice], Tensor], out: Tensor) -> None:
     """Combine ``(environments, components)``, the environments' values of each slice of ``out``."""
-    width = max(1, len(out) if out.is_cuda else _BLOCK)
+    width = max(1, len(out) if is_asynchronous(out.device) else _BLOCK)
     for first in range(0, len(out), width):
         block = slice(first, min(first + width, len(out)))
         out[block] = combined(rule, columns(block))
@@ -93,7 +103,13 @@ def combine_in_blocks(rule: ColumnRule, columns: Callable[[slice], Tensor], out:
 
 def component_counts(layers: Layers, device: torch.device) -> Tensor:
     """The components of each layer, ``(layers,)``, float32, as divisors: of a layer without any, 1."""
-    return torch.tensor(layers.sizes, dtype=torch.float32, device=device).clamp(min=1)
+    return _on_device(tuple(max(size, 1) for size in layers.sizes), torch.float32, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_device(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """These numbers, which are sent once: they are the same at every step."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def rescale_layers(out: Tensor, layers: Layers, kept_fraction: Tensor) -> None:
@@ -102,6 +118,11 @@ def rescale_layers(out: Tensor, layers: Layers, kept_fraction: Tensor) -> None:
     The factor goes up to 1e10, which float16 cannot hold.
     """
     factors = rescaling_factor(kept_fraction)
+    if is_asynchronous(out.device):
+        sizes = _on_device(layers.sizes, torch.int64, out.device)
+        each = torch.repeat_interleave(factors, sizes, output_size=len(out))
+        out.copy_(out.float() * each) if out.itemsize < 4 else out.mul_(each)
+        return
     parts = [out[layer] for layer in layers.slices]
     if out.itemsize >= 4:
         torch._foreach_mul_(parts, list(factors.to(out.dtype).unbind()))

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from concord.aggregation import Statistic
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.aggregation.rule import accumulation_dtype, add_statistics
 from concord.aggregation.weighting import gram_of
 
@@ -101,6 +102,7 @@ class Product:
             and statistic.whole <= _BYTE
             and left.shape[1] > 1  # of a single row PyTorch's integer products are wrong (2.13, CPUs with VNNI)
             and has_integer_products(total.device)
+            and not is_asynchronous(total.device)
         ):
             # Exact for any number of groups: sums are 32 bits wide.
             total += torch._int_mm(left.to(torch.int8).T, right.to(torch.int8))
@@ -110,7 +112,7 @@ class Product:
     def _add_blocks(self, wanted: Wanted, memory_limit: int) -> None:
         groups, m, _ = self.rows.shape
         row = self.columns.shape[-1] * self.rows.itemsize
-        limit = memory_limit if self.rows.is_cuda else min(memory_limit, _CACHED_BYTES)
+        limit = memory_limit if is_asynchronous(self.rows.device) else min(memory_limit, _CACHED_BYTES)
         height = max(1, min(m, limit // row))
         height = -(-m // -(-m // height))  # blocks of about equal height
         for top in range(0, m, height):
@@ -153,7 +155,7 @@ class Convolution:
 
     def of_groups(self, part: slice) -> Tensor:
         """Of some groups: as one convolution with as many groups of channels, or from patches."""
-        if self._single and (self._few_positions or self.inputs.is_cuda):
+        if self._single and (self._few_positions or is_asynchronous(self.inputs.device)):
             return torch.matmul(*self._factors(part)).reshape(-1, *self.shape)
         # The gradient of a grouped convolution's weight is that of each of its groups by itself.
         inputs, gradients = (each[part].transpose(0, 1).flatten(1, 2) for each in (self.inputs, self.gradients))
@@ -165,11 +167,11 @@ class Convolution:
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """Add some groups at a time: a few single examples, in the same memory if there are few positions."""
-        if self._single and self._few_positions and not self.inputs.is_cuda:
+        if self._single and self._few_positions and not is_asynchronous(self.inputs.device):
             self._add_one_by_one(wanted, memory_limit)
             return
         at_once = memory_limit // (math.prod(self.shape) * self.gradients.itemsize)
-        if not (self._single and self.inputs.is_cuda):
+        if not (self._single and is_asynchronous(self.inputs.device)):
             at_once = min(at_once, _EXAMPLES_TOGETHER if self._single else 1)
         for part in chunks(len(self.gradients), at_once):
             add_statistics(wanted, self.of_groups(part))
@@ -315,6 +317,11 @@ class SummedGradients:
         """Form, map and sum some groups at a time."""
         for part in chunks(self.groups, memory_limit // max(2 * wanted[0][1].nbytes, 1)):
             add_statistics(wanted, self.of_groups(part))
+
+
+def forms_no_gradients(form: GroupGradients, statistics: Sequence[Statistic]) -> bool:
+    """Whether the sums come from matrix products alone, so that no group's gradient is formed."""
+    return isinstance(form, Product) and form.rows.shape[-1] == 1 and all(each.on_products for each in statistics)
 
 
 def columns_of(form: GroupGradients, groups: int) -> Iterator[tuple[slice, Tensor]]:

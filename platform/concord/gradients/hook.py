@@ -340,7 +340,8 @@ class HookedGradients:
         with self._risk.no_sync():
             sums = [self._add_sum(piece, scale) for piece in others]
         risk, weight = self._risk(last, self.hook.step)
-        check_weights(weight)
+        if self._risk.module.weighted:
+            check_weights(weight)
         mean = risk.detach()
         if sums:
             share, weight = weight, torch.stack([of_piece for _, of_piece in sums]).sum() + weight
@@ -365,7 +366,8 @@ class HookedGradients:
     def _add_sum(self, piece: Batch, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add the gradient of a piece's sum of risks in this process; return the sum and its weight."""
         risk, weight = self._risk(piece, self.hook.step)
-        check_weights(weight)
+        if self._risk.module.weighted:
+            check_weights(weight)
         total = risk * weight
         (total if scale is None else total * scale).backward()
         return total.detach(), weight

@@ -41,11 +41,11 @@ Formula = Callable[[Any, Tensor, Tensor], Forms | None]
 parameters; None where this call of the layer has to go the general way."""
 
 
-def linear(_: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
+def linear(module: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
     """Outer products, summed over the vectors of a group."""
     rows = grad.reshape(len(grad), -1, grad.shape[-1])
     columns = inputs.to(grad.dtype).reshape(len(grad), -1, inputs.shape[-1])
-    return {"weight": Product(rows.transpose(1, 2), columns), "bias": _total(rows, (1,))}
+    return {"weight": Product(rows.transpose(1, 2), columns)} | _bias(module, rows, (1,))
 
 
 def transposed_linear(_: nn.Module, inputs: Tensor, grad: Tensor) -> Forms:
@@ -65,10 +65,8 @@ def convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, grad:
         padded = functional.pad(inputs.flatten(0, 1), list(module._reversed_padding_repeated_twice), mode=mode)
         inputs = padded.unflatten(0, inputs.shape[:2])
         geometry = Geometry(module.stride, (0,) * len(module.kernel_size), module.dilation, module.groups)
-    return {
-        "weight": Convolution(inputs, grad, tuple(module.weight.shape), geometry),
-        "bias": _total(grad, (1, *range(3, grad.ndim))),
-    }
+    weight = Convolution(inputs, grad, tuple(module.weight.shape), geometry)
+    return {"weight": weight} | _bias(module, grad, (1, *range(3, grad.ndim)))
 
 
 def geometry_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry | None:
@@ -121,6 +119,10 @@ def embedding(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Forms | Non
     places = inputs.reshape(len(inputs), -1)
     gradients = grad.reshape(*places.shape, grad.shape[-1])
     return {"weight": RowGradients(places, gradients, module.num_embeddings, module.padding_idx)}
+
+
+def _bias(module: nn.Module, grad: Tensor, summed: tuple[int, ...]) -> Forms:
+    return {} if module.bias is None else {"bias": _total(grad, summed)}
 
 
 def _affine(grad: Tensor, normalized: Tensor, summed: tuple[int, ...]) -> Forms:
@@ -271,10 +273,13 @@ class Call:
             return 0 if getattr(self.layer.module, "batch_first", True) else 1
         return 1 if isinstance(self.layer.module, nn.RNNBase) else 0  # a state of layers, examples, units
 
-    def gradients(self, grads: Sequence[Tensor | None], examples: int, groups: int) -> tuple[Forms, bool]:
-        """The gradients of the layer's parameters by name, for groups of neighbouring examples, all of one size.
+    def gradients(
+        self, grads: Sequence[Tensor | None], examples: int, groups: int, *, alternate: bool = False
+    ) -> tuple[Forms, bool]:
+        """The gradients of the layer's parameters by name, for groups of examples, all of one size.
 
-        ``grads`` are the gradients of the output tensors. Also returns whether the general way was used.
+        The examples of a group are neighbours, or they ``alternate`` with those of the other groups. ``grads`` are the
+        gradients of the output tensors. Also returns whether the general way was used.
         """
         name, module = self.layer.name, self.layer.module
         if self._versions() != self.versions:
@@ -295,8 +300,9 @@ class Call:
             inputs = self.arguments[0].detach()
             if self.spreads[0] is not None:
                 inputs = spread_out(inputs, self.spreads[0], examples)
-            size = groups, examples // groups
-            forms = formula(module, inputs.reshape(*size, *inputs.shape[1:]), first.reshape(*size, *first.shape[1:]))
+            size = (examples // groups, groups) if alternate else (groups, examples // groups)
+            inputs, first = (each.reshape(*size, *each.shape[1:]) for each in (inputs, first))
+            forms = formula(module, *(each.transpose(0, 1) if alternate else each for each in (inputs, first)))
             if forms is not None and forms.keys() >= self.layer.parameters.keys():
                 return {name: forms[name] for name in self.layer.parameters}, False
         return self._recomputed(grads, examples, groups), True

@@ -147,5 +147,6 @@ def _refuse(name: str, what: str) -> None:
 
 def store_gradients(parameters: Sequence[nn.Parameter], layout: Layout, flat: Tensor) -> None:
     """Store the parts of ``flat`` in the parameters' ``grad``, as views if dtype and strides allow it."""
-    for index, parameter in enumerate(parameters):
-        parameter.grad = match_strides(layout.part(flat, index).to(parameter.dtype), parameter)
+    parts = flat.split([shape.numel() for shape in layout.shapes])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = match_strides(part.view(parameter.shape).to(parameter.dtype), parameter)

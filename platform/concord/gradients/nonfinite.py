@@ -51,7 +51,7 @@ def collect_finite(
     collect: Callable[[Tensor | None], object],
     finite: Callable[[], bool],
     find: Callable[[Tensor | None], Tensor],
-) -> Tensor:
+) -> Tensor | None:
     """Sum the gradients of all groups (environments or examples); with ``skip`` of the finite groups alone.
 
     Args:
@@ -63,7 +63,7 @@ def collect_finite(
         find: returns which groups of these numbers have finite gradients, bool.
 
     Returns:
-        Whether each group is in the sums, ``(groups,)`` bool.
+        Whether each group is in the sums, ``(groups,)`` bool; None: all are.
     """
     left: Tensor | None = None
     while True:
@@ -78,8 +78,9 @@ def collect_finite(
         left = left[found] if not bool(found.all()) else left[:0]  # a sum that alone is not finite cannot be used
         if policy == "raise" or len(left) == 0:
             break
-    in_sums = torch.full((groups,), left is None, device="cpu")
-    return in_sums if left is None else in_sums.index_fill(0, left, value=True)
+    if left is None:
+        return None
+    return torch.zeros(groups, dtype=torch.bool, device="cpu").index_fill(0, left, value=True)
 
 
 def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

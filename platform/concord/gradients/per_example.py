@@ -12,6 +12,7 @@ gradients is the ordinary gradient. On a model of your own, in a plain loop::
         optimizer.step()
 """
 
+import math
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from concord.aggregation import GRADIENT, Rule
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.errors import ArgumentError, InputError
 from concord.gradients.example_hooks import ExampleHooks, Reduction
 from concord.gradients.exchange import Processes, SliceExchange
@@ -85,6 +87,7 @@ class PerExample:
         self.group = group
         self.steps = 0
         self.sums = Sums(model, self.aggregation)
+        self.sums.collected = [each for each in self.sums.collected if each != GRADIENT]
         self.hooks = ExampleHooks(model, self.sums, reduction, memory_limit)
         self._exchange: SliceExchange | None = None
 
@@ -129,8 +132,10 @@ class PerExample:
         untouched = [parameter for parameter in parameters if parameter.grad is None]
         problem = self.complete(scale)
         left_in = scale is not None or self.aggregation.policy == "propagate"
-        finite = torch.full((self.examples,), left_in or self.gradients_are_finite(), device="cpu")
-        finished = self.finish(finite, step, problem)
+        finite = None
+        if not (left_in or self.gradients_are_finite()):
+            finite = torch.zeros(self.examples, dtype=torch.bool, device="cpu")
+        finished = self.finish(finite, self.examples, step, problem)
         if scale is not None:
             torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], scale)
         if self.group is None:
@@ -146,9 +151,8 @@ class PerExample:
             self.hooks.settle()
         except InputError as error:
             return error
-        for index, parameter in enumerate(self.sums.parameters.values()):
-            if parameter.grad is not None and GRADIENT in self.sums.rule.statistics:
-                self.sums.part(index)[GRADIENT.name].copy_(parameter.grad)
+        if GRADIENT in self.sums.rule.statistics:
+            self.sums.take(GRADIENT)
         if self.sums.gradient is None:
             self.sums.seen = self._gradient_total()
         if scale is not None:
@@ -158,18 +162,21 @@ class PerExample:
         return None
 
     @torch.no_grad()
-    def finish(self, finite: Tensor, step: int | None, problem: InputError | None = None) -> EnvironmentStep:
+    def finish(
+        self, finite: Tensor | None, examples: int, step: int | None, problem: InputError | None = None
+    ) -> EnvironmentStep:
         """Apply the rule to the sums, and empty them.
 
         Args:
-            finite: ``(examples,)`` bool, whether each of this process's examples is in the sums.
+            finite: ``(examples,)`` bool, whether each of this process's examples is in the sums; None: all are.
+            examples: the number of this process's examples.
             step: the step's number, for errors; counted from 0 if None.
             problem: the reason why there are no sums; every process of the group then raises an error, and none waits.
         """
         step = self.steps if step is None else step
         self.steps = step + 1
         try:
-            counts = self._counts(-1 if problem else len(finite))
+            counts = self._counts(-1 if problem else examples)
             if problem or min(counts) < 0:
                 raise problem or InputError("per-example gradients: another process of the group failed")
             if sum(counts) < 2:
@@ -187,11 +194,14 @@ class PerExample:
 
     def gradients_are_finite(self) -> bool:
         """Whether the sums in ``parameter.grad`` are finite; a sum of finite gradients may overflow."""
-        return bool(torch.isfinite(self._gradient_total()))
+        return math.isfinite(float(self._gradient_total()))
 
     def _gradient_total(self) -> Tensor:
-        gradients = [parameter.grad for parameter in self.sums.parameters.values()]
-        sums = [gradient.sum(dtype=torch.float32) for gradient in gradients if gradient is not None]
+        gradients = [each.grad for each in self.sums.parameters.values() if each.grad is not None]
+        if is_asynchronous(self.sums.device):
+            sums = torch._foreach_norm([each for each in gradients if each.numel() > 0], torch.inf)
+        else:
+            sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
         return torch.stack(sums).sum() if sums else torch.zeros((), device=self.sums.device)
 
     def _counts(self, examples: int) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """A gradient source for which every example of a batch is an environment."""
 
+import contextlib
 from typing import Any, Unpack, get_args
 
 import torch
@@ -8,12 +9,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.aggregation import Rule
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.errors import ArgumentError, InputError
 from concord.gradient_policies import ExampleGradient
 from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.nonfinite import collect_finite
 from concord.gradients.per_example import PerExample
-from concord.gradients.pieces import Pieces
+from concord.gradients.pieces import Pieces, joined
 from concord.gradients.risk import (
     Batch,
     Calls,
@@ -23,6 +25,7 @@ from concord.gradients.risk import (
     Supervised,
     as_risk,
     check_weights,
+    loss_by_group,
     pair,
     take,
 )
@@ -77,7 +80,13 @@ class PerExampleGradients:
         self.model = model
         self.definition = definition
         self._group = group
-        self._collected = PerExample(model, rule, group=group, memory_limit=memory_limit, **options)
+        # The mean times the number of examples: a GPU would scale every gradient by it in an operation of its own.
+        self._scales = definition == "contribution" and is_asynchronous(next(model.parameters()).device)
+        self._collected = PerExample(
+            model, rule, reduction="sum" if self._scales else "mean", group=group, memory_limit=memory_limit, **options
+        )
+        if definition == "loss":
+            self._collected.sums.collected = self._collected.sums.rule.statistics
         self.aggregation = self._collected.aggregation
         self._parameters = list(self._collected.sums.parameters.values())
         self._device = self._collected.sums.device
@@ -149,7 +158,7 @@ class PerExampleGradients:
         by_loss = self.definition == "loss"
         are_finite = self._collected.sums.are_finite if by_loss else self._collected.gradients_are_finite
         finite = collect_finite(count, policy, self._device, collect, are_finite, find)
-        finished = self._collected.finish(finite, at, None if by_loss else self._collected.complete())
+        finished = self._collected.finish(finite, count, at, None if by_loss else self._collected.complete())
         for parameter in self._parameters:  # that the risk does not depend on
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         risks, weights = summed[0]
@@ -161,18 +170,21 @@ class PerExampleGradients:
             parameter.grad = None
         parts = [self._collect_piece(piece, step) for piece in self._pieces.of(batch)]
         risks, weights = (torch.stack(each) for each in zip(*parts, strict=True))
-        weight = weights.sum()
+        weight = weights[0] if len(weights) == 1 else weights.sum()
         outputs, self._outputs = self._outputs, []
         if self._loss is None or environments == 1:
             return (risks[0] if len(risks) == 1 else (risks * weights).sum() / weight)[None], weight[None]
-        both = pytree.tree_map(lambda *leaves: torch.cat(leaves), *outputs), pair(batch)[1]
-        each = len(pytree.tree_leaves(batch)[0]) // environments
+        both = pytree.tree_map(lambda *leaves: joined(leaves), *outputs), pair(batch)[1]
         with torch.no_grad():
-            losses = [
-                self._loss(*pytree.tree_map(lambda leaf, at=at: leaf[at * each : (at + 1) * each], both))
-                for at in range(environments)
-            ]
-        return torch.stack(losses), (weight / environments).expand(environments)
+            return self._by_environment(self._loss, both, environments), (weight / environments).expand(environments)
+
+    def _by_environment(self, loss: Loss, both: Batch, environments: int) -> Tensor:
+        """The loss of each environment, ``(environments,)``."""
+        stacked = pytree.tree_map(lambda leaf: leaf.unflatten(0, (environments, -1)), both)
+        if is_asynchronous(self._device):
+            with contextlib.suppress(Exception):  # vmap cannot take the loss
+                return loss_by_group(loss, *stacked)
+        return torch.stack([loss(*take(stacked, environment)) for environment in range(environments)])
 
     def _collect_piece(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """Add the statistics of these examples; return the mean risk and its weight, scalars."""
@@ -184,13 +196,15 @@ class PerExampleGradients:
                 self._collect_by_loss(self._outputs[0], pair(batch)[1])
         else:
             risk, weight = self._risk(batch, step)
-            check_weights(weight)
+            if self._risk.weighted:
+                check_weights(weight)
             if self._risk.weighted and self._pieces.count > 1:
                 raise InputError(
                     f"accumulate={self._pieces.count}: the risk gives a sum and its weight, and the examples of "
                     "a piece count by the weight of all; give 1, or a risk that is a mean over the examples"
                 )
             share = risk * self._share(examples, weight) if self._group is not None and self._risk.weighted else risk
+            share = share * examples if self._scales else share
             scale = self.aggregation.scale(self._device)
             (share if scale is None else share * scale).backward()
         return risk.detach(), weight

@@ -6,6 +6,7 @@ it, so a piece has no vote of its own.
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
@@ -43,6 +44,11 @@ class Pieces:
         leaves, structure = pytree.tree_flatten(batch)
         split = [leaf.tensor_split(min(self.count, leaf.shape[dim]), dim) for leaf in leaves]
         return [pytree.tree_unflatten(list(parts), structure) for parts in zip(*split, strict=True)]
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The parts one after the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class MeanOfPieces:

@@ -14,13 +14,27 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.errors import InputError
 from concord.gradients.capture import Capture, Pass
 from concord.gradients.collected import Collected
+from concord.gradients.environment_norms import EnvironmentNorms
+from concord.gradients.group_gradients import StoredGradients
 from concord.gradients.layer_gradients import Call, formula_of, is_unit
-from concord.gradients.risk import Batch, MeanRisk, autocast_to, inputs_of, with_outputs
+from concord.gradients.risk import (
+    Batch,
+    MeanRisk,
+    Supervised,
+    autocast_to,
+    inputs_of,
+    is_own,
+    loss_by_group,
+    with_outputs,
+)
 from concord.gradients.sums import Sums
+from concord.weighted import Weighted
 
 
 class PooledPass(Capture[Pass]):
@@ -35,12 +49,18 @@ class PooledPass(Capture[Pass]):
             raise InputError("pooled: the risk is no function of outputs and targets")
         if isinstance(sums, Sums) and sums.gradient is None:
             raise InputError("pooled: the rule has no sum of gradients, which would tell whether they are finite")
-        if any(isinstance(module, _BatchNorm) for module in risk.model.modules()):
+        kinds = {type(module) for module in risk.model.modules()}
+        if not is_asynchronous(risk.device) and any(issubclass(kind, _BatchNorm) for kind in kinds):
             raise InputError("pooled: batch norm normalizes each environment by itself")
         for layer in self.layers:
             if is_unit(layer.module) or formula_of(layer.module) is None:
                 raise InputError(f"pooled: module {layer.name} is no kind of layer that is known")
         self._model, self._sums, self._risk = risk.model, sums, risk
+        self.norms = EnvironmentNorms(risk.model, self.layers)
+        # Convolutions, too, find the environments' channels side by side in memory.
+        self._alternates = is_asynchronous(risk.device) and any(
+            issubclass(each, _BatchNorm | _ConvNd) for each in kinds
+        )
         # What a risk is to get in place of a model's outputs passes through a model that does nothing.
         self._of_outputs = MeanRisk(nn.Identity(), risk.risk, None, risk.device)
         self._pass = Pass(0, 1)
@@ -57,11 +77,11 @@ class PooledPass(Capture[Pass]):
         if not isinstance(inputs, Tensor):
             raise InputError("pooled: the inputs are no tensor")
         examples = inputs.shape[1]
-        self._pass, self._scale = Pass(environments * examples, environments), scale
-        handles = self.attach()
+        self._pass, self._scale = Pass(environments * examples, environments, self._alternates), scale
+        handles = self.attach(left_out=self.norms.handles)
         try:
-            with autocast_to(self._risk.device, self._risk.autocast):
-                outputs = self._model(inputs.flatten(0, 1))
+            with autocast_to(self._risk.device, self._risk.autocast), self.norms.separated(environments):
+                outputs = self._model((inputs.transpose(0, 1) if self._alternates else inputs).flatten(0, 1))
         finally:
             edges, self._edges = self._edges, []
             for handle in handles:
@@ -69,14 +89,44 @@ class PooledPass(Capture[Pass]):
         if not isinstance(outputs, Tensor) or len(outputs) != environments * examples:
             raise InputError("pooled: the model's output does not begin with the examples")
         outputs = outputs.float() if self._risk.autocast is not None else outputs
-        of_environments = with_outputs(batch, outputs.unflatten(0, (environments, examples)))
-        risks, weights = vmap(lambda each: self._of_outputs(each, step))(of_environments)
+        if self._alternates:
+            outputs = outputs.unflatten(0, (examples, environments)).transpose(0, 1)
+        else:
+            outputs = outputs.unflatten(0, (environments, examples))
+        risks, weights = self._risks(with_outputs(batch, outputs), step)
         total = risks.sum() if scale is None else risks.sum() * scale
         with torch.autocast(self._risk.device.type, enabled=False):
-            torch.autograd.grad(total, edges, allow_unused=True)
+            self._backward(total, edges)
         for index in list(self._pass.arrived):  # of a parameter whose other use the loss did not depend on
             self._add(index)
         return risks.detach(), weights
+
+    def _risks(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """The risks and weights of the environments, from the model's outputs in place of the inputs."""
+        risk = self._risk.risk
+        own = isinstance(risk, Supervised) and not isinstance(batch, Weighted) and is_own(risk.loss)
+        if own and is_asynchronous(self._risk.device):
+            outputs, targets = batch
+            self._risk.weighted = False
+            environments, examples = outputs.shape[:2]
+            weights = torch.full((environments,), float(examples), device=outputs.device)
+            return loss_by_group(risk.loss, outputs, targets), weights
+        risks, weights = vmap(lambda each: self._of_outputs(each, step))(batch)
+        self._risk.weighted = self._of_outputs.weighted
+        return risks, weights
+
+    def _backward(self, total: Tensor, edges: Sequence[GradientEdge]) -> None:
+        of_norms = list(self.norms.leaves())
+        leaves = [leaf for _, by_name in of_norms for leaf in by_name.values()]
+        found = torch.autograd.grad(total, [*edges, *leaves], allow_unused=True)
+        rest = iter(found[len(edges) :])
+        for layer, by_name in of_norms:
+            for name in by_name:
+                gradients = next(rest)
+                if gradients is not None:
+                    unscaled = gradients if self._scale is None else gradients / self._scale
+                    form = StoredGradients(unscaled.view(self._pass.groups, -1))
+                    self._sums.add_form(layer.indices[name], form, self._pass.groups)
 
     def pass_of(self, arguments: Any, keywords: Any) -> Pass:
         """The pass of a layer's call."""
@@ -90,7 +140,7 @@ class PooledPass(Capture[Pass]):
         """Add the gradients of parameters of which all uses have arrived."""
         scale = self._scale
         unscaled = [grad if grad is None or scale is None else grad / scale for grad in grads]
-        forms, general = call.gradients(unscaled, current.examples, current.groups)
+        forms, general = call.gradients(unscaled, current.examples, current.groups, alternate=current.alternate)
         if general:
             raise InputError(f"pooled: module {call.layer.name} is called in a way that is not known")
         for index in current.take(call.layer, forms):

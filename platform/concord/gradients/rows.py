@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from concord.aggregation import ColumnRule, Weighting, weights_of
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.aggregation.column_rule import WeightedSum
 from concord.aggregation.weighting import gram_of, name_of
 from concord.errors import InputError
@@ -51,13 +52,14 @@ class Rows(Collected):
             self.zero()
         self._kept[index].append(gradients.reshape(len(gradients), -1).to(self.layout.dtype))
 
-    def add_form(self, index: int, form: GroupGradients, groups: int) -> None:
+    def add_form(self, index: int, form: GroupGradients, groups: int) -> Tensor | None:
         """Keep the gradients of parameter ``index``, or their form."""
         self._groups = groups
         if groups > self.most:
             self._forms[index] = form
         else:
             self._kept[index].append(self._formed(index, form, groups).reshape(groups, -1).to(self.layout.dtype))
+        return None
 
     def _formed(self, index: int, form: GroupGradients, groups: int) -> Tensor:
         """The gradients of all groups; products reuse the memory of the previous step, without page faults."""
@@ -71,11 +73,12 @@ class Rows(Collected):
     def values(self) -> Mapping[str, Sequence[Tensor]]:
         """The gradients of each parameter, not copied: the next step forms its own elsewhere."""
         self._room = {}
-        return {"gradient": [columns for _, columns in self._columns()]}
+        return {"gradient": [columns for _, columns in self._by_parameter()]}
 
     def zero(self) -> None:
         """Empty the collection."""
         self._kept: list[list[Tensor]] = [[] for _ in self.parameters]
+        self._all: Tensor | None = None
         self._forms: dict[int, GroupGradients] = {}
         self._groups = 0
         self.__dict__.pop("gram", None)
@@ -85,13 +88,16 @@ class Rows(Collected):
         """The inner products of this process's gradients."""
         parts = [gram_of(columns) for _, columns in self._columns(in_forms=False)]
         parts += [gram_of_groups(form, self._groups) for form in self._forms.values()]
-        return torch.stack(parts).sum(0)
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def finite(self) -> Tensor:
         """Whether each gradient is finite, bool."""
         if isinstance(self.rule, Weighting):
             return torch.isfinite(self.gram.diagonal())
-        return torch.stack([torch.isfinite(columns).all(1) for _, columns in self._columns()]).all(0).cpu()
+        return self._finite_columns().cpu()
+
+    def _finite_columns(self) -> Tensor:
+        return torch.stack([torch.isfinite(columns).all(1) for _, columns in self._columns()]).all(0)
 
     def are_finite(self) -> bool:
         """Whether all gradients are finite."""
@@ -103,35 +109,39 @@ class Rows(Collected):
             self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics=False
         )
 
-    def apply_here(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def apply_here(self, finite: Tensor | None, environments: int, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Weigh or combine the environments' gradients of this process."""
         update, rule, weights = self._zeros(), self.rule, None
+        propagates = self.aggregation.policy == "propagate"
         if isinstance(rule, Weighting):
-            weights = torch.zeros(len(finite), dtype=torch.float64, device="cpu")
-        if self.aggregation.policy == "propagate" and not self.are_finite():
+            weights = torch.zeros(environments if finite is None else len(finite), dtype=torch.float64, device="cpu")
+        if weights is not None and propagates and not self.are_finite():
             update.fill_(torch.nan)
-        elif bool(finite.any()):
+        elif environments > 0:
             if isinstance(rule, Weighting):
                 assert weights is not None
-                weights[finite] = weights_of(rule, self.gram, step)
-                rule = WeightedSum(weights[finite])
+                found = weights_of(rule, self.gram, step)
+                weights[slice(None) if finite is None else finite] = found
+                rule = WeightedSum(found)
             for part, columns in self._columns():
                 combine_in_blocks(rule, functools.partial(_block, columns), update[part])
+            if weights is None and propagates:
+                update.masked_fill_(~self._finite_columns().all(), torch.nan)
         self.zero()
         return update, torch.empty(0, device=self.device), weights
 
     def apply_together(
-        self, exchange: SliceExchange, finite: Tensor, step: int
+        self, exchange: SliceExchange, finite: Tensor | None, environments: int, step: int
     ) -> tuple[Tensor, Tensor, Tensor | None, tuple[str, ...]]:
         """Exchange all gradients, and weigh or combine a slice."""
         update, rows = self._zeros(), torch.cat([columns for _, columns in self._columns()], 1)
-        if len(rows) < len(finite):
-            collected, rows = rows, rows.new_zeros(len(finite), rows.shape[1])
+        if finite is not None and len(rows) < environments:
+            collected, rows = rows, rows.new_zeros(environments, rows.shape[1])
             rows[finite.to(rows.device)] = collected[: int(finite.sum())]
-        present = torch.where(finite, 1.0, -1.0)
+        present = self.present(finite, environments)
         if self.aggregation.policy == "propagate":
-            present = torch.where(self.finite(), present, -1.0)
-        exchange.send_rows(rows, present.to(self.device))
+            present = torch.where(self.finite().to(self.device), present, -1.0)
+        exchange.send_rows(rows, present)
         weights = None
         if isinstance(self.rule, Weighting):
             exchange.form_gram()
@@ -148,7 +158,19 @@ class Rows(Collected):
         return torch.zeros(self.layout.components, dtype=self.layout.dtype, device=self.device)
 
     def _columns(self, *, in_forms: bool = True) -> Iterator[tuple[slice, Tensor]]:
-        """Slices of components, with all environments' gradients of them."""
+        """Slices of components, with all environments' gradients of them; on a GPU of all components, if they fit."""
+        environments = sum(map(len, self._kept[0]))
+        fit = 2 * environments <= self.most and not self._forms
+        if environments == 0 or not fit or not is_asynchronous(self.device):
+            yield from self._by_parameter(in_forms=in_forms)
+            return
+        if self._all is None:
+            self._all = torch.cat([columns for _, columns in self._by_parameter()], 1)
+            self._kept = [[part] for part in self._all.split([shape.numel() for shape in self.layout.shapes], 1)]
+        yield slice(0, self.layout.components), self._all
+
+    def _by_parameter(self, *, in_forms: bool = True) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of components of one parameter each, or of parts of one."""
         for index, start in enumerate(self.layout.offsets[:-1]):
             if self._kept[index]:
                 columns = self._kept[index]

@@ -1,17 +1,20 @@
 """A model's statistics summed over this process's environments, and the rule's update."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from concord.aggregation import GRADIENT, Statistics, sum_over_environments
+from concord.aggregation import GRADIENT, Statistic, Statistics, sum_over_environments
+from concord.aggregation.asynchronous import is_asynchronous
 from concord.aggregation.families import of_sums
-from concord.aggregation.rule import new_statistics
+from concord.aggregation.rule import add_statistics, new_statistics
 from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange, complete
 from concord.gradients.finish import finish_whole, poison
-from concord.gradients.group_gradients import MEMORY_LIMIT, GroupGradients
+from concord.gradients.group_gradients import MEMORY_LIMIT, GroupGradients, forms_no_gradients
+from concord.gradients.packed import Packed
 from concord.gradients.step import Aggregation
 
 
@@ -23,18 +26,29 @@ class Sums(Collected):
         aggregation: the rule and its options.
 
     Attributes:
-        flat: the statistics, each of all components.
         gradient: the name of the statistic that is the gradient itself; None if the rule has none.
+        collected: the statistics that are added here; the callers may add others by themselves.
         seen: without such a statistic, a number that is finite if the gradients are; the callers update it.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
         super().__init__(model, aggregation)
         self.rule = of_sums(aggregation.rule, "a sum over examples")
-        self.flat = new_statistics(self.rule, (self.layout.components,), self.layout.dtype, self.device)
+        self._flat = new_statistics(self.rule, (self.layout.components,), self.layout.dtype, self.device)
+        self.collected: Sequence[Statistic] = self.rule.statistics
+        # On a GPU gradients wait for their neighbours, and the sums are not set to 0 if all are going to be replaced.
+        self._packed = Packed(self.layout) if is_asynchronous(self.device) else None
+        self._stale = False
         # Its sum tells whether gradients are finite.
         self.gradient = next((each.name for each in self.rule.statistics if each.of is GRADIENT.of), None)
         self.seen = torch.zeros((), device=self.device)
+
+    @property
+    def flat(self) -> Statistics:
+        """The statistics, each of all components."""
+        if self._packed is not None:
+            self._add_packed(self._packed)
+        return self._flat
 
     def part(self, index: int) -> Statistics:
         """The sums of parameter ``index``, views shaped as the parameter."""
@@ -42,15 +56,81 @@ class Sums(Collected):
 
     def add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
         """Add environments' gradients of parameter ``index``, ``(environments, *shape)``, or replace the sums."""
+        if self._packed is not None:
+            if index == 0 and not accumulate:
+                self.zero()
+            self._pack(self._packed, index, gradients)
+            return
         sum_over_environments(self.rule, gradients, self.part(index), accumulate=accumulate)
         if self.gradient is None:
             begun = accumulate or index > 0
             self.seen = (self.seen if begun else 0) + gradients.sum(dtype=torch.float32)
 
-    def add_form(self, index: int, form: GroupGradients, groups: int) -> None:
-        """Add groups' gradients of parameter ``index``."""
-        part = self.part(index)
-        form.add_to([(statistic, part[statistic.name]) for statistic in self.rule.statistics], MEMORY_LIMIT)
+    def add_form(
+        self,
+        index: int,
+        form: GroupGradients,
+        groups: int,
+        memory_limit: int = MEMORY_LIMIT,
+        *,
+        wants_total: bool = False,
+    ) -> Tensor | None:
+        """Add groups' gradients of parameter ``index``; return the sum of the gradients themselves if it is wanted."""
+        packed, products = self._packed, forms_no_gradients(form, self.collected)
+        if self.collected and packed is not None and packed.takes(index, groups, products=products):
+            gradients = form.of_groups(slice(0, groups))
+            self._pack(packed, index, gradients)
+            return gradients.sum(0, dtype=self.layout.dtype) if wants_total else None
+        wanted = [(each, self._view(each, index)) for each in self.collected]
+        total = None
+        if wants_total:
+            total = torch.zeros(self.layout.shapes[index], dtype=self.layout.dtype, device=self.device)
+            wanted.append((GRADIENT, total))
+        if wanted:
+            form.add_to(wanted, memory_limit)
+        return total
+
+    def take(self, statistic: Statistic) -> None:
+        """Take the sum of a statistic from ``parameter.grad``, where there is one."""
+        found = [(index, each.grad) for index, each in enumerate(self.parameters.values()) if each.grad is not None]
+        torch._foreach_copy_([self._view(statistic, index) for index, _ in found], [grad for _, grad in found])
+
+    def _view(self, statistic: Statistic, index: int) -> Tensor:
+        """The sum of a statistic of parameter ``index``, to which may be added."""
+        self._renew()
+        return self.layout.part(self._flat[statistic.name], index)
+
+    def _pack(self, packed: Packed, index: int, gradients: Tensor) -> None:
+        """Let gradients wait for their neighbours."""
+        if not packed.has_room(index, len(gradients)):
+            self._add_packed(packed)
+        packed.add(index, gradients)
+
+    def _add_packed(self, packed: Packed) -> None:
+        """Add the gradients that wait."""
+        if packed:
+            indices, gradients = packed.pop()
+            every = len(indices) == len(self.parameters)
+            replaces, self._stale = self._stale and every, self._stale and not every
+            for statistic in self.collected:
+                if every:
+                    add_statistics([(statistic, self._flat[statistic.name])], gradients, accumulate=not replaces)
+                    continue
+                of_all = [self._view(statistic, index) for index in indices]
+                total = of_all[0].new_empty(gradients.shape[1])
+                add_statistics([(statistic, total)], gradients, accumulate=False)
+                parts = total.split([each.numel() for each in of_all])
+                torch._foreach_add_([each.view(-1) for each in of_all], parts)
+            if self.gradient is None:
+                self.seen = self.seen + gradients.sum(dtype=torch.float32)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Set the sums to 0, if that was put off."""
+        if self._stale:
+            self._stale = False
+            for flat in self._flat.values():
+                flat.zero_()
 
     def values(self) -> Mapping[str, Sequence[Tensor]]:
         """The statistics, the gradient first and by parameter."""
@@ -62,16 +142,22 @@ class Sums(Collected):
 
     def total(self) -> Tensor:
         """A scalar that is finite if all gradients and their sum are."""
-        return self.seen if self.gradient is None else self.flat[self.gradient].sum()
+        flat = self.flat
+        return self.seen if self.gradient is None else flat[self.gradient].sum()
 
     def are_finite(self) -> bool:
         """Whether all gradients and their sum are finite."""
-        return bool(torch.isfinite(self.total()))
+        return math.isfinite(float(self.total()))
 
     def zero(self) -> None:
         """Set the sums to 0."""
-        for flat in self.flat.values():
-            flat.zero_()
+        self._stale = True
+        if self._packed is None:
+            self._renew()
+            return
+        self._packed.clear()
+        if self.gradient is None:
+            self.seen = torch.zeros_like(self.seen)
 
     def exchange(self, processes: Processes) -> SliceExchange:
         """The exchange of such sums between processes."""
@@ -81,23 +167,22 @@ class Sums(Collected):
             self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics
         )
 
-    def apply_here(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, None]:
+    def apply_here(self, finite: Tensor | None, environments: int, step: int) -> tuple[Tensor, Tensor, None]:
         """Apply the rule to the sums of this process."""
         update, rescale = self._empty(), self.aggregation.rescale
-        layers, in_sums = self.layout.layers, int(finite.sum())
-        kept = finish_whole(self.rule, self.flat, update, layers, in_sums, step, rescale=rescale)
+        kept = finish_whole(self.rule, self.flat, update, self.layout.layers, environments, step, rescale=rescale)
         if self.aggregation.policy == "propagate":
             poison(update, self.total())
         return update, kept, None
 
     def apply_together(
-        self, exchange: SliceExchange, finite: Tensor, step: int
+        self, exchange: SliceExchange, finite: Tensor | None, environments: int, step: int
     ) -> tuple[Tensor, Tensor, None, tuple[str, ...]]:
         """Exchange the sums, or the gradient of the only environment, and apply the rule to a slice."""
         update = self._empty()
-        if not bool(finite.any()):
+        if finite is not None and not bool(finite.any()):
             self.zero()
-        present = torch.where(finite, 1.0, -1.0).to(self.device)
+        present = self.present(finite, environments)
         if self.aggregation.policy == "propagate":
             present = torch.where(torch.isfinite(self.total()), present, -1.0)
         sent = self.flat
