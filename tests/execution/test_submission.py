@@ -488,6 +488,34 @@ def test_who_followed_a_command_that_was_killed_is_told_how_to_continue(exit_sta
     assert str(failed.value).endswith(f"see its log; {again} continues it") == told
 
 
+class Queued(Dashboard):
+    """Has the job ``mine``, which waits, and takes a request to stop it."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        if not self.path.startswith("/api/jobs/"):
+            super().do_GET()
+            return
+        self._answer(Forgetful.job | {"status": "PENDING"})
+
+    def do_POST(self) -> None:  # noqa: N802
+        self._answer({"stopped": True})
+
+    def _answer(self, what: Mapping[str, Any]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(what).encode())
+
+
+def test_who_stops_a_submission_that_waits_is_told_that_it_ends_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("concord.execution.submission.cluster._PENDING_SECONDS", 0.0)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
+    with serving(Queued) as port:
+        assert main(["stop", "mine", "--address", f"http://127.0.0.1:{port}"]) == 0
+    assert capsys.readouterr().out == "mine: pending; it ends when the head node admits it, before it works\n"
+
+
 class Busy(Dashboard):
     """Answers no question about a job."""
 
