@@ -7,6 +7,7 @@ import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forked import Command
@@ -15,6 +16,7 @@ from process_table import linux, lives
 from waiting import wait_for
 from web_server import Quiet, serving
 
+from concord.cli import main
 from concord.execution.submission.profile import running_dashboard
 from concord.tracking import Store
 
@@ -65,6 +67,62 @@ def test_a_host_of_another_machine_is_refused(refused: Callable[..., str], tmp_p
     Store.open(tmp_path)
     line = refused("ui", "--output", tmp_path, "--host", "no.such.invalid")
     assert line.startswith("--host no.such.invalid: no server can listen at no.such.invalid:5000")
+
+
+def test_the_address_is_shown_once_the_server_answers_and_a_long_start_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store.open(tmp_path)
+    port, shown = free_port(), list[str]()
+
+    def has(line: str) -> bool:
+        shown.append(capsys.readouterr().err)
+        return line in "".join(shown)
+
+    def slow_server(*_: object) -> int:
+        wait_for(lambda: has(f"starting the MLflow UI on port {port}; it does not answer yet"))
+        assert not has("MLflow UI: ")
+        with serving(Quiet, port):
+            wait_for(lambda: has("hint: "))
+        return 0
+
+    monkeypatch.setattr("concord.cli.models._USUAL_SECONDS", 0.0)
+    monkeypatch.setattr("concord.cli.models.run_group", slow_server)
+    assert main(["ui", "--output", str(tmp_path), "--port", str(port)]) == 0
+    assert has(f"MLflow UI: http://127.0.0.1:{port}/#/experiments")
+
+
+class Dashboard:
+    """A process of this user that is a Ray's dashboard."""
+
+    def __init__(self, port: int, cluster: str) -> None:
+        self.port, self.cluster = port, cluster
+
+    def uids(self) -> SimpleNamespace:
+        return SimpleNamespace(real=os.getuid())
+
+    def cmdline(self) -> list[str]:
+        return ["python", "/ray/dashboard/dashboard.py", f"--port={self.port}", f"--gcs-address={self.cluster}"]
+
+    def net_connections(self, _: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(status="LISTEN", laddr=SimpleNamespace(ip="127.0.0.1", port=self.port))]
+
+
+@pytest.mark.parametrize("wanted", ["", "auto", "10.0.0.1:6379"])
+def test_dashboards_that_answer_are_shown_and_of_a_given_cluster_only_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, wanted: str
+) -> None:
+    Store.open(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", wanted)
+    monkeypatch.setattr("concord.cli.models.run_group", lambda *_: 0)
+    with serving() as first, serving() as second:
+        dead = free_port()
+        clusters = {first: "10.0.0.1:6379", second: "10.0.0.2:6379", dead: "10.0.0.1:6379"}
+        monkeypatch.setattr("psutil.process_iter", lambda: [Dashboard(*each) for each in clusters.items()])
+        assert main(["ui", "--output", str(tmp_path), "--port", str(free_port())]) == 0
+    ports = [first] if ":" in wanted else sorted([first, second])
+    line = f"Ray dashboard: {', '.join(f'http://127.0.0.1:{port}' for port in ports)}"
+    assert capsys.readouterr().err.splitlines()[0] == line
 
 
 class Stranger(Quiet):

@@ -1,13 +1,16 @@
 """Commands ``models`` and ``ui``: the model registry, and MLflow's UI."""
 
 import contextlib
+import http.client
 import os
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import tyro
 
@@ -16,7 +19,7 @@ from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
 from concord.exit_watchdog import run_group
-from concord.logs import info
+from concord.logs import info, said_after
 from concord.redaction import redact
 
 
@@ -120,6 +123,8 @@ def _criterion(version: Any) -> str:
 
 # MLflow's experiments, in its mode for training models.
 _EXPERIMENTS = "#/experiments?workflowType=machine_learning"
+_USUAL_SECONDS = 5.0  # until MLflow's server answers
+_ANSWER_SECONDS, _ASK_EVERY_SECONDS = 5.0, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +142,7 @@ class Ui:
 
 
 def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG001
-    """The MLflow UI, and the Ray dashboard's address."""
+    """The MLflow UI, with its address once it answers, and the addresses of Ray dashboards."""
     options = parse(Ui, words, "concord ui")
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
@@ -146,34 +151,68 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     from concord.tracking import Store
 
     store = Store.existing(options.output, options.tracking_uri)
-    from concord.execution.submission.profile import described, running_dashboard
+    from concord.execution.submission.profile import described, running_dashboards
     from concord.tracking.registry import CHAMPION, champions, serve_command
 
-    dashboard = running_dashboard()
-    shown_dashboard = described(dashboard) if dashboard else "no Ray of yours runs here; a run shows the address"
-    info(f"Ray dashboard: {shown_dashboard}")
+    dashboards = [each for each in running_dashboards(os.environ.get("RAY_ADDRESS", "")) if _answers(each)]
+    shown_dashboards = ", ".join(map(described, dashboards)) or "no Ray of yours answers here; a run shows the address"
+    info(f"Ray dashboard: {shown_dashboards}")
     own = not store.uri.startswith("http")
-    address = f"http://{options.host}:{options.port}" if own else redact(store.uri)
-    info(f"MLflow UI: {address}/{_EXPERIMENTS}")
-    info("hint: an address without its end opens MLflow's pages for language models; choose Model training, top left")
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"http://{host}:{options.port}" if own else redact(store.uri)
     with contextlib.suppress(RunFailedError):  # a server that shows no models
         for name in champions(store)[:1]:
             info(f"to serve the champion of {name}:")
             for line in serve_command(store.uri, f"models:/{name}@{CHAMPION}").splitlines():
                 info(line)
+    result = {"mlflow": address, "ray": next(iter(dashboards), None)}
     if not own:
-        return {"mlflow": address, "ray": dashboard}
+        _show_address(address)
+        return result
     server = [sys.executable, "-m", "mlflow", "ui", "--host", options.host, "--port", str(options.port)]
     server += ["--workers", "1"]  # a worker takes about 300 MiB, and one suffices
     # The store's address may hold a password, and other users can read a command's words, so pass it by environment.
     environment = {**os.environ, "MLFLOW_BACKEND_STORE_URI": store.uri}
     # MLflow's job queues are for language models.
     environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+    over = threading.Event()
+    threading.Thread(target=_show_once_it_answers, args=(address, over), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
-        status = run_group(server, environment)
+        try:
+            status = run_group(server, environment)
+        finally:
+            over.set()
         if status != 0:
             raise RunFailedError(f"the MLflow UI stopped with status {status}; is port {options.port} taken?")
-    return {"mlflow": address, "ray": dashboard}
+    return result
+
+
+def _show_address(address: str) -> None:
+    info(f"MLflow UI: {address}/{_EXPERIMENTS}")
+    info("hint: an address without its end opens MLflow's pages for language models; choose Model training, top left")
+
+
+def _show_once_it_answers(address: str, over: threading.Event) -> None:
+    """Show the address of a server that is starting, unless the server is over before it answers."""
+    with said_after(_USUAL_SECONDS, f"starting the MLflow UI on port {urlsplit(address).port}; it does not answer yet"):
+        while not _answers(address):
+            if over.wait(_ASK_EVERY_SECONDS):
+                return
+    _show_address(address)
+
+
+def _answers(address: str) -> bool:
+    """Whether a server of this machine answers there, whatever it says; no proxy is asked."""
+    place = urlsplit(address)
+    with contextlib.closing(
+        http.client.HTTPConnection(str(place.hostname), place.port, timeout=_ANSWER_SECONDS)
+    ) as connection:
+        try:
+            connection.request("GET", "/")
+            connection.getresponse()
+        except (OSError, http.client.HTTPException):
+            return False
+    return True
 
 
 def _require_free(host: str, port: int) -> None:

@@ -174,9 +174,14 @@ def _http(address: str) -> str:
 
 
 def running_dashboard() -> str | None:
-    """The address of the dashboard of a Ray that this user runs on this machine, if there is one.
+    """The address of the dashboard of a Ray that this user runs on this machine, if there is one."""
+    return next(iter(running_dashboards()), None)
 
-    It is found among this user's own processes, not by a request to Ray's usual port: another user may listen there,
+
+def running_dashboards(cluster: str = "") -> list[str]:
+    """The addresses of the dashboards of this user's Rays on this machine; of one cluster if this is its HOST:PORT.
+
+    They are found among this user's own processes, not by a request to Ray's usual port: another user may listen there,
     and a request would give away the token.
     """
     import psutil
@@ -189,6 +194,8 @@ def running_dashboard() -> str | None:
             words = process.cmdline()
             if not any(word.endswith("ray/dashboard/dashboard.py") for word in words):
                 continue
+            if ":" in cluster and "://" not in cluster and _option(words, "gcs-address") != cluster:
+                continue
             begin = int(_option(words, "port") or 0)
             last = begin + int(_option(words, "port-retries") or 0)
             for connection in process.net_connections("tcp"):
@@ -196,10 +203,8 @@ def running_dashboard() -> str | None:
                     found.append((connection.laddr.ip, connection.laddr.port))
         except (psutil.Error, OSError):  # the process ended meanwhile, or belongs to another user
             continue
-    if not found:
-        return None
-    host, port = min(found, key=lambda place: (not place[0].startswith("127."), place[1]))
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    found.sort(key=lambda place: (not place[0].startswith("127."), place[1]))
+    return [f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}" for host, port in found]
 
 
 def described(address: str) -> str:
