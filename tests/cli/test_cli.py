@@ -182,16 +182,26 @@ def test_a_command_ends_quietly_when_nobody_reads_on(words: str, merged: bool) -
     assert (done.returncode, done.stderr or "") == (1, "")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_standard_stream_changes_no_exit_status(
-    job_file: Callable[..., str], output: Path, closed: str
-) -> None:
-    """The watchdog's pipe, which is opened next, would have the stream's number."""
-    words = ["train", job_file(), "--output", str(output), "--epochs", "1", "--name", "a"]
+def with_closed(streams: str, *words: str) -> None:
+    """Run a command to its end, which is a success, in a process without these standard streams."""
     program = shlex.join([sys.executable, "-m", "concord", *words])
-    done = subprocess.run(f"{program} {closed}", shell=True, capture_output=True, text=True, check=False)
+    done = subprocess.run(f"{program} {streams}", shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_standard_stream_changes_no_exit_status(tmp_path: Path, closed: str) -> None:
+    """The watchdog's pipe, which is opened next, would have the stream's number."""
+    rows = [f"{place},{age},{age % 2}" for place in ("north", "south", "west") for age in range(20)]
+    (tmp_path / "rows.csv").write_text("\n".join(["place,age,died", *rows]))
+    table = ["table", "--environment", "place", "--target", "died"]  # checked without imports of seconds
+    with_closed(closed, "data", *table, "--check", str(tmp_path / "rows.csv"))
+
+
+def test_a_run_without_standard_streams_ends_as_any(job_file: Callable[..., str], output: Path) -> None:
+    Store.open(output)  # has tables; the process would create them for seconds
+    with_closed("<&- >&- 2>&-", "train", job_file(), "--output", str(output), "--epochs", "1", "--name", "a")
     assert (output / "runs" / "a" / RECORD).exists()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 from forked import Command, start_server
 from process_table import linux, lives
 from tracked import tracked_runs
@@ -218,20 +219,11 @@ job = Job(environments, lambda config: Stopping(3, 2), torch.nn.functional.cross
 
 
 @linux
-def test_a_worker_that_the_others_wait_for_is_named(output: Path, tmp_path: Path) -> None:
+def test_a_worker_that_the_others_wait_for_is_named(ray_cluster: None, output: Path, tmp_path: Path) -> None:
     file, pid = tmp_path / "mine.py", tmp_path / "pid"
     file.write_text(STOPS.format(pid=str(pid)))
-    words = [
-        "train",
-        str(file),
-        "--output",
-        str(output),
-        "--workers",
-        "2",
-        "--vectorize",
-        "one-by-one",
-        "--no-register",
-    ]
+    words = ["train", str(file), "--output", str(output), "--workers", "2", "--vectorize", "one-by-one"]
+    words += ["--no-register", "--address", ray.get_runtime_context().gcs_address]
     with Command(*words, "--epochs", "8") as process:
         stopped = int(wait_for(lambda: pid.exists() and pid.read_text(), 240))
         said = Path(process._written.name) / "error"

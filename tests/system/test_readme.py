@@ -30,6 +30,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = "".join(path.read_text() for path in PAGES)
 LINKING = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "cluster/README.md"))]
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT).with_suffix(""))
