@@ -42,7 +42,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
 def test_the_default_leaves_out_what_takes_minutes() -> None:
     quick, everything = ({path.stem for path in benchmark_files("", all_)} for all_ in (False, True))
     assert {"stacked_step", "ddp_hook", "temporal_and_mask"} <= quick
-    assert everything - quick == {"study_trials", "scaling", "per_example_step", "agent_training", "start", "mirror"}
+    slow = {"study_trials", "scaling", "per_example_step", "agent_training", "start", "mirror", "sizing"}
+    assert everything - quick == slow
     assert [path.stem for path in benchmark_files("study")] == ["study_trials"]
     with pytest.raises(InputError, match="--only nothing: no benchmark of this name"):
         benchmark_files("nothing")

@@ -172,7 +172,7 @@ def tf32_tag(config: RunConfig) -> dict[str, str]:
         return {}
     precisions = {
         "matrix products": torch.backends.cuda.matmul.fp32_precision,
-        "convolutions": torch.backends.cudnn.conv.fp32_precision,
+        "convolutions": torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
     }
     return {"torch.tf32": ", ".join(name for name, used in precisions.items() if used == "tf32") or "none"}
 

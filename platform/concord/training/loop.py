@@ -529,7 +529,7 @@ class _Run:
     def _raises(self) -> bool:
         return self.config.aggregation.nonfinite == "raise"
 
-    def _not_finite(self, losses: Tensor, step: int) -> list[str]:
+    def _not_finite(self, losses: Tensor, step: int) -> Sequence[str]:
         """The environments of all processes whose loss is not finite; all if only their gradients are not."""
         finite, own = torch.isfinite(losses).tolist(), self.batches.names(step)
         found = self.process.all_gather([name for name, right in zip(own, finite, strict=True) if not right])
