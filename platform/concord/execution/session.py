@@ -121,7 +121,8 @@ def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
             environment_variables(connecting),
             logs.said_after(_USUAL_SECONDS, f"waiting for Ray {where}"),
         ):
-            context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
+            level = logging.CRITICAL if address == LOCAL else logging.ERROR  # its exception says why it did not start
+            context = ray.init(address=address, logging_level=level, configure_logging=True, **structured)
     except SystemExit as error:
         if error.code == signal.SIGTERM:  # Ray's handler took the signal in place of this process's
             signal.raise_signal(signal.SIGTERM)
@@ -145,7 +146,7 @@ def _connect(address: str, option: str, connecting: Mapping[str, str]) -> Any:
     if structured:
         logs.use_json()  # Ray's handlers would write each line twice
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
-        logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray").setLevel(logging.ERROR)
     return context
 
 
