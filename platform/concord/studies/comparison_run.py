@@ -179,7 +179,8 @@ def _require_time(plan: ComparisonPlan, info: Callable[[str], None], concurrent:
     first = next(iter(by_steps or left), None)
     if plan.hours is not None and first is not None and isinstance(first.config, ResolvedTrainConfig):
         trainings = f"{len(left)} trainings"
-        require_time(plan.job, first.config, len(by_steps), trainings, concurrent, plan.hours, info)
+        first_look = "--seeds 1" if len({spec.place["seed"] for spec in left}) > 1 else ""
+        require_time(plan.job, first.config, len(by_steps), trainings, concurrent, plan.hours, info, first_look)
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:
