@@ -135,6 +135,7 @@ class Run:
                     self.data.clear()
                     self.notes.clear()
                     self._trained_seconds = 0.0
+                self.notes.pop("stopped", None)
                 self.seconds_before = self._trained_seconds
                 self.began, self.ended = {**event.fields, "at": event.at}, None
             case "data":
@@ -224,8 +225,8 @@ class Run:
 
     @property
     def description(self) -> str:
-        """What MLflow's page of the run says, in Markdown: the result, then how it was obtained."""
-        return "\n\n".join(self.notes[part] for part in ("result", "beginning") if part in self.notes)
+        """What MLflow's page of the run says, in Markdown: that it was stopped, the result, how it was obtained."""
+        return "\n\n".join(self.notes[part] for part in ("stopped", "result", "beginning") if part in self.notes)
 
     @property
     def ended_at(self) -> float:

@@ -186,7 +186,7 @@ class _Report(TypedDict):
 
 
 class _Note(_Event):
-    part: Literal["beginning", "result"]
+    part: Literal["beginning", "result", "stopped"]
     text: str
 
 

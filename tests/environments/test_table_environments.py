@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -432,6 +433,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no environment column": ({"environment": None}, "environment=None: needed; a column of hospital, age"),
     "no such test environment": ({"test": ["mars"]}, "test=mars: there is no such environment; there are east"),
     "rows without an environment": ({"environment": "age", "test": []}, "environment=age: .* rows have none"),
+    "one environment": ({"environment": "one", "test": []}, "environment=one: has one value, 1; name a column with"),
     "one training environment": ({"test": ["east", "north", "south"]}, "two environments are needed .* are west"),
     "the same column twice": ({"target": "hospital"}, "target=hospital: is also the environment's column"),
     "text for a regression": ({"target": "smokes", "task": "regression"}, "target=smokes: has no numbers"),
@@ -453,9 +455,11 @@ def test_what_does_not_fit_is_refused_in_one_line(case: str) -> None:
 
 
 def test_a_column_of_a_thousand_numbers_makes_environments_in_bins() -> None:
-    frame = patients(300).assign(week=np.arange(1200))
-    with pytest.raises(ArgumentError, match="week: has 1200 different numbers; give environment_bins, or another"):
+    frame = patients(300).assign(week=np.arange(1200) // 2, number=np.arange(1200))
+    with pytest.raises(ArgumentError, match="week: has 600 different numbers; give --environment-bins, or another"):
         environments(frame, environment="week", test=[])
+    with pytest.raises(ArgumentError, match=r"number: has another whole number in nearly .* rows; give another column"):
+        environments(frame, environment="number", test=[])
     binned = environments(frame, environment="week", environment_bins=5, test=[])
     assert [len(binned.table.rows([name])) for name in binned.train] == [240] * 5
 
@@ -556,14 +560,20 @@ def test_files_of_another_kind_are_refused_in_one_line(tmp_path: Path, text: byt
 
 def test_a_spreadsheet_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "table.xls").write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1")
-    with pytest.raises(ArgumentError, match=r"table.xls: is a spreadsheet; give a CSV or Parquet file"):
-        environments(tmp_path / "table.xls")
     torch.save(torch.ones(2), tmp_path / "table.pt")
     np.savez(tmp_path / "table.npz", inputs=np.ones(2))
     with zipfile.ZipFile(tmp_path / "table.xlsx", "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
         archive.writestr("xl/workbook.xml", "<workbook/>")
-    for ending in ("pt", "npz", "xlsx"):
-        with pytest.raises(ArgumentError, match=rf"table.{ending}: is a ZIP archive, such as a spreadsheet, an .npz"):
+    with zipfile.ZipFile(tmp_path / "table.ods", "w") as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        archive.writestr("content.xml", "<office:document-content/>")
+    shutil.copy(tmp_path / "table.xlsx", tmp_path / "renamed.csv.zip")
+    for name in ("table.xls", "table.xlsx", "table.ods", "renamed.csv.zip"):
+        with pytest.raises(ArgumentError, match=f"{name}: is a spreadsheet; save it as CSV or Parquet"):
+            environments(tmp_path / name)
+    for ending in ("pt", "npz"):
+        with pytest.raises(ArgumentError, match=rf"table.{ending}: is a ZIP archive, such as an .npz .*; give a CSV"):
             environments(tmp_path / f"table.{ending}")
 
 

@@ -203,9 +203,22 @@ def test_a_column_without_a_value_is_ignored_and_infinities_are_missing(
     lines = capsys.readouterr().err
     assert re.search(r"^ +age +numeric .* east 100% +\d+% *$", lines, re.MULTILINE)
     assert "column age: 60 infinite values count as missing\n" in lines
-    assert "rows, a classification\n" in lines  # no row is left out
+    assert "240 rows, a classification\n" in lines
+    assert "rows have no died" not in lines
     assert lines.count("empty") == 1
     assert "column empty is ignored: it has no value in the training environments\n" in lines
+
+
+def test_a_check_says_once_that_rows_have_no_target_and_that_a_column_may_name_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = patients()[["hospital", "age", "died"]].assign(number=range(240))
+    frame["died"] = frame.died.where(frame.index % 10 > 0)
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    assert main(["data", "table", "--check", str(tmp_path / "patients.csv"), *TABLE]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "left out" in line] == ["warning: 24 of 240 rows have no died and are left out"]
+    assert sum("may name the rows" in line for line in lines) == 1
 
 
 def test_a_table_reports_the_measures_of_its_field_and_accuracy_compares_models(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Comparisons on real Ray with a real MLflow store: exact, trained once, resumable, beside a paper's numbers."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ import ray
 from forked import Command
 from planned_comparison import planned
 from test_study import comparable
+from test_study import planned as planned_study
 from waiting import wait_for
 
 from concord.cli import main
@@ -30,6 +33,7 @@ from concord.options import option_values
 from concord.record import EVENTS, Run, folder_of, read_run, require_run
 from concord.studies.comparison_plan import ComparisonPlan, plan_as_recorded, recorded_command
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
+from concord.studies.pool import open_group
 from concord.tracking import Store
 from concord.training import Comparison, Evaluation, ProcessContext, load_job, train
 from concord.training.comparison import at_best
@@ -347,6 +351,37 @@ def test_a_killed_comparison_resumes_and_trains_nothing_twice(
     assert len(witness.read_text().splitlines()) <= models + 1 + (4 - len(before)) + 1
     undisturbed = {name: [comparable(run.metrics) for run in runs] for name, runs in whole.runs["rates"].items()}
     assert {n: [comparable(run.metrics) for run in runs] for n, runs in resumed.runs["rates"].items()} == undisturbed
+
+
+@pytest.mark.parametrize("kind", ["comparison", "study"])
+def test_a_stopped_group_says_in_mlflow_how_far_it_is_until_it_goes_on(
+    output: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("concord.studies.pool.ray_session", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("concord.studies.pool.trial_resources", lambda *_: SimpleNamespace(concurrent=2))
+    plan = plan_of(output, "masks") if kind == "comparison" else planned_study(output, trials=7)
+
+    def description() -> str:
+        group = require_run(plan.folder, plan.kind)
+        return str(Store.open(output).client.get_run(str(group.run_id)).data.tags.get("mlflow.note.content", ""))
+
+    def work(error: type[BaseException] | None) -> None:
+        with open_group(plan, plan.record, lambda _: None) as pool:
+            if isinstance(plan, ComparisonPlan):
+                pool.ask(plan.wanted.values())
+            pool.group.run.append("note", part="beginning", text="what is compared")
+            if error is not None:
+                raise error
+
+    with pytest.raises(StoppedError):
+        work(KeyboardInterrupt)
+    there = "0 of 6 trainings are there" if kind == "comparison" else "0 of 7 trials are there"
+    assert description() == f"stopped: {there}; continue with `{plan.command}`\n\nwhat is compared"
+    with pytest.raises(ZeroDivisionError):
+        work(ZeroDivisionError)
+    assert description() == "what is compared"
+    work(None)
+    assert description() == "what is compared"
 
 
 def test_a_stopped_run_continues_from_its_checkpoint(

@@ -31,11 +31,11 @@ def ten_minutes_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (600.0, 600.0))
 
 
-def announced(left: int, hours: float) -> list[str]:
+def announced(left: int, hours: float, first_look: str = "") -> list[str]:
     job, lines = load_job(TINY), list[str]()
     config = job.job.config.with_options(device="cpu").resolve()
     assert isinstance(config, ResolvedTrainConfig)
-    require_time(job, config, left, f"{left} trainings", 2, hours, lines.append)
+    require_time(job, config, left, f"{left} trainings", 2, hours, lines.append, first_look)
     return lines
 
 
@@ -54,6 +54,17 @@ def test_without_a_terminal_a_long_comparison_is_refused_with_the_option(monkeyp
         "--hours 1: 120 trainings, 2 at a time are expected to take about 10.0 h; give --hours 15, or fewer methods, "
         "seeds or folds"
     )
+
+
+@pytest.mark.usefixtures("ten_minutes_each")
+@pytest.mark.parametrize(
+    ("left", "first_look", "hint"), [(4, "--seeds 1", True), (4, "", False), (2, "--seeds 1", False)]
+)
+def test_what_takes_more_than_ten_minutes_ends_with_the_options_for_a_first_look(
+    left: int, first_look: str, hint: bool
+) -> None:
+    (line,) = announced(left, 1.0, first_look)
+    assert line.endswith("comes on top; for a first look: --seeds 1" if hint else "comes on top")
 
 
 def test_patience_gives_a_range_whose_shortest_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,7 @@ def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any
 
 def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """The summary as lines of text."""
-    left_out = f"; {summary['without_target']} rows without a target are left out" if summary["without_target"] else ""
-    yield f"{summary['rows']} rows, {_TASKS[summary['task']]}{left_out}"
+    yield f"{summary['rows']} rows, {_TASKS[summary['task']]}"
     for warning in summary["warnings"]:
         yield f"warning: {warning}"
     environments = summary["environments"]

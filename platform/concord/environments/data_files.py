@@ -4,6 +4,7 @@ import codecs
 import re
 import socket
 import warnings
+import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from concord.submitted import is_submitted
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 _NAMED = 3  # files in a line
 _BEGIN = 512  # bytes that show what a file is
+SPREADSHEET = "a spreadsheet"
 # The first bytes of a file, what it is, and the endings with which it can be data.
 _KINDS: tuple[tuple[bytes, str, tuple[str, ...]], ...] = (
     (rb"PAR1[\x00-\x08\x0e-\x1f]", "a Parquet file, whose name must end with .parquet", (".parquet",)),
-    (rb"PK[\x03\x05]", "a ZIP archive, such as a spreadsheet, an .npz file or one of torch.save", (".zip", ".npz")),
+    (rb"PK[\x03\x05]", "a ZIP archive, such as an .npz file or one of torch.save", (".zip", ".npz")),
     (rb"\x1f\x8b\x08", "compressed by gzip, so its name must end with .gz", (".gz",)),
     (rb"BZh\d1AY", "compressed by bzip2, so its name must end with .bz2", (".bz2",)),
     (rb"\xfd7zXZ", "compressed by xz, so its name must end with .xz", (".xz",)),
@@ -29,7 +31,7 @@ _KINDS: tuple[tuple[bytes, str, tuple[str, ...]], ...] = (
     (rb"\x89HDF", "an HDF5 file", ()),
     (rb"RD[AX][23]\n", "a file of R's save", ()),
     (rb"<stata_dta>", "a file of Stata", ()),
-    (rb"\xd0\xcf\x11\xe0", "a spreadsheet", ()),
+    (rb"\xd0\xcf\x11\xe0", SPREADSHEET, ()),
     (rb"%PDF-", "a PDF", ()),
     (rb"\x89PNG", "a PNG image", ()),
     (rb"\xff\xd8\xff", "a JPEG image", ()),
@@ -64,6 +66,8 @@ def kind_by_content(path: Path, endings: Collection[str]) -> str | None:
         begin = file.read(_BEGIN).removeprefix(codecs.BOM_UTF8).lstrip()
     if not begin:
         return "empty"
+    if begin.startswith(b"PK") and _is_spreadsheet(path):
+        return SPREADSHEET
     suffix = path.suffix.lower()
     binary = any(ending.endswith(suffix) for ending in endings) and suffix in _BINARY
     for first, kind, own in _KINDS:
@@ -73,6 +77,17 @@ def kind_by_content(path: Path, endings: Collection[str]) -> str | None:
         return None
     text = not _CONTROL.search(begin)
     return "text, and a CSV file's name ends with .csv" if text else f"no {suffix} file by its first bytes"
+
+
+def _is_spreadsheet(path: Path) -> bool:
+    """Whether a file is a ZIP archive with a workbook of Excel (.xlsx, .xlsb) or of OpenDocument (.ods)."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            opened = "mimetype" in names and archive.read("mimetype").rstrip().endswith(b".spreadsheet")
+            return opened or any(name.startswith("xl/workbook.") for name in names)
+    except zipfile.BadZipFile:
+        return False
 
 
 def last_change(path: Path) -> tuple[tuple[str, int, int], ...]:

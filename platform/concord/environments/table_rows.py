@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from concord.environments.csv_file import CsvFormat, exact, read_cells, typed
-from concord.environments.data_files import COMPRESSIONS, data_files, kind_by_content, missing, stem
+from concord.environments.data_files import COMPRESSIONS, SPREADSHEET, data_files, kind_by_content, missing, stem
 from concord.environments.parquet import read_table
 from concord.environments.periods import parts_of, periods
 from concord.environments.purposes import purposes_of
@@ -227,6 +227,8 @@ def read_table_rows(
     if cluster_by is not None:
         rows = rows.assign(**{cluster_by: _clusters(rows[cluster_by], names, cluster_by)})
     every = sorted(set(names))
+    if len(every) == 1 and unit is None:
+        raise ArgumentError(option, environment, f"has one value, {every[0]}; name a column with several")
     purposes = purposes_of(every, validation, every[-test_last:] if test_last else test, options=True)
     train = purposes["train"]
     if len(train) < 2:
@@ -346,7 +348,8 @@ def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, e
         raise missing(path, "file")
     suffix = path.suffix.lower()
     if kind := kind_by_content(found, _ENDINGS):
-        raise ArgumentError("data", shown, f"is {kind}; give a CSV or Parquet file")
+        advice = "save it as CSV or Parquet" if kind == SPREADSHEET else "give a CSV or Parquet file"
+        raise ArgumentError("data", shown, f"is {kind}; {advice}")
     try:
         cells = read_table(found) if suffix == ".parquet" else read_cells(found, shown, form)
     except InputError:
@@ -409,9 +412,9 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
         return pd.qcut(numbers, bins, duplicates="drop").astype("string")
     count = column.nunique()
     if pd.api.types.is_numeric_dtype(column) and count > _MOST_ENVIRONMENTS:
-        raise ArgumentError(
-            "environment", name, f"has {count} different numbers; give environment_bins, or another column"
-        )
+        names_rows = "has another whole number in nearly every row, so it names the rows; give another column"
+        numbers = f"has {count} different numbers; give --environment-bins, or another column"
+        raise ArgumentError("environment", name, names_rows if may_name_rows(name, column) else numbers)
     if count > max(_MOST_ENVIRONMENTS, len(column) / 2):  # it names the rows
         rows = f"has {count} values in {len(column)} rows, fewer than two rows for an environment"
         raise ArgumentError("environment", name, f"{rows}; give another column")

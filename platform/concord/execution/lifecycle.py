@@ -89,6 +89,10 @@ class ActiveRun:
         """Whether it had begun before."""
         return self.earlier is not None
 
+    def is_stop(self, error: BaseException) -> bool:
+        """Whether this exception is the user's end of it: by Ctrl-C, or by SIGTERM."""
+        return isinstance(error, KeyboardInterrupt | StoppedError) or self.termination.requested
+
     def end(self, status: Status, **fields: Any) -> None:
         """Record how it ended."""
         self.run.append("ended", status=status, **fields)
@@ -253,7 +257,7 @@ def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterat
             if active.kind == "run":
                 index_run(run)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | StoppedError) or active.termination.requested:
+        if active.is_stop(error):
             _close(active, "KILLED")
             again = f"--name {run.name} --resume"
             if active.kind == "run" and not run.checkpoints:

@@ -112,7 +112,8 @@ def _connect(address: str, option: str) -> Any:
     """
     import ray
 
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "configure_logging": True}
+    level = logging.CRITICAL if address == LOCAL else logging.ERROR  # its exception says why it did not start
+    options: dict[str, Any] = {"logging_level": level, "configure_logging": True}
     if logs.as_json():
         options["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="ERROR")
     if address == LOCAL:
@@ -152,7 +153,7 @@ def _connect(address: str, option: str) -> Any:
     if logs.as_json():
         logs.use_json()  # Ray's handlers would write each line twice
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
-        logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray").setLevel(logging.ERROR)
     return context
 
 

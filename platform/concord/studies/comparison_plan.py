@@ -2,10 +2,12 @@
 
 import dataclasses
 import fnmatch
+import itertools
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +35,7 @@ from concord.studies.criterion import TrialEvaluator
 from concord.studies.environment_folds import ends_of
 from concord.studies.job_tables import comparisons_of
 from concord.studies.plan import GroupPlan, check_group
+from concord.studies.proposals import GroupRuns
 from concord.studies.study_options import CompareCommand, CompareOptions, SeedsOptions, compare_options_for
 from concord.tracking import Store
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
@@ -68,6 +71,20 @@ class ComparisonPlan(GroupPlan):
         name = {} if self.name == self.job.name else {"name": self.name}
         options = {**self.job.for_command(self.given), **name, "output": self.base.run.output, **self.where}
         return self.job.command("compare", *self.tables, options=options)
+
+    @cached_property
+    def wanted(self) -> Mapping[str, RunSpec]:
+        """The runs by their keys; one of several tables is named after the first."""
+        found: dict[str, RunSpec] = {}
+        for spec in itertools.chain.from_iterable(self.runs.values()):
+            found.setdefault(spec.key.value, spec)
+        return found
+
+    def there(self, runs: GroupRuns) -> str:
+        """See :class:`GroupPlan`."""
+        found = [runs.by_key(spec.key) for spec in self.wanted.values()]
+        finished = sum(run is not None and run.status == "FINISHED" for run in found)
+        return f"{finished} of {len(found)} trainings are there"
 
     def train_command(self, table: str, row: str) -> str:
         """The command that trains and registers a row of a table, on all environments, without secrets."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -179,19 +178,17 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
 
 def _require_time(plan: ComparisonPlan, info: Callable[[str], None], concurrent: int) -> None:
     """Announce the time of a comparison that has a limit, and ask if it is above."""
-    runs = {spec.key.value: spec for spec in itertools.chain.from_iterable(plan.runs.values())}
-    left = [spec for spec in runs.values() if finished_run(plan.base.run.output, spec.key) is None]
+    left = [spec for spec in plan.wanted.values() if finished_run(plan.base.run.output, spec.key) is None]
     by_steps = [spec for spec in left if plan.job.job.fit_of(spec.config) is None]
     first = next(iter(by_steps or left), None)
     if plan.hours is not None and first is not None and isinstance(first.config, ResolvedTrainConfig):
         trainings = f"{len(left)} trainings"
-        require_time(plan.job, first.config, len(by_steps), trainings, concurrent, plan.hours, info)
+        first_look = "--seeds 1" if len({spec.place["seed"] for spec in left}) > 1 else ""
+        require_time(plan.job, first.config, len(by_steps), trainings, concurrent, plan.hours, info, first_look)
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:
-    wanted: dict[str, RunSpec] = {}
-    for spec in itertools.chain.from_iterable(plan.runs.values()):
-        wanted.setdefault(spec.key.value, spec)  # a run of several tables is named after the first
+    wanted = plan.wanted
     answers, progress = pool.ask(wanted.values(), plan.keep), GroupProgress("runs", len(wanted), info)
     left = [spec for spec, run in answers if run is None]
     available = [run for _, run in answers if run is not None]

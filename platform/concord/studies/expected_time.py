@@ -11,12 +11,20 @@ from concord.training.loop import estimated_seconds
 from concord.training.options import ResolvedTrainConfig
 
 HOURS = 1.0  # of trainings that begin without a question
+_LONG_SECONDS = 600.0
 
 
 def require_time(
-    job: JobFile, first: ResolvedTrainConfig, left: int, trainings: str, concurrent: int, hours: float, info: Info
+    job: JobFile,
+    first: ResolvedTrainConfig,
+    left: int,
+    trainings: str,
+    concurrent: int,
+    hours: float,
+    info: Info,
+    first_look: str = "",
 ) -> None:
-    """Announce the trainings that are left and about how long they take.
+    """Announce the trainings that are left and about how long they take; if long, with the options for a first look.
 
     If they surely take more than these hours, also where patience ends each as early as it can, ask on the terminal:
     RunFailedError if the answer is no, InputError where nobody can be asked.
@@ -36,7 +44,8 @@ def require_time(
     length = f"about {duration(longest)}"
     if duration(shortest) != duration(longest):
         length = f"{duration(shortest)} to {duration(longest)}, as patience ends each training"
-    info(f"{trainings}: {length}; the start of their processes comes on top")
+    hint = f"; for a first look: {first_look}" if first_look and longest > _LONG_SECONDS else ""
+    info(f"{trainings}: {length}; the start of their processes comes on top{hint}")
     if shortest <= 3600 * hours:
         return
     limit = f"--hours {hours:g}: {trainings} are expected to take {length}"

@@ -300,7 +300,8 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
             resolved = cast(ResolvedTrainConfig, first.base.resolve())
             trainings = f"{total} trainings of {len(plan.studies)} methods"
             by_steps = sum(number for method, number in left.items() if method not in plan.baselines)
-            require_time(plan.job, resolved, by_steps, trainings, concurrent, plan.hours, info)
+            first_look = "--seeds 2" if first.options.reruns > 2 else ""
+            require_time(plan.job, resolved, by_steps, trainings, concurrent, plan.hours, info, first_look)
             pace = Pace()
             pace.at(0.0)
             for method, study in plan.studies.items():

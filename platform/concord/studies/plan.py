@@ -1,5 +1,6 @@
 """The plan of a study, checked before anything is started or written."""
 
+import abc
 import dataclasses
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +23,7 @@ from concord.space import Point, Space
 from concord.storage import Folder
 from concord.studies.criterion import Criterion, StopRule, TrialEvaluator, choose_criterion, default_selection
 from concord.studies.environment_folds import drawn, ends_of, folds_of, most_left_out
-from concord.studies.proposals import Kind, Trial
+from concord.studies.proposals import GroupRuns, Kind, Trial
 from concord.studies.search import (
     OwnPoint,
     Search,
@@ -43,7 +44,7 @@ _SHORTLIST_FOLDS = 4
 
 
 @dataclass(frozen=True)
-class GroupPlan:
+class GroupPlan(abc.ABC):
     """A group of runs that start from one configuration.
 
     Attributes:
@@ -59,6 +60,15 @@ class GroupPlan:
     base: RunConfig
     sharing: SharingOptions
     evaluator: TrialEvaluator
+
+    @property
+    @abc.abstractmethod
+    def command(self) -> str:
+        """The command that continues the group, without secrets."""
+
+    @abc.abstractmethod
+    def there(self, runs: GroupRuns) -> str:
+        """What is there of all that the group trains, in words."""
 
     @property
     def varied(self) -> Collection[str]:
@@ -182,6 +192,10 @@ class StudyPlan(GroupPlan):
         }
         options = {"name": self.name, "output": self.base.run.output, **where}
         return self.job.command("tune", options=options)
+
+    def there(self, runs: GroupRuns) -> str:
+        """See :class:`GroupPlan`."""
+        return f"{len(runs.ended('trial'))} of {self.trials} trials are there"
 
     @property
     def new_seeds(self) -> range:

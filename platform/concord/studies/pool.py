@@ -85,6 +85,8 @@ def open_group(
 ) -> Iterator["Pool"]:
     """Begin or continue a group in a Ray session; at the end record and MLflow state how it ended.
 
+    After a stop MLflow also states how far it is, and the command that continues it.
+
     ``record`` makes that of a new group, and ``approve``, called with the number of parallel runs, may refuse it.
     Invalid input leaves nothing of one. The caller appends how to continue to a StoppedError.
     """
@@ -103,7 +105,13 @@ def open_group(
             pool = Pool(plan, group, resources)
             if group.earlier is not None:
                 pool.send_unsent(lost=group.earlier.run_id != group.run.run_id)
-            yield pool
+            try:
+                yield pool
+            except BaseException as error:
+                if group.is_stop(error):
+                    text = f"stopped: {plan.there(pool.runs())}; continue with `{plan.command}`"
+                    group.run.append("note", part="stopped", text=text)
+                raise
 
 
 class _Interruption(Stopper):
