@@ -8,6 +8,7 @@ a GPU takes few operations.
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any
@@ -42,7 +43,7 @@ class EnvironmentNorms:
     def __init__(self, model: nn.Module, layers: Sequence[CapturedLayer]) -> None:
         self._modules = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
         for name, module in self._modules.items():
-            if type(module) not in _KINDS or module.momentum is None:
+            if type(module) not in _KINDS or module.momentum is None or "forward" in vars(module):
                 raise InputError(f"pooled: module {name} is no batch norm that is known")
         indices = [index for layer in layers for index in layer.indices.values()]
         if self._modules and len(set(indices)) < len(indices):
@@ -57,14 +58,15 @@ class EnvironmentNorms:
         self._leaves: dict[int, dict[str, Tensor]] = {}  # of the present pass, by module
         self._means: list[tuple[Tensor, int]] = []  # of the buffers after each pass, and its number of environments
         self._sizes: dict[str, int] = {}
+        self._called: set[str] = set()  # the buffers of the modules that were called
         self._counts: list[str] = []
 
     def begin(self) -> None:
         """Begin a step."""
-        self._means = []
+        self._means, self._counts = [], []
 
     @contextlib.contextmanager
-    def separated(self, environments: int) -> Iterator[None]:
+    def separated(self, environments: int, examples: int) -> Iterator[None]:
         """Normalize by environment while the body runs: a pass of examples that alternate between environments."""
         active = {name: each for name, each in self._modules.items() if normalizes_over_the_batch(each)}
         follows = {name: each for name, each in active.items() if each.running_mean is not None and each.momentum != 0}
@@ -77,7 +79,8 @@ class EnvironmentNorms:
         for name, module in active.items():
             trained = self._layers[id(module)].parameters if id(module) in self._layers else {}
             leaves = {part: next(rest).requires_grad_(part in trained) for part in _affine(module)}
-            module.forward = MethodType(self._forward(environments, leaves, statistics.get(name, (None, None))), module)
+            forward = self._forward((examples, environments), leaves, statistics.get(name, (None, None)))
+            module.forward = MethodType(forward, module)
         try:
             yield
         finally:
@@ -87,20 +90,23 @@ class EnvironmentNorms:
             self._means.append((_mean(after, environments), environments))
             names = [f"{name}.{part}".lstrip(".") for name in follows for part in _STATISTICS]
             self._sizes = {name: len(value) for name, value in zip(names, before, strict=True)}
-        self._counts = [f"{name}.num_batches_tracked".lstrip(".") for name in follows]
+        called = {name: each for name, each in active.items() if id(each) in self._leaves}
+        self._called = {f"{name}.{part}".lstrip(".") for name in called for part in _STATISTICS}
+        counting = [name for name, each in called.items() if each.num_batches_tracked is not None]
+        self._counts = [f"{name}.num_batches_tracked".lstrip(".") for name in counting]
 
     def _forward(
-        self, environments: int, leaves: dict[str, Tensor], statistics: tuple[Tensor | None, Tensor | None]
+        self, size: tuple[int, int], leaves: dict[str, Tensor], statistics: tuple[Tensor | None, Tensor | None]
     ) -> Any:
         def forward(module: Any, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name for it
-            if id(module) in self._leaves:
-                raise InputError("pooled: a batch norm is called twice")
+            if id(module) in self._leaves or len(input) != math.prod(size):
+                raise InputError("pooled: a batch norm is called twice, or with something other than the examples")
             self._leaves[id(module)] = leaves
-            together = input.unflatten(0, (-1, environments)).flatten(1, 2)
+            together = input.unflatten(0, size).flatten(1, 2)
             weight, bias = leaves.get("weight"), leaves.get("bias")
             momentum, eps = module.momentum, module.eps
             result = functional.batch_norm(together, *statistics, weight, bias, True, momentum, eps)
-            return result.unflatten(1, (environments, -1)).flatten(0, 1)
+            return result.unflatten(1, (size[1], -1)).flatten(0, 1)
 
         return forward
 
@@ -116,14 +122,17 @@ class EnvironmentNorms:
 
     def buffers(self, model: nn.Module, environments: int) -> Mapping[str, Tensor]:
         """The buffers after a step of this number of environments: the mean over each one's own."""
-        if not self._means:
-            return {}
-        whole = self._means[0][0]
-        if len(self._means) > 1:
-            whole = torch.stack([mean * (count / environments) for mean, count in self._means]).sum(0)
-        means = whole.split(list(self._sizes.values()))
-        counts = torch._foreach_add([model.get_buffer(name) for name in self._counts], 1)
-        return {**dict(zip(self._sizes, means, strict=True)), **dict(zip(self._counts, counts, strict=True))}
+        found: dict[str, Tensor] = {}
+        if self._counts:
+            counts = torch._foreach_add([model.get_buffer(name) for name in self._counts], 1)
+            found |= zip(self._counts, counts, strict=True)
+        if self._means:
+            whole = self._means[0][0]
+            if len(self._means) > 1:
+                whole = torch.stack([mean * (count / environments) for mean, count in self._means]).sum(0)
+            means = zip(self._sizes, whole.split(list(self._sizes.values())), strict=True)
+            found |= {name: mean for name, mean in means if name in self._called}
+        return found
 
 
 def _affine(module: nn.Module) -> dict[str, Tensor]:

@@ -197,12 +197,13 @@ class PerExample:
         return math.isfinite(float(self._gradient_total()))
 
     def _gradient_total(self) -> Tensor:
-        gradients = [each.grad for each in self.sums.parameters.values() if each.grad is not None]
+        found = [each.grad for each in self.sums.parameters.values()]
+        gradients = [each for each in found if each is not None and each.numel() > 0]
+        if not gradients:
+            return torch.zeros((), device=self.sums.device)
         if is_asynchronous(self.sums.device):
-            sums = torch._foreach_norm([each for each in gradients if each.numel() > 0], torch.inf)
-        else:
-            sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
-        return torch.stack(sums).sum() if sums else torch.zeros((), device=self.sums.device)
+            return torch.stack(torch._foreach_norm(gradients, torch.inf)).sum()
+        return torch.stack([gradient.sum(dtype=torch.float32) for gradient in gradients]).sum()
 
     def _counts(self, examples: int) -> tuple[int, ...]:
         """The numbers of examples of all processes."""

@@ -80,7 +80,7 @@ class PooledPass(Capture[Pass]):
         self._pass, self._scale = Pass(environments * examples, environments, self._alternates), scale
         handles = self.attach(left_out=self.norms.handles)
         try:
-            with autocast_to(self._risk.device, self._risk.autocast), self.norms.separated(environments):
+            with autocast_to(self._risk.device, self._risk.autocast), self.norms.separated(environments, examples):
                 outputs = self._model((inputs.transpose(0, 1) if self._alternates else inputs).flatten(0, 1))
         finally:
             edges, self._edges = self._edges, []

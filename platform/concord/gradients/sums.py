@@ -93,7 +93,8 @@ class Sums(Collected):
     def take(self, statistic: Statistic) -> None:
         """Take the sum of a statistic from ``parameter.grad``, where there is one."""
         found = [(index, each.grad) for index, each in enumerate(self.parameters.values()) if each.grad is not None]
-        torch._foreach_copy_([self._view(statistic, index) for index, _ in found], [grad for _, grad in found])
+        if found:
+            torch._foreach_copy_([self._view(statistic, index) for index, _ in found], [grad for _, grad in found])
 
     def _view(self, statistic: Statistic, index: int) -> Tensor:
         """The sum of a statistic of parameter ``index``, to which may be added."""
