@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from concord.errors import InputError
-from concord.gradients.capture import CapturedLayer
+from concord.gradients.layer_gradients import CapturedLayer
 from concord.gradients.pieces import normalizes_over_the_batch
 
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -70,7 +70,8 @@ class EnvironmentNorms:
         """Normalize by environment while the body runs: a pass of examples that alternate between environments."""
         active = {name: each for name, each in self._modules.items() if normalizes_over_the_batch(each)}
         follows = {name: each for name, each in active.items() if each.running_mean is not None and each.momentum != 0}
-        before = [buffer for each in follows.values() for buffer in (each.running_mean, each.running_var)]
+        kept = (buffer for each in follows.values() for buffer in (each.running_mean, each.running_var))
+        before = [buffer for buffer in kept if buffer is not None]
         affine = [value for each in active.values() for value in _affine(each).values()]
         spread = _spread([*before, *affine], environments)
         after, affine = spread[: len(before)], spread[len(before) :]
@@ -80,7 +81,7 @@ class EnvironmentNorms:
             trained = self._layers[id(module)].parameters if id(module) in self._layers else {}
             leaves = {part: next(rest).requires_grad_(part in trained) for part in _affine(module)}
             forward = self._forward((examples, environments), leaves, statistics.get(name, (None, None)))
-            module.forward = MethodType(forward, module)
+            module.forward = MethodType(forward, module)  # type: ignore[method-assign]
         try:
             yield
         finally:
@@ -106,7 +107,8 @@ class EnvironmentNorms:
             weight, bias = leaves.get("weight"), leaves.get("bias")
             momentum, eps = module.momentum, module.eps
             result = functional.batch_norm(together, *statistics, weight, bias, True, momentum, eps)
-            return result.unflatten(1, (size[1], -1)).flatten(0, 1)
+            apart: Tensor = result.unflatten(1, (size[1], -1)).flatten(0, 1)
+            return apart
 
         return forward
 

@@ -104,8 +104,8 @@ class PooledPass(Capture[Pass]):
     def _risks(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """The risks and weights of the environments, from the model's outputs in place of the inputs."""
         risk = self._risk.risk
-        own = isinstance(risk, Supervised) and not isinstance(batch, Weighted) and is_own(risk.loss)
-        if own and is_asynchronous(self._risk.device):
+        own = isinstance(risk, Supervised) and is_own(risk.loss) and not isinstance(batch, Weighted)
+        if isinstance(risk, Supervised) and own and is_asynchronous(self._risk.device):
             outputs, targets = batch
             self._risk.weighted = False
             environments, examples = outputs.shape[:2]
@@ -118,7 +118,8 @@ class PooledPass(Capture[Pass]):
     def _backward(self, total: Tensor, edges: Sequence[GradientEdge]) -> None:
         of_norms = list(self.norms.leaves())
         leaves = [leaf for _, by_name in of_norms for leaf in by_name.values()]
-        found = torch.autograd.grad(total, [*edges, *leaves], allow_unused=True)
+        places: list[Any] = [*edges, *leaves]  # PyTorch's types know lists of one kind
+        found = torch.autograd.grad(total, places, allow_unused=True)
         rest = iter(found[len(edges) :])
         for layer, by_name in of_norms:
             for name in by_name:
