@@ -17,6 +17,7 @@ from concord.cli.job_options import read_command
 from concord.interface.results import Comparison
 from concord.options import science_values
 from concord.record import EVENTS, RECORD
+from concord.studies.comparison_page import comparison_page
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.job_tables import LEAVE_ONE_OUT
 from concord.studies.leave_one_out import (
@@ -146,12 +147,31 @@ def test_a_verdict_rests_on_the_environments_and_agrees_with_the_table(whole: Co
 def test_the_answer_ends_with_the_command_that_trains_the_recommended_method(whole: ComparisonResult) -> None:
     assert whole.verdict is not None
     row = "V-REx" if whole.verdict.recommended == "vrex" else "average"
-    assert whole.verdict.lines[0].startswith(f"recommended: {row};")
+    assert whole.verdict.lines[0].startswith("does it hold? ")
+    assert whole.verdict.lines[1].startswith(f"recommended: {row};")
     assert whole.train == whole.plan.train_command(LEAVE_ONE_OUT, whole.verdict.recommended)
     output = whole.output()
     assert output[output.index(whole.verdict.lines[-1]) + 1] == f"train it  {whole.train}"
     assert whole.as_json()["train"] == whole.train
     assert f"train it: `{whole.train}`" in whole.note()
+
+
+def test_an_unfinished_comparison_recommends_nothing(whole: ComparisonResult, stations: Path) -> None:
+    """Neither in the verdict nor on the page, and no command trains a method that was not compared with all."""
+    words = [*FEW.split(), "--output", str(whole.plan.base.run.output)]
+    words[words.index("--seeds") + 1] = "3"
+    command = read_command("compare", load_job(str(stations)), [LEAVE_ONE_OUT, *words], "concord compare")
+    part = read_comparison(plan_leave_one_out(command.job, command.options, command.given))
+    assert part.missing
+    assert part.verdict is not None
+    missing, planned = len(part.missing[LEAVE_ONE_OUT]), len(part.plan.runs[LEAVE_ONE_OUT])
+    said = f"unfinished, so no method is recommended yet: {missing} of {planned} runs are missing"
+    assert part.verdict.lines[0] == said
+    assert part.train is None
+    assert not any("train it" in str(each) for each in part.output())
+    html = comparison_page([part], lambda _: None).html()
+    assert said[1:] in html
+    assert "on all environments, and register its model" not in html
 
 
 @pytest.mark.parametrize(
