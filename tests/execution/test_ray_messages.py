@@ -1,5 +1,6 @@
 """What Ray says of itself goes to a file, and a node that is lost is named."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,11 @@ def test_where_ray_s_folder_cannot_be_written_its_lines_are_shown(tmp_path: Path
 
 
 def test_a_message_that_a_raylet_sends_is_kept_like_its_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "ray.log"
+    # The suite's own session chooses lines, too.
+    monkeypatch.setattr(ray_worker, "print_worker_logs", inspect.unwrap(ray_worker.print_worker_logs))
     with lines_chosen(_Messages(lambda: file)):
         # As Ray's thread for such messages does: they reach no handler of lines.
         for process, line in (("raylet", "WARNING: 9 PYTHON worker processes have been started"), (PROCESS, "mine")):

@@ -194,7 +194,7 @@ def test_environments_left_out_recommend_the_method_without_the_shortcut(ray_clu
     config = {"epochs": 4, "evaluations": 1, "penalty_weight": 10.0}
     result = run_methods(plan(str(file), tmp_path, config, **few), [], lines.append)
     assert lines[0].startswith("30 trainings of 2 methods, ")
-    assert re.search(r" at a time: about \d+ s, since the first method takes \d+ s here", lines[0])
+    assert re.search(r" at a time: about \d+ s; the start of their processes", lines[0])
     assert result.recommended == "vrex"
     said = result.as_json()
     values = {row["method"]: row["metrics"]["left_out_accuracy"] for row in said["rows"]}

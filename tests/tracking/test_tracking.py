@@ -167,7 +167,8 @@ def test_runs_of_all_jobs_are_found_on_a_server_as_in_a_file(store: Store, serve
         best = find_runs(each, 2, metric="accuracy", where=[Condition("lr", "=", "1e-1")])
         assert [run.metrics["accuracy"] for run in best] == [0.75, 0.5]
         assert [run.name for run in find_runs(each, 9, job="two")] == ["two 0.25", "two 0.75"]
-        assert len(list(each.search("tags.`concord.job` != ''", page=2))) == 3, "also where an answer has several pages"
+        several = [run.name for run in each.search("tags.`concord.job` IN ('one', 'two')", page=2)]
+        assert len(several) == 3, "also where an answer has several pages"
 
 
 def test_a_run_can_be_resumed_ended_and_deleted(store: Store) -> None:
@@ -361,9 +362,8 @@ def test_models_are_kept_and_registered_through_a_server(
     uri = log_model(store, run_id, Halves(), torch.zeros(4, 6))
     registered = register(store, uri, run_id, "served", {"accuracy": 0.5}, "accuracy", "max")
     assert (registered.version, registered.champion) == (1, True)
-    assert [(each.name, each.aliases, each.metrics) for each in models(store)] == [
-        ("served", ("champion",), {"accuracy": 0.5})
-    ]
+    found = [(each.aliases, each.metrics) for each in models(store) if each.name == "served"]
+    assert found == [(("champion",), {"accuracy": 0.5})]
     kept = server.folder / "server-artifacts"
     assert len(list(kept.rglob("model.pt2"))) == 1
     store.finish_run(run_id)

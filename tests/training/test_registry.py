@@ -89,7 +89,7 @@ def test_a_value_reaches_the_class_and_no_other_uses_the_option(registry: Regist
 
 def _other(default: Any) -> Any:
     if default is None or isinstance(default, str):
-        return {None: "head", "squared": "halves"}[default]
+        return {None: "head", "squared": "halves", "scalar": "vector"}[default]
     return (not default) if isinstance(default, bool) else 2 * default or 1 if isinstance(default, int) else 0.3
 
 

@@ -6,6 +6,7 @@ SIGTERM, and this process ends them. Ray does the same for Ctrl-C.
 """
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -58,6 +59,7 @@ def lines_chosen(choose: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> It
     worker: Any = ray._private.worker
     printed = worker.print_worker_logs
 
+    @functools.wraps(printed)
     def print_chosen(batch: Mapping[str, Any], *place: Any) -> None:
         chosen = choose(batch)
         if chosen["lines"]:

@@ -44,7 +44,8 @@ class IRMv1(Rescaled):
         estimator: Estimate of irm's penalty: the squared gradient of a batch, or the product of the gradients of its
             halves.
         autocast: the dtype in which layers compute.
-        classifier: w of irm's penalty: one factor of all outputs, or one of each output ``(examples, outputs)``.
+        classifier: Factor of irm's penalty: one of all outputs, or one of each output, as in published code for several
+            classes.
 
     Attributes:
         risk: risk and penalty of one environment.
