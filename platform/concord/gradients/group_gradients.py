@@ -93,19 +93,21 @@ class Product:
             self._add_blocks(others, memory_limit)
 
     def _add_outer_products(self, statistic: Statistic, total: Tensor) -> None:
-        left = statistic.of(self.rows[..., 0].to(total.dtype))
-        right = statistic.of(self.columns[:, 0].to(total.dtype))
-        if statistic.on_products == "additive":
-            total += left.sum(0).unsqueeze(1) + right.sum(0)
-        elif (
-            statistic.whole is not None
+        left, right = self.rows[..., 0], self.columns[:, 0]
+        if (
+            statistic.on_products != "additive"
+            and statistic.whole is not None
             and statistic.whole <= _BYTE
             and left.shape[1] > 1  # of a single row PyTorch's integer products are wrong (2.13, CPUs with VNNI)
             and has_integer_products(total.device)
             and not is_asynchronous(total.device)
         ):
-            # Exact for any number of groups: sums are 32 bits wide.
-            total += torch._int_mm(left.to(torch.int8).T, right.to(torch.int8))
+            # Exact for any number of groups: sums are 32 bits wide. Half precision has these numbers, too.
+            total += torch._int_mm(statistic.of(left).to(torch.int8).T, statistic.of(right).to(torch.int8))
+            return
+        left, right = (statistic.of(each.to(total.dtype)) for each in (left, right))
+        if statistic.on_products == "additive":
+            total += left.sum(0).unsqueeze(1) + right.sum(0)
         else:
             total.addmm_(left.T, right)
 

@@ -125,8 +125,7 @@ class PooledPass(Capture[Pass]):
             for name in by_name:
                 gradients = next(rest)
                 if gradients is not None:
-                    unscaled = gradients if self._scale is None else gradients / self._scale
-                    form = StoredGradients(unscaled.view(self._pass.groups, -1))
+                    form = StoredGradients(self._unscaled(gradients).view(self._pass.groups, -1))
                     self._sums.add_form(layer.indices[name], form, self._pass.groups)
 
     def pass_of(self, arguments: Any, keywords: Any) -> Pass:
@@ -139,13 +138,18 @@ class PooledPass(Capture[Pass]):
 
     def arrived(self, current: Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
         """Add the gradients of parameters of which all uses have arrived."""
-        scale = self._scale
-        unscaled = [grad if grad is None or scale is None else grad / scale for grad in grads]
+        unscaled = [None if grad is None else self._unscaled(grad) for grad in grads]
         forms, general = call.gradients(unscaled, current.examples, current.groups, alternate=current.alternate)
         if general:
             raise InputError(f"pooled: module {call.layer.name} is called in a way that is not known")
         for index in current.take(call.layer, forms):
             self._add(index)
+
+    def _unscaled(self, gradients: Tensor) -> Tensor:
+        if self._scale is None:
+            return gradients
+        # A small number in float16 is 0 without its scale.
+        return (gradients.float() if gradients.dtype == torch.float16 else gradients) / self._scale
 
     def _add(self, index: int) -> None:
         self._sums.add_form(index, self._pass.pop(index), self._pass.groups)

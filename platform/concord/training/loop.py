@@ -381,9 +381,6 @@ class _Run:
             names = [f"{index + 1} of process {process.rank}'s at this step" for index in range(together)]
         names = names_of_batches(names, batches_each)
         rule, scaler = config.rule(len(self.environments.train)), self.optimization.scaler
-        vectorize = _VECTORIZE[config.aggregation.vectorize]
-        if vectorize is None and scaler is not None:
-            vectorize = True  # a pooled pass unscales in float16, where small gradients become 0
         self.gradients = gradient_source(
             self.model,
             self.objective,
@@ -392,7 +389,7 @@ class _Run:
             dist.group.WORLD if process.world_size > 1 else None,
             first_batch=lambda: self.batches.batch(0),
             example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
-            vectorize=vectorize,
+            vectorize=_VECTORIZE[config.aggregation.vectorize],
             accumulate=config.aggregation.accumulate,
             compiles=config.optimizer.compile,
             rescale=config.aggregation.rescale and masks(rule),

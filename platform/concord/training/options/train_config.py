@@ -182,8 +182,6 @@ class TrainConfig(RunConfig):
         accumulate, what = self.aggregation.accumulate, f"{coupling} is no mean over the examples of a batch"
         self.require("accumulate", accumulate == 1 or averages, f"{what}, so pieces do not add up to it; give 1")
         self.require("accumulate", accumulate <= data.batch_size, f"a batch has {data.batch_size} examples; give fewer")
-        pooled = self.aggregation.vectorize == "pooled" and self.optimizer.precision == "float16"
-        self.require("vectorize", not pooled, "with --precision float16 small gradients would become 0; give vmap")
         compiles, expected = self.optimizer.compile, "watches each layer of the model by hooks; leave out one of both"
         self.require("per_example", not (compiles and per_example), f"with --compile: {expected}")
         if coupled:
