@@ -167,8 +167,8 @@ def test_runs_of_all_jobs_are_found_on_a_server_as_in_a_file(store: Store, serve
         best = find_runs(each, 2, metric="accuracy", where=[Condition("lr", "=", "1e-1")])
         assert [run.metrics["accuracy"] for run in best] == [0.75, 0.5]
         assert [run.name for run in find_runs(each, 9, job="two")] == ["two 0.25", "two 0.75"]
-        several = [run.name for run in each.search("tags.`concord.job` IN ('one', 'two')", page=2)]
-        assert len(several) == 3, "also where an answer has several pages"
+        found = [run for run in each.search("tags.`concord.job` != ''", page=2) if run.experiment in ("one", "two")]
+        assert len(found) == 3, "also where an answer has several pages"
 
 
 def test_a_run_can_be_resumed_ended_and_deleted(store: Store) -> None:
