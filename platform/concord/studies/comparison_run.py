@@ -111,10 +111,10 @@ class ComparisonResult(GroupResult):
         ]
 
     def note(self) -> str:
-        """The tables, the answer, and where the page is."""
+        """The answer, the tables, and where the page is."""
         lines = [*([] if self.verdict is None else self.verdict.lines)]
         lines += [f"train it: `{self.train}`"] if self.train else []
-        parts = [*(table.markdown() for table in self.tables), "\n".join(f"- {line}" for line in lines)]
+        parts = ["\n".join(f"- {line}" for line in lines), *(table.markdown() for table in self.tables)]
         page = [f"The artifact `{REPORT}` is a page with all of it."] if self.finished else []
         return "\n\n".join(filter(None, [*parts, *page]))
 
