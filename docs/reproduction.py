@@ -62,21 +62,21 @@ class Protocol:
     Attributes:
         seeds: their number, the first ones of each row; seeds that were added later count nowhere.
         length: the steps or epochs of every row.
-        chosen: what chose the settings.
+        settings: whose they are, or what chose them.
         fixed: the day on which the protocol was written.
         unequal: rows of another length, and why that is no fault.
     """
 
     seeds: int
     length: str
-    chosen: str
+    settings: str
     fixed: datetime.date
     unequal: str = ""
 
     def __str__(self) -> str:
         unequal = f" ({self.unequal})" if self.unequal else ""
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        return f"{seeds}; {self.length}{unequal}; settings chosen {self.chosen}; fixed {self.fixed}"
+        return f"{seeds}; {self.length}{unequal}; settings: {self.settings}; fixed {self.fixed}"
 
 
 @dataclass(frozen=True)

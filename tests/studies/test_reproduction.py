@@ -90,7 +90,7 @@ def papers_of(folder: Path, *rows: tuple[str, float, str], **entry: object) -> I
     ]  # fmt: skip
     (folder / "synthetic-baseline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     holds = ["[and-mask; o.o.d.] > 0.95", "[average; o.o.d.] < [and-mask; o.o.d.]"]
-    protocol = {"seeds": 2, "length": "94 epochs", "chosen": "by hand", "fixed": "2026-11-29"}
+    protocol = {"seeds": 2, "length": "94 epochs", "settings": "chosen by hand", "fixed": "2026-11-29"}
     written = {"item": "Fig. 6", "shows": "all", "rows": "synthetic baseline", "holds": holds, "seeds": 2}
     written |= {"protocol": protocol, **entry}
     (folder / "papers.yaml").write_text(json.dumps({"paper": [written]}))  # JSON is YAML
@@ -136,7 +136,7 @@ def test_seeds_beyond_the_protocol_decide_nothing(tmp_path: Path) -> None:
 def test_a_row_with_fewer_seeds_than_its_protocol_says_so(tmp_path: Path) -> None:
     line = papers_of(tmp_path, *BOTH[:3]).line()
     assert line[2] == "o.o.d. · AND-mask: 0.990 ± 0.014; average: 0.500 (1 of 2 seeds)"
-    assert line[4] == "2 seeds; 94 epochs; settings chosen by hand; fixed 2026-11-29"
+    assert line[4] == "2 seeds; 94 epochs; settings: chosen by hand; fixed 2026-11-29"
 
 
 def test_rows_of_a_protocol_train_equally_long(items: list[Item]) -> None:
@@ -162,7 +162,7 @@ def test_rows_of_a_protocol_train_equally_long(items: list[Item]) -> None:
 
 def test_a_statement_may_be_about_all_rows_whose_names_begin_alike(tmp_path: Path) -> None:
     def judged(holds: str, rows: dict[str, list[float]]) -> str:
-        protocol = {"seeds": 1, "length": "10 epochs", "chosen": "by hand", "fixed": "2026-11-29"}
+        protocol = {"seeds": 1, "length": "10 epochs", "settings": "chosen by hand", "fixed": "2026-11-29"}
         item = papers_of(tmp_path, holds=[holds], rows="coinrun-clone table-3", seeds=0, protocol=protocol)
         lines = [
             {

@@ -105,14 +105,12 @@ class ComparisonResult(GroupResult):
 
     def answer(self) -> list[str]:
         """The verdict, and the command that follows from it."""
-        return [
-            *([] if self.verdict is None else self.verdict.lines),
-            *([f"train it  {self.train}"] if self.train else []),
-        ]
+        lines = [] if self.verdict is None else [*self.verdict.lines]
+        return [*lines, f"train it  {self.train}"] if self.train else lines
 
     def note(self) -> str:
         """The answer, the tables, and where the page is."""
-        lines = [*([] if self.verdict is None else self.verdict.lines)]
+        lines = [] if self.verdict is None else [*self.verdict.lines]
         lines += [f"train it: `{self.train}`"] if self.train else []
         parts = ["\n".join(f"- {line}" for line in lines), *(table.markdown() for table in self.tables)]
         page = [f"The artifact `{REPORT}` is a page with all of it."] if self.finished else []
