@@ -364,7 +364,7 @@ def test_models_are_kept_and_registered_through_a_server(
     assert (registered.version, registered.champion) == (1, True)
     found = [(each.aliases, each.metrics) for each in models(store) if each.name == "served"]
     assert found == [(("champion",), {"accuracy": 0.5})]
-    kept = server.folder / "server-artifacts"
+    kept = server.folder / "server-artifacts" / store.client.get_run(run_id).info.experiment_id
     assert len(list(kept.rglob("model.pt2"))) == 1
     store.finish_run(run_id)
     assert capsys.readouterr() == ("", "")  # standard output belongs to the command line

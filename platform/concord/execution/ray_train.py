@@ -90,7 +90,7 @@ def _tell_waiting(workers: Sequence[Waiting], patience: float) -> float:
     if not workers or (still := min(each.still for each in workers)) < patience:
         return patience if workers and still >= _STILL_SECONDS else _STILL_SECONDS
     first, most = workers[0], max(each.sign.steps for each in workers)
-    environments = ", ".join(first.sign.environments) or "not read yet"
+    environments = ", ".join(first.sign.environments) or "not known yet"
     of = f"worker {first.sign.rank} on {first.sign.node} (environments: {environments})"
     since = f"since {datetime.now() - timedelta(seconds=still):%H:%M:%S}"
     if first.silent > 3 * SIGN_SECONDS:
@@ -303,13 +303,19 @@ def _exported(task: RunTask, job: str, config: Any, process: ProcessContext, res
 
 @contextmanager
 def _signs(channel: Any, rank: int, so_far: StepsSoFar) -> Iterator[None]:
-    """Tell the channel every few seconds that this worker is there, and at which step."""
+    """Tell the channel at once and every few seconds that this worker is there, and at which step."""
+    import ray
+
     over, node = threading.Event(), socket.gethostname()
+
+    def sign() -> Any:
+        return channel.hear.remote(Sign(rank, node, so_far.steps, so_far.environments))
 
     def tell() -> None:
         while not over.wait(SIGN_SECONDS):
-            channel.hear.remote(Sign(rank, node, so_far.steps, so_far.environments))
+            sign()
 
+    ray.get(sign())  # a worker that was never heard could not be missed
     thread = threading.Thread(target=tell, name="concord-sign", daemon=True)
     thread.start()
     try:
