@@ -1,22 +1,27 @@
 """The figures of the tables on simulated trajectories, in the form of the thesis."""
 
-import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED
+import numpy as np
+
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, new_figure
 from concord.errors import InputError
 from concord.training import Runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE)
 
 
-def accuracy_figure(runs: Runs, metric: str = "validation_soft_accuracy") -> Figure:
+def accuracy_figure(runs: Runs, metric: str = "validation_soft_accuracy") -> "Figure":
     """Fig. 2.9 to 2.11: a metric by epochs (left) and by evaluations of the model in training (right).
 
     The mean over the runs of a method, and the range of the middle half of them.
     """
-    figure = Figure(figsize=(9.5, 3.2), layout="constrained")
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(9.5, 3.2)
     panels = figure.subplots(1, 2, sharey=True)
     found = False
     for colour, (name, each) in zip(_COLOURS * len(runs), runs.items(), strict=False):

@@ -17,12 +17,12 @@ runs a study, and ``concord report coinrun-clone`` draws the comparison and the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from concord.analysis.figures import new_figure
 from concord.environments import Environments
 from concord.environments.collection import generator_for
 from concord.extras import require_extra
@@ -33,6 +33,9 @@ from concord.reinforcement.cloning_data import CloningData, CloningOptions, make
 from concord.reinforcement.games import ACTIONS
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
 from concord.training import Data, Job, Measure, Run, Study, TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +95,10 @@ def unseen_return(config: CloneConfig, clone: nn.Module) -> Mapping[str, float]:
     return {"ood_return": played.mean, "ood_return_error": played.standard_error}
 
 
-def levels_figure(frames: Mapping[str, Tensor]) -> Figure:
+def levels_figure(frames: Mapping[str, Tensor]) -> "Figure":
     """A frame ``(64, 64, 3)`` of each level (Fig. 17), three in a row."""
     rows = -(-len(frames) // 3)
-    figure = Figure(figsize=(6, 2.2 * rows), layout="constrained")
+    figure = new_figure(6, 2.2 * rows)
     panels = figure.subplots(rows, 3, squeeze=False).flatten()
     for axes in panels:
         axes.set_axis_off()
@@ -105,7 +108,7 @@ def levels_figure(frames: Mapping[str, Tensor]) -> Figure:
     return figure
 
 
-def figures(job: Job[Any], config: CloneConfig, outcome: Run, clone: nn.Module) -> Mapping[str, Figure]:
+def figures(job: Job[Any], config: CloneConfig, outcome: Run, clone: nn.Module) -> "Mapping[str, Figure]":
     """A state of each of the first six training levels, from the middle: they begin alike."""
     levels = environments(config)
     states = {name: levels[name].inputs for name in levels.train[:6]}

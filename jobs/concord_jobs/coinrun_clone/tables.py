@@ -1,12 +1,13 @@
 """The methods on the same CoinRun data, and the paper's best settings (Table 3) beside settings of Adam."""
 
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from concord.analysis.comparison_figures import best_runs_figure, mean_curves_figure
 from concord.training import Comparison, Runs
 from concord.training.comparison import at_best, at_end, curve, grouped
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ADAM: dict[str, Any] = {"beta1": 0.9, "lr": 1e-3, "l2": 0.057, "optimizer": "adam", "evaluations": 1}
 # Steps with the same number of states, from eight levels at once.
@@ -32,18 +33,18 @@ ADAMS = (
 MINIMUM = at_best("ood_loss", "ood_loss", "min")
 
 
-def clones_figure(runs: Runs) -> Figure:
+def clones_figure(runs: Runs) -> "Figure":
     """The test KL at the end of every run, a column for each method."""
     return best_runs_figure({method: at_end(each, "ood_loss") for method, each in runs.items()}, "test KL")
 
 
-def best_figure(runs: Runs) -> Figure:
+def best_figure(runs: Runs) -> "Figure":
     """The smallest test KL of every run, a column for each method: the panel in §3.3 of the paper."""
     values = {method: [MINIMUM(run) for run in each] for method, each in grouped(runs, "optimizer").items()}
     return best_runs_figure(values, "minimum test KL")
 
 
-def curves_figure(runs: Runs) -> Figure:
+def curves_figure(runs: Runs) -> "Figure":
     """Fig. 18: the KL on training levels and in the test, the mean over the runs of each method."""
     methods = grouped(runs, "optimizer")
     panels = {

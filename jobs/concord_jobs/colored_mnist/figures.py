@@ -1,17 +1,19 @@
 """Accuracies over environments with increasingly misleading colours, in the form of the meta-IRM paper."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.colors import hsv_to_rgb
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, one_panel
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, new_figure, one_panel
 from concord.analysis.method_names import method_name
 from concord.training import Run, Runs
 from concord.training.comparison import at_end, grouped
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
 ByPlace = Mapping[float, Sequence[float]]
@@ -32,9 +34,9 @@ _COLOURS = {
 }
 
 
-def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
+def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> "Figure":
     """Fig. 3, 5 and 8: test accuracy by title, method and p_e, mean and standard deviation over runs."""
-    figure = Figure(figsize=(1.2 + 3.4 * len(panels), 3.1), layout="constrained")
+    figure = new_figure(1.2 + 3.4 * len(panels), 3.1)
     row = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     for axes, (title, methods) in zip(row, panels.items(), strict=True):
         for index, (method, runs) in enumerate(methods.items()):
@@ -52,13 +54,15 @@ def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
     return figure
 
 
-def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
+def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]]) -> "Figure":
     """The first eight images ``(examples, colours, side, side)`` and labels of each environment, in a row (Fig. 7).
 
     A patch is bright in every colour, and therefore white.
     """
+    from matplotlib.colors import hsv_to_rgb
+
     columns = 8
-    figure = Figure(figsize=(0.8 * columns + 1.2, 1.1 * len(environments)), layout="constrained")
+    figure = new_figure(0.8 * columns + 1.2, 1.1 * len(environments))
     for row, (name, (images, labels)) in zip(
         figure.subplots(len(environments), columns), environments.items(), strict=True
     ):
@@ -75,7 +79,7 @@ def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
     return figure
 
 
-def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Figure:
+def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> "Figure":
     """Fig. 4 and 10: a line for each method, with the mean and a band of one standard deviation."""
     figure, axes = one_panel(4.6, 3.1)
     for index, (method, runs) in enumerate(methods.items()):
@@ -99,12 +103,12 @@ def by_flip(runs: Sequence[Run]) -> ByPlace:
     return dict(sorted(accuracies.items()))
 
 
-def all_methods(runs: Runs) -> Figure:
+def all_methods(runs: Runs) -> "Figure":
     """Fig. 3 and 8: every row's accuracies, in one panel."""
     return flips_figure({"": {method: by_flip(each) for method, each in runs.items()}})
 
 
-def all_sizes(runs: Runs) -> Figure:
+def all_sizes(runs: Runs) -> "Figure":
     """Fig. 5: a panel for each method, a line for each number of examples."""
     panels: dict[str, dict[str, ByPlace]] = {}
     for row, each in runs.items():
@@ -113,7 +117,7 @@ def all_sizes(runs: Runs) -> Figure:
     return flips_figure(panels)
 
 
-def penalties(runs: Runs) -> Figure:
+def penalties(runs: Runs) -> "Figure":
     """Fig. 6: the mean penalty of the runs during training, a line for each number of examples, logarithmic."""
     figure, axes = one_panel(4.6, 3.1)
     for index, (examples, each) in enumerate(grouped(runs, "examples").items()):
@@ -125,7 +129,7 @@ def penalties(runs: Runs) -> Figure:
     return figure
 
 
-def noise_gaps(runs: Runs) -> Figure:
+def noise_gaps(runs: Runs) -> "Figure":
     """Fig. 4: test accuracy, a line for each method."""
     lines: dict[str, dict[float, list[float]]] = {}
     for row, each in runs.items():
@@ -134,7 +138,7 @@ def noise_gaps(runs: Runs) -> Figure:
     return band_figure(lines, "gap between the environments' label noise", "test accuracy at p_e = .9")
 
 
-def similarities(runs: Runs) -> Figure:
+def similarities(runs: Runs) -> "Figure":
     """Fig. 10: similarity of representations by p_e, a line for each row that measures it."""
     lines = {
         method: {
@@ -146,7 +150,7 @@ def similarities(runs: Runs) -> Figure:
     return band_figure(lines, "p_e of the test", "PWCCA similarity with p_e = .1")
 
 
-def adapted_layers(runs: Runs) -> Figure:
+def adapted_layers(runs: Runs) -> "Figure":
     """Fig. 9: similarity of each layer before and after the inner steps, a bar with its standard deviation."""
     layers: dict[str, list[float]] = {}
     for each in runs.values():

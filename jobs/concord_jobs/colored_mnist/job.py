@@ -12,8 +12,8 @@ the worst environment is at least half of the largest that label noise permits w
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from concord.environments import Environments
@@ -28,6 +28,9 @@ from concord.training.evaluation import correct
 from concord_jobs.colored_mnist.data import ColoredMNIST, ColourOptions
 from concord_jobs.colored_mnist.figures import images_figure
 from concord_jobs.colored_mnist.similarity import adapted_similarities, layer_outputs, pwcca
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,7 @@ def required(config: ColoredMNISTConfig) -> Mapping[str, float]:
 
 def figures(
     job: Job[ColoredMNISTConfig], config: ColoredMNISTConfig, outcome: Run, trained: nn.Module
-) -> Mapping[str, Figure]:
+) -> "Mapping[str, Figure]":
     """Images of the training environments and of the test."""
     data = environments(config)
     shown = {name: (data[name].inputs, data[name].targets) for name in (*data.train, *data.test)}

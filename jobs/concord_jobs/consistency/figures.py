@@ -5,16 +5,18 @@ The paper defines Fig. 3, 4, 10 and 12. Fig. 1, 2 and 11 show surfaces without a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREY, ORANGE, RED, finish, one_panel
+from concord.analysis.figures import BLUE, GREY, ORANGE, RED, finish, new_figure, one_panel
 from concord_jobs.consistency import surfaces
 from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, inconsistency
 from concord_jobs.consistency.random_gradients import Simulated, masked_squared_norm
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 STARTS = ((0.5, 0.5), (-1.0, -1.2))
 """The starting points of gradient descent in Fig. 1."""
@@ -22,11 +24,11 @@ _REACH = 1.5
 _OURS = "surfaces: ours, the paper gives no formula"
 
 
-def landscapes_figure() -> Figure:
+def landscapes_figure() -> "Figure":
     """Fig. 1: the loss surfaces of the average, A and B, with gradient descent from the same two places."""
     x, y, (a, b) = _surfaces()
     panels = {"average": "average loss surface", "A": "loss surface for data A", "B": "loss surface for data B"}
-    figure = Figure(figsize=(9.2, 3.5), layout="constrained")
+    figure = new_figure(9.2, 3.5)
     grid = figure.subplots(1, 3, sharey=True)
     for axes, (name, title), surface in zip(grid, panels.items(), (np.mean([a, b], axis=0), a, b), strict=True):
         drawn = axes.contourf(x, y, surface, levels=np.linspace(0, 3, 25), cmap="viridis", extend="max")
@@ -43,7 +45,7 @@ def landscapes_figure() -> Figure:
     return figure
 
 
-def directions_figure() -> Figure:
+def directions_figure() -> "Figure":
     """Fig. 2: the gradient steps of A and B, on the average's surface; at (½, ½) they are at right angles."""
     x, y, losses = _surfaces()
     figure, axes = one_panel(5.4, 4.4)
@@ -67,12 +69,12 @@ def directions_figure() -> Figure:
     return figure
 
 
-def ellipses_figure(narrow: float, name: str) -> Figure:
+def ellipses_figure(narrow: float, name: str) -> "Figure":
     """Fig. 3 (0.05) and 12 (0.01): the ellipses θᵀ H⁻¹ θ = 1 of A, B, and of their arithmetic and geometric means."""
     pair = surfaces.crossed_ellipses(narrow)
     arithmetic, geometric = arithmetic_mean(pair), geometric_mean(pair)
     means = {"arithmetic mean (logical OR)": arithmetic, "geometric mean (logical AND)": geometric}
-    figure = Figure(figsize=(6.6, 3.7), layout="constrained")
+    figure = new_figure(6.6, 3.7)
     for axes, (title, mean) in zip(figure.subplots(1, 2, sharey=True), means.items(), strict=True):
         for hessian, colour, label in ((pair[0], BLUE, "A"), (pair[1], ORANGE, "B")):
             axes.fill(*_ellipse(hessian), color=colour, alpha=0.35, label=label)
@@ -93,7 +95,7 @@ def ellipses_figure(narrow: float, name: str) -> Figure:
     return figure
 
 
-def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, agreement: float) -> Figure:
+def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, agreement: float) -> "Figure":
     """Fig. 4: squared norms of the average and of the masked gradient of random data, by the number of environments."""
     counts = sorted(simulated)
     figure, axes = one_panel(4.8, 3.6)
@@ -119,10 +121,10 @@ def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, 
     return figure
 
 
-def patchwork_figure() -> Figure:
+def patchwork_figure() -> "Figure":
     """Fig. 10: the network of eq. 3 at θ*, and with another θ₆, which changes only B's loss."""
     x = np.linspace(0, 1, 1001)
-    figure = Figure(figsize=(7.2, 3.1), layout="constrained")
+    figure = new_figure(7.2, 3.1)
     for axes, weight in zip(figure.subplots(1, 2, sharey=True), (1.0, -0.5), strict=True):
         parameters = (*surfaces.PATCHWORK_SOLUTION[:5], weight)
         axes.axvspan(0, 0.5, color=BLUE, alpha=0.1, linewidth=0)
@@ -140,12 +142,12 @@ def patchwork_figure() -> Figure:
     return figure
 
 
-def curvatures_figure() -> Figure:
+def curvatures_figure() -> "Figure":
     """Fig. 11: pairs with the same arithmetic mean; the gradients of their geometric means get weaker."""
     axis = np.linspace(-1, 1, 101)
     points = np.stack(np.meshgrid(axis, axis), -1)
     at, spreads = np.array([0.6, 0.6]), (0.0, 0.6, 0.95)
-    figure = Figure(figsize=(8.6, 6.9), layout="constrained")
+    figure = new_figure(8.6, 6.9)
     grid = figure.subplots(len(spreads), 4, sharex=True, sharey=True)
     for row, spread in zip(grid, spreads, strict=True):
         pair = surfaces.diverging_curvatures(spread)
@@ -182,7 +184,7 @@ def _ellipse(hessian: surfaces.Array) -> tuple[surfaces.Array, surfaces.Array]:
     return x, y
 
 
-def _square(axes: Axes) -> None:
+def _square(axes: "Axes") -> None:
     axes.set(xlim=(-_REACH, _REACH), ylim=(-_REACH, _REACH), xlabel="θ₁", ylabel="θ₂", xticks=(-1, 0, 1))
     axes.set_yticks((-1, 0, 1))
     axes.set_aspect("equal")

@@ -9,9 +9,9 @@ for some of them are mixtures of frames; with ``--teacher oracle`` the right fra
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from concord.distillation import Distillation, TeacherOptions, Teaching, with_privileged
@@ -23,6 +23,9 @@ from concord_jobs.distill_life.frame_attention import FrameAttention
 from concord_jobs.distill_life.life import boards_figure, random_trajectories
 from concord_jobs.distillation.taught import student_environments, training_parts
 from concord_jobs.distillation.two_classes import binary_accuracy, binary_loss
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIZE, STEPS, LAYERS, ORDER = 17, 3, 9, (2, 0, 1)  # frame i of x* is the board after ORDER[i] + 1 steps
 
@@ -119,7 +122,7 @@ def objective(config: LifeConfig) -> Objective:
     return Distillation(binary_loss, made, teaching, learning, boards_of)
 
 
-def figures(job: Job[LifeConfig], config: LifeConfig, outcome: Run, trained: nn.Module) -> Mapping[str, Figure]:
+def figures(job: Job[LifeConfig], config: LifeConfig, outcome: Run, trained: nn.Module) -> "Mapping[str, Figure]":
     """Two of the training examples, with the boards after each step."""
     return {"boards": boards_figure(random_trajectories(2, 3 * config.run.seed, SIZE, STEPS))}
 

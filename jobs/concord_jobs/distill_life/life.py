@@ -1,9 +1,14 @@
 """Conway's Game of Life: random boards and their next states."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+
+from concord.analysis.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ALIVE = 0.4
 Boards = npt.NDArray[np.uint8]
@@ -32,10 +37,12 @@ def random_trajectories(examples: int, seed: int, size: int = 17, steps: int = 3
     return np.stack(states, 1)
 
 
-def boards_figure(trajectories: Boards) -> Figure:
+def boards_figure(trajectories: Boards) -> "Figure":
     """Trajectories ``(examples, 1 + steps, rows, columns)``, one in each row, the label's cell framed (Fig. 4.5)."""
+    from matplotlib.patches import Rectangle
+
     examples, states, rows, columns = trajectories.shape
-    figure = Figure(figsize=(1.8 * states, 1.9 * examples), layout="constrained")
+    figure = new_figure(1.8 * states, 1.9 * examples)
     for row, boards in zip(figure.subplots(examples, states, squeeze=False), trajectories, strict=True):
         for step, (axes, board) in enumerate(zip(row, boards, strict=True)):
             axes.imshow(board, cmap="binary")

@@ -1,20 +1,22 @@
 """Figure 4.4 of learning to distill trajectories: a student's distance from the distribution of the labels."""
 
-from typing import Any
-
-import matplotlib
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from concord.analysis.figures import finish, one_panel
 from concord.analysis.training_curves import draw_by_epoch
 from concord.training import Comparison, Runs
 from concord.training.comparison import at_best
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def curves_figure(compared: Runs) -> Figure:
+
+def curves_figure(compared: Runs) -> "Figure":
     """The test's KL(p ‖ ŷ) by epoch, a line for each row."""
+    from matplotlib import colormaps
+
     figure, axes = one_panel(7.6, 3.8, layout=None)
-    colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
+    colours = colormaps["tab10"].colors  # type: ignore[attr-defined]
     for colour, (row, runs) in zip(colours, compared.items(), strict=False):
         draw_by_epoch(axes, [run.history for run in runs], "ood_kl", colour, row)
     axes.set(xlabel="epoch", ylabel="KL(p ‖ ŷ) on the test", yscale="log")

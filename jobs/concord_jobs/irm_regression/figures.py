@@ -1,17 +1,20 @@
 """Regression over environments: histograms of inputs and targets."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from concord.analysis.figures import BLUE, ORANGE
+from concord.analysis.figures import BLUE, ORANGE, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BINS = 50
 
 
-def histograms(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
+def histograms(environments: Mapping[str, tuple[Tensor, Tensor]]) -> "Figure":
     """A row of histograms for each environment, one for each input and each target, all on one scale.
 
     An input's title has its correlation with the (first) target, ρ. Inputs are ``(examples, features)``, targets
@@ -26,7 +29,7 @@ def histograms(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
         ]
         columns[name] += [("target", ORANGE, values) for values in targets.T]
     width = max(map(len, columns.values()))
-    figure = Figure(figsize=(1.7 * width, 1.25 * len(columns)), layout="constrained")
+    figure = new_figure(1.7 * width, 1.25 * len(columns))
     grid = figure.subplots(len(columns), width, sharex=True, sharey=True, squeeze=False)
     largest = max(float(np.quantile(np.abs(values), 0.999)) for row in columns.values() for _, _, values in row)
     for axes_row, (name, row) in zip(grid, columns.items(), strict=True):

@@ -1,10 +1,13 @@
 """The tutorial's table and histograms of Example 1 of the IRM paper."""
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from concord.training import Comparison, Runs
 from concord_jobs.irm_regression.data import linear_example
 from concord_jobs.irm_regression.figures import histograms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TRAIN, TEST = (0.1, 1.0), (0.01, 0.1, 1.0)
 columns = {f"weight {place}": f"weight_{place}" for place in range(4)}
@@ -17,7 +20,7 @@ tutorial = {
 }
 
 
-def data(runs: Runs) -> Figure:
+def data(runs: Runs) -> "Figure":
     """The tutorial's histograms, of the first seed's data."""
     environments = linear_example(TRAIN, TEST)
     names = [*environments.train, *(f"test-{sigma:g}" for sigma in TEST)]

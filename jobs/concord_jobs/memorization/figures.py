@@ -1,23 +1,28 @@
 """The figures of memorization and label noise, in the form of the AND-mask paper's Fig. 8, 9 and 16."""
 
-import matplotlib
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, RED, one_panel
+import numpy as np
+
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, RED, new_figure, one_panel
 from concord.analysis.training_curves import Histories, draw_by_epoch
 from concord.training import Runs
 from concord.training.comparison import grouped
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def memorization_figure(compared: Runs) -> Figure:
+
+def memorization_figure(compared: Runs) -> "Figure":
     """Fig. 8: training accuracy (solid) and test accuracy (dashed) by epoch, a panel for each kind of runs."""
+    from matplotlib import colormaps
+
     curves = _by_threshold(compared)
-    figure = Figure(figsize=(4.2 * len(curves), 3.4))
+    figure = new_figure(4.2 * len(curves), 3.4, None)
     panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
     thresholds = sorted({threshold for by_threshold in curves.values() for threshold in by_threshold})
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, max(len(thresholds), 2)))
+    shades = colormaps["viridis"](np.linspace(0, 0.9, max(len(thresholds), 2)))
     colours = dict(zip(thresholds, shades, strict=False))
     for axes, (panel, by_threshold) in zip(panels, sorted(curves.items()), strict=True):
         for threshold, runs in sorted(by_threshold.items()):
@@ -30,7 +35,7 @@ def memorization_figure(compared: Runs) -> Figure:
     return figure
 
 
-def thresholds_figure(compared: Runs) -> Figure:
+def thresholds_figure(compared: Runs) -> "Figure":
     """Fig. 16: final training (solid) and test (dashed) accuracy of the same runs by threshold, a dot for each run."""
     curves = _by_threshold(compared)
     figure, axes = one_panel(4.6, 3.4, layout=None)
@@ -52,10 +57,10 @@ def thresholds_figure(compared: Runs) -> Figure:
     return figure
 
 
-def label_noise_figure(compared: Runs) -> Figure:
+def label_noise_figure(compared: Runs) -> "Figure":
     """Fig. 9: accuracy by epoch on the wrongly labelled part of the training set, on the rest, and on the test set."""
     curves = {key: [run.history for run in each] for key, each in grouped(compared, "threshold", "lr").items()}
-    figure = Figure(figsize=(11, 3.4))
+    figure = new_figure(11, 3.4, None)
     panels = figure.subplots(1, 3)
     titles = {"wrong_labels": "wrongly labelled (as labelled)", "right_labels": "rightly labelled", "ood": "test"}
     rates = sorted({rate for _, rate in curves})
@@ -87,6 +92,6 @@ def _by_threshold(runs: Runs) -> dict[str, dict[float, Histories]]:
     return curves
 
 
-def _finish(axes: Axes, across: str = "epoch") -> None:
+def _finish(axes: "Axes", across: str = "epoch") -> None:
     axes.set(xlabel=across, ylim=(-0.02, 1.02))
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,20 +1,20 @@
 """The figures of the synthetic memorization task, in the form of the AND-mask paper's Fig. 5, 7, 14 and 15."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from scipy.spatial import KDTree
 from torch import Tensor, nn
 
 from concord.analysis.comparison_figures import methods_figure
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, one_panel
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, new_figure, one_panel
 from concord.analysis.method_names import method_name
 from concord.training.comparison import Runs, at_end
 from concord_jobs.synthetic.correlations import FEWEST_COMPONENTS, Correlation, summarize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _METHOD_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, GREY, "black", "#56B4E9")
 
@@ -22,14 +22,14 @@ Points = tuple[Tensor, Tensor]
 """Inputs ``(examples, features)`` and class targets ``(examples,)``."""
 
 
-def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
+def data_figure(environments: Mapping[str, Points], test: Points) -> "Figure":
     """Fig. 5: mechanism above and the first two shortcut dimensions below, by environment, pooled, and o.o.d.
 
     Lines are the boundaries of the oracles, each of which knows a panel's dimensions; in the test shortcuts have none.
     """
     pooled = tuple(torch.cat(parts) for parts in zip(*environments.values(), strict=True))
     columns = {**environments, "pooled": pooled, "test o.o.d.": test}
-    figure = Figure(figsize=(2.1 * len(columns), 4.4))
+    figure = new_figure(2.1 * len(columns), 4.4, None)
     axes = figure.subplots(2, len(columns), squeeze=False)
     reach = float(test[0][:, 2:4].abs().max())
     for column, (name, (inputs, targets)) in enumerate(columns.items()):
@@ -58,12 +58,16 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
 
 def oracle(known: Tensor, targets: Tensor, places: Tensor) -> Tensor:
     """The class ``(places,)`` of the nearest known example at each place; both are ``(…, 2)``."""
+    from scipy.spatial import KDTree
+
     return targets[torch.from_numpy(KDTree(known).query(places)[1])]
 
 
 @torch.no_grad()
-def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
+def decision_figure(model: nn.Module, test: Points, title: str) -> "Figure":
     """The model's decisions on the spiral's plane with all shortcuts at zero, and test examples."""
+    from matplotlib.colors import ListedColormap
+
     inputs, targets = test
     reach = float(inputs[:, :2].abs().max()) * 1.05
     line = torch.linspace(-reach, reach, 200)
@@ -82,13 +86,13 @@ def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
     return figure
 
 
-def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
+def correlation_figure(correlations: Sequence[Correlation]) -> "Figure":
     """Fig. 7: ρ against τ, and the kept components; XOR-mask on the left, AND-mask on the right.
 
     Above, the mean and standard deviation over networks, if at least half of them have enough components left, and
     crosses for the pooled components of all networks. Below, the number of kept components of each network.
     """
-    figure = Figure(figsize=(7.5, 5.2), layout="constrained")
+    figure = new_figure(7.5, 5.2)
     panels = figure.subplots(2, 2, sharex="col", sharey="row", height_ratios=(3, 2))
     for column, mask in enumerate(("xor-mask", "and-mask")):
         above, below = panels[:, column]
@@ -127,9 +131,9 @@ def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
     return figure
 
 
-def curves_figure(runs: Runs) -> Figure:
+def curves_figure(runs: Runs) -> "Figure":
     """Fig. 14: accuracy by epoch in training (above) and test: a column for each method, a line for each run."""
-    figure = Figure(figsize=(1.9 * len(runs), 3.6), layout="constrained")
+    figure = new_figure(1.9 * len(runs), 3.6)
     panels = figure.subplots(2, len(runs), sharex=True, sharey=True, squeeze=False)
     for column, (method, each) in zip(panels.T, runs.items(), strict=True):
         for axes, metric, colour in zip(column, ("train_accuracy", "ood_accuracy"), (BLUE, RED), strict=True):
@@ -150,14 +154,14 @@ def curves_figure(runs: Runs) -> Figure:
     return figure
 
 
-def box_figure(runs: Runs) -> Figure:
+def box_figure(runs: Runs) -> "Figure":
     """Fig. 6: final accuracy in training and in the test, a box for each method."""
     splits = ("train", "ood")
     values = {name: {split: at_end(each, f"{split}_accuracy") for split in splits} for name, each in runs.items()}
     return methods_figure(values, "accuracy")
 
 
-def environments_of_runs(runs: Runs) -> Figure:
+def environments_of_runs(runs: Runs) -> "Figure":
     """Fig. 15; a row has one number of environments, and its name begins with its method, up to the last comma."""
     accuracies: dict[str, dict[int, list[float]]] = {}
     for row, each in runs.items():
@@ -166,12 +170,14 @@ def environments_of_runs(runs: Runs) -> Figure:
     return environments_figure(accuracies)
 
 
-def robustness_figure(runs: Runs) -> Figure:
+def robustness_figure(runs: Runs) -> "Figure":
     """O.o.d. accuracy over the number of environments, a panel for each variance of the shortcuts and number of
     revolutions, a line for each method: the median of its runs, and from the least to the largest.
 
     A row's name begins with its method, up to the first comma.
     """
+    from matplotlib.lines import Line2D
+
     panels: dict[tuple[float, float], dict[str, dict[int, list[float]]]] = {}
     for row, each in runs.items():
         for run in each:
@@ -183,7 +189,7 @@ def robustness_figure(runs: Runs) -> Figure:
             by_count.setdefault(count, []).append(run.metrics["ood_accuracy"])
     columns = sorted({revolutions for _, revolutions in panels})
     variances = sorted({variance for variance, _ in panels})
-    figure = Figure(figsize=(1 + 3.2 * len(columns), 0.4 + 2.5 * len(variances)), layout="constrained")
+    figure = new_figure(1 + 3.2 * len(columns), 0.4 + 2.5 * len(variances))
     grid = figure.subplots(len(variances), len(columns), sharex=True, sharey=True, squeeze=False)
     everywhere = dict.fromkeys(method for methods in panels.values() for method in methods)
     colours = dict(zip(everywhere, _METHOD_COLOURS, strict=False))
@@ -210,7 +216,7 @@ def robustness_figure(runs: Runs) -> Figure:
     return figure
 
 
-def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
+def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> "Figure":
     """Fig. 15: o.o.d. accuracy by number of training environments; a point for each run, a line for the best runs."""
     figure, axes = one_panel(7, 3.2)
     for (method, by_count), colour in zip(accuracies.items(), _METHOD_COLOURS, strict=False):

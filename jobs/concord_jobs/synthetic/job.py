@@ -9,9 +9,8 @@ is the baseline. ``concord compare synthetic`` makes the paper's Fig. 6, 14 and 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from matplotlib.figure import Figure
 from torch import nn
 
 from concord.aggregation import DEFAULT_SIGNIFICANCE
@@ -27,6 +26,9 @@ from concord_jobs.synthetic.correlation_report import CorrelationReport, report_
 from concord_jobs.synthetic.figures import data_figure, decision_figure
 from concord_jobs.synthetic.network import network
 from concord_jobs.synthetic.spirals import MECHANISM_DIMENSIONS, SpiralOptions, Spirals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COUNTING = ("threshold", "environment_momentum", "steps_per_update", "per_example")
 
@@ -80,7 +82,7 @@ def model(config: SyntheticConfig) -> nn.Module:
     return network(features, config.one_logit, **options)
 
 
-def figures(job: Job[Any], config: SyntheticConfig, outcome: Run, trained: nn.Module) -> Mapping[str, Figure]:
+def figures(job: Job[Any], config: SyntheticConfig, outcome: Run, trained: nn.Module) -> "Mapping[str, Figure]":
     """The data (Fig. 5, if the data have shortcuts) and the trained network's decisions on the spiral's plane."""
     data = Spirals.of(config.spirals, config.data.held_out, config.run.seed)
     test = data.load("ood")

@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 from concord.analysis.figures import BLUE, ORANGE, finish, one_panel
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _PIXELS = 256
 _LONGEST_SECONDS = 20
 
 
-def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[int, float, float]]) -> Figure:
+def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[int, float, float]]) -> "Figure":
     """Mean return of late training episodes ``(steps, mean)``, and on unseen levels ``(steps, mean, error)``."""
     figure, axes = one_panel(5, 3.2, layout=None)
     if training:

@@ -1,14 +1,17 @@
 """Figures of methods side by side: over seeds, the best runs of each with their curves, and environments left out."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, one_panel
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, new_figure, one_panel
 from concord.analysis.method_names import method_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 _RESAMPLINGS = 10_000
@@ -20,7 +23,7 @@ Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """By environment: what was chosen without it, seed by seed, and what choosing by it would have given."""
 
 
-def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str) -> Figure:
+def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str) -> "Figure":
     """Fig. 6 of the AND-mask paper: ``train`` and ``ood`` of every method, one number for each seed."""
     figure, axes = one_panel(1.5 + 1.1 * len(runs), 3.4)
     for offset, (split, label) in enumerate((("train", "training"), ("ood", "o.o.d. test"))):
@@ -46,7 +49,7 @@ def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: s
     return figure
 
 
-def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Figure:
+def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> "Figure":
     """§3.3 of the AND-mask paper (Fig. 3.12 of the thesis): each of the best runs, one column for each method."""
     figure, axes = one_panel(1.5 + 1.2 * len(values), 3.2)
     jitter = np.random.default_rng(0)
@@ -63,12 +66,12 @@ def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Fig
 
 def mean_curves_figure(
     curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float]]]]], measure: str
-) -> Figure:
+) -> "Figure":
     """Fig. 18 of the AND-mask paper: training (left) and test (right), the mean over runs with its 95 % interval.
 
     By panel and method, the curve of each run is ``(fraction of the run, value)``.
     """
-    figure = Figure(figsize=(3.6 * len(curves), 3.2), layout="constrained")
+    figure = new_figure(3.6 * len(curves), 3.2)
     panels: list[Axes] = list(np.atleast_1d(figure.subplots(1, len(curves))))
     grid = np.linspace(0, 1, 101)
     for axes, (panel, methods) in zip(panels, curves.items(), strict=True):
@@ -98,7 +101,7 @@ def bootstrapped_interval(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[
     return low, high
 
 
-def left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
+def left_out_figure(values: Mapping[str, Spread], measure: str) -> "Figure":
     """Mean and standard deviation over seeds in each environment; a hollow mark is the oracle's mean.
 
     More environments than a page has room for are points behind a box of each method.
@@ -123,7 +126,7 @@ def left_out_figure(values: Mapping[str, Spread], measure: str) -> Figure:
     return figure
 
 
-def _left_out_boxes(values: Mapping[str, Spread], measure: str) -> Figure:
+def _left_out_boxes(values: Mapping[str, Spread], measure: str) -> "Figure":
     """A box over the environments for each method, on the points of their means over seeds; the ends are named."""
     figure, axes = one_panel(7, 1.2 + 0.75 * len(values))
     jitter = np.random.default_rng(0)

@@ -4,16 +4,17 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, one_panel
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, new_figure, one_panel
 from concord.analysis.method_names import method_name
 from concord.analysis.parameter_importance import missing_for_importance, parameter_importance
 from concord.space import Choice, Domain, LogUniform, Space
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -45,7 +46,7 @@ class Axis:
 
 def study_figures(
     trials: Sequence[TrialPoint], space: Space, metric: str, mode: Literal["max", "min"], info: Callable[[str], None]
-) -> dict[str, Figure]:
+) -> "dict[str, Figure]":
     """The figures of a study, by name; ``info`` receives the reason for a missing figure."""
     axes = _axes(space, trials)
     drawn = {"history": history_figure(trials, metric, mode)}
@@ -84,7 +85,7 @@ def _axes(space: Space, trials: Sequence[TrialPoint]) -> list[Axis]:
     return axes
 
 
-def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max", "min"]) -> Figure:
+def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max", "min"]) -> "Figure":
     """Every trial in the order of its end, and the best value so far."""
     figure, axes = one_panel(6, 3.2)
     values = np.array([trial.value for trial in trials])
@@ -96,7 +97,7 @@ def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max
     return figure
 
 
-def importance_figure(importance: Mapping[str, float], metric: str) -> Figure:
+def importance_figure(importance: Mapping[str, float], metric: str) -> "Figure":
     """The importance of each option for the score."""
     figure, axes = one_panel(6, 0.6 + 0.3 * max(len(importance), 2))
     names = list(importance)[::-1]
@@ -105,11 +106,11 @@ def importance_figure(importance: Mapping[str, float], metric: str) -> Figure:
     return figure
 
 
-def slices_figure(trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: str) -> Figure:
+def slices_figure(trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: str) -> "Figure":
     """The metric against each option alone."""
     columns = min(4, len(axes))
     rows = -(-len(axes) // columns)
-    figure = Figure(figsize=(2.6 * columns, 2.3 * rows), layout="constrained")
+    figure = new_figure(2.6 * columns, 2.3 * rows)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     jitter = np.random.default_rng(0)
     for place, axis in zip(grid.flat, axes, strict=False):
@@ -143,8 +144,10 @@ def slices_figure(trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: st
 
 def parallel_figure(
     trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: str, mode: Literal["max", "min"]
-) -> Figure:
+) -> "Figure":
     """Every trial as a line through its options, darker for better trials; absent options are at the bottom."""
+    from matplotlib import colormaps
+
     figure, plot = one_panel(1.25 * (len(axes) + 1) + 1, 3.6)
     values = np.array([trial.value for trial in trials])
     sign = 1 if mode == "max" else -1
@@ -176,7 +179,7 @@ def parallel_figure(
 
 def searches_figure(
     studies: Mapping[str, Sequence[Sequence[float]]], metric: str, mode: Literal["max", "min"]
-) -> Figure:
+) -> "Figure":
     """The best value so far over several studies of each search: median and quartiles.
 
     By search, each study has its trials' values in the order of their ends.

@@ -1,13 +1,16 @@
 """Curves of a run: training, held-out and out-of-distribution accuracy (or loss) by epoch."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from concord.analysis.figures import BLUE, GREEN, ORANGE, RED, finish, one_panel
 from concord.record import Evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _SPLITS = {
     "train": ("training environments", BLUE),
@@ -22,7 +25,7 @@ Histories = Sequence[Sequence[Evaluation]]
 
 
 def draw_by_epoch(
-    axes: Axes, runs: Histories, metric: str, colour: object, label: str | None, style: str = "-"
+    axes: "Axes", runs: Histories, metric: str, colour: object, label: str | None, style: str = "-"
 ) -> None:
     """The mean of a metric over runs as a line, and their range as a band."""
     epochs = sorted(set.intersection(*({at.epoch for at in run if metric in at.metrics} for run in runs)))
@@ -33,7 +36,7 @@ def draw_by_epoch(
             axes.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
 
 
-def training_curves(history: Sequence[Evaluation], measure: str) -> Figure:
+def training_curves(history: Sequence[Evaluation], measure: str) -> "Figure":
     """One panel with a line for each split: ``{split}_{measure}`` by epoch."""
     figure, axes = one_panel(5, 3.2, layout=None)
     for split, (label, colour) in _SPLITS.items():

@@ -1,23 +1,25 @@
 """Figures of adaptive skips: sequences beside their predictions, timelines, rollouts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.analysis.figures import BLUE, one_panel
+from concord.analysis.figures import BLUE, new_figure, one_panel
 from concord.analysis.trajectory_figures import as_bytes
 from concord.dynamics import rollout, unroll
 from concord.errors import InputError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _DRAWN, _SHOWN = 12, 24  # sequences; frames of one
 
 
-def skip_figures(job: Any, config: Any, outcome: Any, model: nn.Module) -> Mapping[str, Figure | Tensor]:
+def skip_figures(job: Any, config: Any, outcome: Any, model: nn.Module) -> "Mapping[str, Figure | Tensor]":
     """Draw the skips of a trained model on sequences that did not train it; for a job's ``figures``.
 
     The figures show the matched frames of the predictions (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the
@@ -41,7 +43,7 @@ def skip_figures(job: Any, config: Any, outcome: Any, model: nn.Module) -> Mappi
     }
 
 
-def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int]) -> Figure:
+def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int]) -> "Figure":
     """Fig. 2.7 and 2.8 of the thesis: the first 24 frames of a sequence, and below each the matched prediction.
 
     Frames are ``(length, channels, height, width)``, uint8 or in [0, 1], predictions ``(predictions, ...)`` in [0, 1],
@@ -50,7 +52,7 @@ def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int]) -
     if len(times) != len(predicted) or any(not 0 < time < len(frames) for time in times):
         raise InputError(f"times {list(times)}: expected {len(predicted)} of a sequence of {len(frames)} frames")
     shown = min(_SHOWN, len(frames))
-    figure = Figure(figsize=(0.75 * shown + 0.6, 1.9), layout="constrained")
+    figure = new_figure(0.75 * shown + 0.6, 1.9)
     axes = figure.subplots(2, shown, squeeze=False)
     of_frame = dict(zip(times, predicted, strict=True))
     for time in range(shown):
@@ -62,7 +64,7 @@ def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int]) -
     return figure
 
 
-def timelines(times: Tensor, lengths: Tensor) -> Figure:
+def timelines(times: Tensor, lengths: Tensor) -> "Figure":
     """The places of predictions in sequences: a line for each sequence, a mark for each matched frame.
 
     Times are those of :class:`~concord.dynamics.Unrolled`, lengths in frames.
@@ -79,7 +81,7 @@ def timelines(times: Tensor, lengths: Tensor) -> Figure:
     return figure
 
 
-def _show(axes: Axes, frame: Tensor) -> None:
+def _show(axes: "Axes", frame: Tensor) -> None:
     """Draw ``(channels, height, width)``."""
     picture = as_bytes(frame).cpu().permute(1, 2, 0).numpy()
     shown = picture[..., 0] if picture.shape[2] == 1 else picture

@@ -6,10 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas
-from matplotlib.figure import Figure
 
 from concord import logs
 from concord.analysis.uncertainty import Verdict
@@ -46,6 +45,9 @@ from concord.table import Table
 from concord.training.left_out import PREDICTIONS
 from concord.training.options import ResolvedTrainConfig
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 TABLES = "tables"
 
 
@@ -71,7 +73,7 @@ class ComparisonResult(GroupResult):
     predictions: pandas.DataFrame | None = None
     verdict: Verdict | None = None
 
-    def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
+    def figures(self, info: Callable[[str], None]) -> "Mapping[str, Figure]":
         """The figures of the tables that have a run of every configuration."""
         found: dict[str, Figure] = {}
         for table in self.tables:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from concord.analysis.comparison_figures import Spread, left_out_figure
 from concord.analysis.spread import finite
 from concord.environments.parquet import read_table
 from concord.errors import InputError, format_for_cli
@@ -387,8 +388,6 @@ def _outstanding(lines: Sequence[ResultLine], environments: Sequence[str]) -> se
 
 def draw_left_out(folds: Folds, runs: Runs) -> object:
     """The figure of a comparison's folds."""
-    from concord.analysis.comparison_figures import Spread, left_out_figure  # with matplotlib, a third of a second
-
     values: dict[str, Spread] = {}
     for method, each in runs.items():
         found = [fold_values(run, folds) for run in each]

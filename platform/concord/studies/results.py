@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from matplotlib.figure import Figure
 from typing_extensions import TypedDict
 
 from concord.analysis.consistency.measurement import as_cells, read_measurements
@@ -31,6 +30,9 @@ from concord.studies.study_options import SELECTIONS
 from concord.table import Column, Table
 from concord.training import Comparison
 from concord.training.declared_measures import Mode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -52,7 +54,7 @@ class GroupResult(abc.ABC):
     seconds: float = 0.0
 
     @abc.abstractmethod
-    def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
+    def figures(self, info: Callable[[str], None]) -> "Mapping[str, Figure]":
         """Its figures by name; ``info`` takes the reason for a missing one."""
 
     @abc.abstractmethod
@@ -240,7 +242,7 @@ class StudyResult(GroupResult):
         became = "the champion now" if self.record["champion"] else "not the champion"
         return f"{self.record['model']}: {became} ({self.record['registration']})"
 
-    def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
+    def figures(self, info: Callable[[str], None]) -> "Mapping[str, Figure]":
         """The figures of the search's course and of the options' effects."""
         criterion = self.criterion
         trials = [

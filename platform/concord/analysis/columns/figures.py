@@ -1,15 +1,17 @@
 """The picture of a table's columns: what they say of the target, and what they do for the model, by environment."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from concord.analysis.columns.relations import Numbers
+from concord.analysis.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_NAMED = 40  # environments with a name
 _MOST_COLUMNS = 40
@@ -17,7 +19,7 @@ _LONGEST = 28  # letters of a name
 _NOISE = 0.35  # the opacity of a number that may be noise
 
 
-def columns_figure(columns: Sequence[Mapping[str, Any]], purposes: Mapping[str, str], title: str) -> Figure:
+def columns_figure(columns: Sequence[Mapping[str, Any]], purposes: Mapping[str, str], title: str) -> "Figure":
     """Columns × environments, those that break first: the relation with the target, and the loss if shuffled.
 
     Pale cells may be noise, grey ones have no number. Lines separate training, validation and test environments.
@@ -33,7 +35,7 @@ def columns_figure(columns: Sequence[Mapping[str, Any]], purposes: Mapping[str, 
     height = 0.22 * max(len(order), 4)
     letters = max(map(len, shown), default=0)
     width = 2.2 + len(panels) * (1.4 + 0.24 * max(len(names), 6) if named else 7.0)
-    figure = Figure(figsize=(width, height + 1.5 + 0.075 * letters), layout="constrained")
+    figure = new_figure(width, height + 1.5 + 0.075 * letters)
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (label, rows) in zip(grid, panels, strict=True):
         values = np.array([[numbers.get(name, np.nan) for name in names] for numbers, _ in rows])
@@ -47,7 +49,9 @@ def columns_figure(columns: Sequence[Mapping[str, Any]], purposes: Mapping[str, 
     return figure
 
 
-def _heat_map(axes: Axes, values: Numbers, certain: NDArray[np.bool_], label: str, pad: float) -> None:
+def _heat_map(axes: "Axes", values: Numbers, certain: NDArray[np.bool_], label: str, pad: float) -> None:
+    from matplotlib import colormaps
+
     known = np.abs(values[~np.isnan(values)])
     limit = float(np.quantile(known, 0.98)) if len(known) else 0.0
     limit = limit or 1.0
@@ -59,7 +63,7 @@ def _heat_map(axes: Axes, values: Numbers, certain: NDArray[np.bool_], label: st
     bar.set_label(label, fontsize=8)
 
 
-def _separate(axes: Axes, purposes: Sequence[str], named: bool) -> None:
+def _separate(axes: "Axes", purposes: Sequence[str], named: bool) -> None:
     """Lines between the environments of different purposes, which are named above them or, in many, below all."""
     begins = [place for place in range(1, len(purposes)) if purposes[place] != purposes[place - 1]]
     for place in begins:

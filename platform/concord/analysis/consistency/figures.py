@@ -1,16 +1,18 @@
 """Figures of a trained network's consistency: slices of its losses, its layers, and runs side by side."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 
 from concord.analysis.consistency.measurement import ACCURACIES, Consistency, Measurement
 from concord.analysis.consistency.slices import Slice
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, one_panel
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, new_figure, one_panel
 from concord.analysis.method_names import method_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_PANELS = 4  # of single environments
 _MOST_LAYERS = 40
@@ -19,8 +21,10 @@ _LEVELS = 24
 _LOGARITHMIC = 10.0  # values with a larger ratio are on a logarithmic scale
 
 
-def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
+def plane_figure(found: Slice, title: str, first: str, second: str) -> "Figure":
     """Losses over a plane: the environments that differ most from the mean, and the arithmetic and geometric means."""
+    from matplotlib.colors import LogNorm
+
     apart = np.abs(np.log(np.maximum(found.losses, _LEAST)) - np.log(np.maximum(found.arithmetic, _LEAST)))
     order = apart.reshape(len(found.names), -1).mean(1).argsort()[::-1][:_MOST_PANELS]
     panels = {found.names[place]: found.losses[place] for place in sorted(order.tolist())}
@@ -29,7 +33,7 @@ def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
     norm = LogNorm(float(values.min()), max(float(values.max()), float(values.min()) * 1.001))
     levels = np.geomspace(norm.vmin or _LEAST, norm.vmax or 1.0, _LEVELS)
     columns = -(-len(panels) // 2)
-    figure = Figure(figsize=(2.6 * columns + 0.9, 5.2), layout="constrained")
+    figure = new_figure(2.6 * columns + 0.9, 5.2)
     grid = figure.subplots(2, columns, sharex=True, sharey=True, squeeze=False)
     drawn = None
     for axes, (name, panel) in zip(grid.flat, panels.items(), strict=False):
@@ -48,7 +52,7 @@ def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
     return figure
 
 
-def line_figure(found: Slice, title: str, along: str) -> Figure:
+def line_figure(found: Slice, title: str, along: str) -> "Figure":
     """Every environment's loss along a line, with the arithmetic and the geometric mean."""
     figure, axes = one_panel(5.6, 3.4)
     for place, losses in enumerate(found.losses):
@@ -67,7 +71,7 @@ def line_figure(found: Slice, title: str, along: str) -> Figure:
     return figure
 
 
-def slice_figures(found: Consistency, title: str, parts: Sequence[str], through: str | None) -> dict[str, Figure]:
+def slice_figures(found: Consistency, title: str, parts: Sequence[str], through: str | None) -> "dict[str, Figure]":
     """The figures of a line and a plane, if measured; without curvature the directions are random."""
     if found.line is None or found.plane is None:
         return {}
@@ -87,7 +91,7 @@ _LAYER_PANELS = {
 }
 
 
-def layers_figure(found: Consistency, title: str) -> Figure | None:
+def layers_figure(found: Consistency, title: str) -> "Figure | None":
     """By layer: agreement of signs and log ratio of curvatures, beside those of pseudo-environments and chance."""
     panels: dict[str, list[Measurement]] = {}
     for name, label in _LAYER_PANELS.items():
@@ -97,7 +101,7 @@ def layers_figure(found: Consistency, title: str) -> Figure | None:
         return None
     names = [str(each.layer) for each in next(iter(panels.values()))]
     places = np.arange(len(names))
-    figure = Figure(figsize=(4.4 * len(panels) + 0.6, 0.32 * len(names) + 1.5), layout="constrained")
+    figure = new_figure(4.4 * len(panels) + 0.6, 0.32 * len(names) + 1.5)
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (label, layers) in zip(grid, panels.items(), strict=True):
         axes.barh(places - 0.2, [each.value for each in layers], 0.38, color=BLUE, label="environments")
@@ -123,7 +127,7 @@ _RUN_PANELS = {
 }
 
 
-def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> Figure | None:
+def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> "Figure | None":
     """Runs side by side: numbers at the largest ε against the accuracy, a panel for each number."""
     whole_networks = [
         (method, {each.name: each for each in found if each.whole}) for method, found in runs
@@ -133,7 +137,7 @@ def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> Figure | N
         return None
     accuracy = next((name for name in ACCURACIES if all(name in found for _, found in whole_networks)), None)
     methods = list(dict.fromkeys(method for method, _ in runs))
-    figure = Figure(figsize=(3.4 * len(names) + 0.6, 3.6), layout="constrained")
+    figure = new_figure(3.4 * len(names) + 0.6, 3.6)
     grid = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axes, name in zip(grid, names, strict=True):
         for place, method in enumerate(methods):
@@ -157,7 +161,7 @@ def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> Figure | N
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
 
 
-def _draw_axis(axes: Axes, numbers: Sequence[float | None]) -> None:
+def _draw_axis(axes: "Axes", numbers: Sequence[float | None]) -> None:
     seen = [number for number in numbers if number is not None and number > 0]
     if max(seen, default=1.0) > _LOGARITHMIC * min(seen, default=1.0):
         axes.set_xscale("log")
