@@ -102,19 +102,25 @@ class Key:
             yield Difference("data", "data", self.data, data)
 
 
-def run_key(job: JobFile, config: ResolvedConfig, data: str | None, **further: Any) -> Key:
-    """The key of a run with these options; ``further`` are other values that decide its result.
+def run_key(
+    job: JobFile,
+    config: ResolvedConfig,
+    data: str | None,
+    recorded: Mapping[str, Any],
+    unused: frozenset[str],
+    **further: Any,
+) -> Key:
+    """The key of a run with these options, as they are recorded; ``further`` are other values that decide its result.
 
     The number of workers counts only where they draw the environments of a step.
     """
     kind = type(config)
-    names = names_of(kind, *RESULT) - config.unused()
+    names = names_of(kind, *RESULT) - unused
     if isinstance(config, TrainConfig) and config.data.environments_per_step > 0:
         names |= {"workers"}
     values, declared = option_values(config), options_of(kind)
     # Addresses without their passwords, as in a record: whoever renews one trains the same.
-    recorded = recorded_config(config).items()
-    options = {name: plain(value) for name, value in recorded if name in names and not is_secret(name)}
+    options = {name: plain(value) for name, value in recorded.items() if name in names and not is_secret(name)}
     usual = frozenset(name for name in options if values[name] == declared[name].default)
     given = {name: plain(value) for name, value in further.items() if value}
     rule = {name: _hash(text) for name, text in config.sources().items()}

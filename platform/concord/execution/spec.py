@@ -108,7 +108,8 @@ class RunSpec(GroupSpec):
         unused, recorded = config.unused(), recorded_config(config)
         empty: tuple[object, ...] = (None, "", (), [])
         parameters = {name: value for name, value in recorded.items() if value not in empty and name not in unused}
-        spec = RunSpec(job, config, run_key(job, config, data, stop_when=stop_when), stop_when, parameters=parameters)
+        key = run_key(job, config, data, recorded, unused, stop_when=stop_when)
+        spec = RunSpec(job, config, key, stop_when, parameters=parameters)
         return dataclasses.replace(spec, **further)
 
 

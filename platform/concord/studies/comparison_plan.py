@@ -73,6 +73,11 @@ class ComparisonPlan(GroupPlan):
         return self.job.command("compare", *self.tables, options=options)
 
     @cached_property
+    def usual(self) -> Mapping[str, Any]:
+        """The job's own options, as they are recorded."""
+        return recorded_config(self.job.job.config)
+
+    @cached_property
     def wanted(self) -> Mapping[str, RunSpec]:
         """The runs by their keys; one of several tables is named after the first."""
         found: dict[str, RunSpec] = {}
@@ -279,14 +284,13 @@ def _cell(plan: ComparisonPlan, table: str, row: str, config: ResolvedConfig, ve
     spec = RunSpec.of(plan.job, config, data)
     if versions is None:  # kept runs are searched, whatever their data were
         spec = dataclasses.replace(spec, key=dataclasses.replace(spec.key, data=None))
-    usual, recorded = recorded_config(plan.job.job.config), recorded_config(spec.config)
     label = f"{table}, {row}, seed {config.run.seed}" + ("" if left_out is None else f", without {in_short(left_out)}")
     # The key tells rows apart whose names are alike, and the same row with other options.
     name = f"{plain_name(f'{plan.name}-{label}', 'run')}-{spec.key.without_data[:6]}"
     parameters = {
         name: value
-        for name, value in recorded.items()
-        if (usual.get(name) != value or name == "seed") and value is not None
+        for name, value in recorded_config(spec.config).items()
+        if (plan.usual.get(name) != value or name == "seed") and value is not None
     }
     tags = {"concord.comparison": plan.name, "concord.row": label}
     place = {"kind": "cell", "table": table, "row": row, "seed": config.run.seed, "label": label}
