@@ -877,21 +877,26 @@ def ray_jobs(head: Head) -> JobSubmissionClient:
 class Silent(Quiet):
     """Says which version it has, and answers nothing else for a while."""
 
+    answers: str | None = "/api/version"
+
     def do_GET(self) -> None:  # noqa: N802
-        if self.path != "/api/version":
+        if self.path != self.answers:
             time.sleep(5)
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"ray_version": ray.__version__}).encode())
 
 
-def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("concord.execution.submission.cluster.ANSWER_SECONDS", 0.5)
+@pytest.mark.parametrize("slow", ["ANSWER_SECONDS", "_VERSION_SECONDS"])
+def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(
+    slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"concord.execution.submission.cluster.{slow}", 0.5)
+    monkeypatch.setattr(Silent, "answers", "/api/version" if slow == "ANSWER_SECONDS" else None)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
     with serving(Silent) as port:
-        cluster = Cluster(Profile.find(address=f"127.0.0.1:{port}"))
-        with pytest.raises(InputError, match="no Ray cluster answers there"):
-            cluster.submissions()
+        with pytest.raises(RunFailedError, match="a busy head node answers later"):
+            Cluster(Profile.find(address=f"127.0.0.1:{port}")).submissions()
 
 
 def test_a_submission_is_stopped_once(

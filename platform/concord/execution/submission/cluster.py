@@ -150,6 +150,10 @@ class Cluster:
             raise InputError(
                 f"--address {self.address}: the cluster refuses the token of {self.profile.token_source}"
             ) from error
+        except requests.exceptions.ReadTimeout as error:
+            raise RunFailedError(
+                f"{self.address}: took the question and did not answer in time; a busy head node answers later"
+            ) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
             if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
                 trust = "its certificate is not trusted; give --verify FILE of the authority that signed it"
