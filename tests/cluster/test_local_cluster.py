@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from concord.record import EVENTS, Event, read_events
@@ -225,6 +226,66 @@ def workers(cluster: Cluster, name: str) -> list[int]:
         if count and seen[-1:] != [count]:
             seen.append(count)
     return seen
+
+
+def processes_of(cluster: Cluster, pattern: str) -> list[psutil.Process]:
+    """The cluster's processes whose command line matches, those of another cluster left out."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            token = process.environ().get("RAY_AUTH_TOKEN_PATH")
+            if re.search(pattern, " ".join(process.cmdline())) and token == cluster.environment["RAY_AUTH_TOKEN_PATH"]:
+                found.append(process)
+    return found
+
+
+PROCESSES = {"driver": r"-m concord train .*{name}", "worker": "^ray::.*TrainWorker", "GCS": "gcs_server"}
+HOSTS = {"raylet": "1", "head": "head", "MLflow": "store"}
+TRAINED = {"begins": 0, "trains": 6, "ends": 23}  # epochs of 24
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", TRAINED)
+@pytest.mark.parametrize("who", [*PROCESSES, *HOSTS, "frozen worker"])
+def test_whoever_dies_at_any_moment_the_status_is_told_and_the_run_is_equal(
+    cluster: Cluster, undisturbed: dict[str, float], who: str, moment: str
+) -> None:
+    name = f"{who}-{moment}".replace(" ", "-").lower()
+    submission = cluster.submit(name)
+    cluster.wait(lambda: cluster.epoch(name) >= TRAINED[moment] and bool(processes_of(cluster, PROCESSES["worker"])))
+    if who in HOSTS:
+        cluster.do("kill", HOSTS[who])
+    elif who == "frozen worker":
+        frozen = processes_of(cluster, PROCESSES["worker"])[-1]
+        frozen.suspend()
+        line = r"no step since [\d:]+: worker \d on \S+ \(environments: [^)]+\) has not answered"
+        cluster.wait(lambda: re.search(line, cluster.concord("logs", submission)[1]["log"]) is not None)
+        frozen.resume()
+    else:
+        for process in processes_of(cluster, PROCESSES[who].format(name=name)):
+            process.kill()
+    began = time.monotonic()
+    if who in ("raylet", "MLflow"):
+        cluster.do("start", HOSTS[who])
+
+    def told() -> list[str]:
+        """The run's status for a client: the tracking server's, and the submission's if the head node answers."""
+        runs = cluster.concord("runs")[1].get("runs", [])
+        sent = cluster.concord("submissions")[1].get("submissions", [])
+        found = [run["status"] for run in runs if run["name"] == name]
+        return found + [each["status"] for each in sent if each["id"] == submission]
+
+    cluster.wait(lambda: not {"running", "pending"} & {*told()})
+    print(f"{who}, {moment}: {told()} after {time.monotonic() - began:.0f} s")
+    if who in ("GCS", "head"):
+        for host in ("head", "1", "2"):
+            cluster.do("kill", host)
+        cluster.do("up")
+    if "finished" not in told():
+        status, shown = cluster.ended(cluster.submit(name, "--resume"))
+        assert status == 0, shown
+    assert same(cluster.metrics(name), undisturbed)
 
 
 @needs_namespaces

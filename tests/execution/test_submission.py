@@ -894,9 +894,8 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(
     monkeypatch.setattr(f"concord.execution.submission.cluster.{slow}", 0.5)
     monkeypatch.setattr(Silent, "answers", "/api/version" if slow == "ANSWER_SECONDS" else None)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
-    with serving(Silent) as port:
-        with pytest.raises(RunFailedError, match="a busy head node answers later"):
-            Cluster(Profile.find(address=f"127.0.0.1:{port}")).submissions()
+    with serving(Silent) as port, pytest.raises(RunFailedError, match="a busy head node answers later"):
+        Cluster(Profile.find(address=f"127.0.0.1:{port}")).submissions()
 
 
 def test_a_submission_is_stopped_once(
