@@ -378,7 +378,8 @@ def _gathered_products(exchanges: Sequence[SliceExchange], present: Tensor) -> t
     message = torch.cat([present.double(), partial.flatten()])
     # Added by every process in the same order: not all ways to reduce give all processes the same bits.
     gathered = exchanges[0].processes.gathered(message).cpu()
-    return gathered.split([len(present), partial.numel()], 1)
+    parts: tuple[Tensor, ...] = gathered.split([len(present), partial.numel()], 1)
+    return parts
 
 
 def complete(exchanges: Sequence[SliceExchange], step: int) -> tuple[list[Tensor], tuple[str, ...]]:

@@ -279,7 +279,7 @@ class StackedGradients(Recordable):
             set_random_state(self._device, random)
         self._chosen, self._chosen_in = True, self._training_modes
         if reason is not None:
-            _warn(reason, stacklevel=4)
+            _warn(reason, stacklevel=5)
 
     def _best(self, batch: Batch, environments: int, step: int, *, pooled: bool) -> tuple[Vectorize, str | None]:
         """The way to compute environments, and the reason for one by one."""
@@ -321,7 +321,7 @@ class StackedGradients(Recordable):
                 set_random_state(self._device, random)
         result, reason = self._sum_separately(batch, environments, step)
         if reason is not None and self._finite_flags is None:
-            _warn(reason, stacklevel=6)
+            _warn(reason, stacklevel=7)
         return result
 
     def _sum_separately(self, batch: Batch, environments: int, step: int) -> tuple[_Sum, str | None]:
