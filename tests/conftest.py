@@ -22,6 +22,7 @@ from made_tables import copied_tables
 from mlflow_server import Server
 from process_groups import groups
 from ray_workers import forked_workers
+from recorder import Recorder, recording
 from xdist.remote import Producer
 from xdist.scheduler.loadfile import LoadFileScheduling
 from xdist.workermanage import WorkerController
@@ -172,6 +173,13 @@ def coinrun() -> None:
         require_extra("coinrun", "this test")
     except InputError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    """Steps are recorded, as a GPU would capture them."""
+    with recording() as made:
+        yield made
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,9 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import gpu
 import pytest
+import torch
 
 from concord import benchmark
 from concord.benchmark import benchmark_files
@@ -42,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
 def test_the_default_leaves_out_what_takes_minutes() -> None:
     quick, everything = ({path.stem for path in benchmark_files("", all_)} for all_ in (False, True))
     assert {"stacked_step", "ddp_hook", "temporal_and_mask"} <= quick
-    slow = {"study_trials", "scaling", "per_example_step", "agent_training", "start", "mirror", "sizing"}
+    slow = {"study_trials", "scaling", "per_example_step", "agent_training", "start", "mirror", "sizing", "gpu"}
     assert everything - quick == slow
     assert [path.stem for path in benchmark_files("study")] == ["study_trials"]
     with pytest.raises(InputError, match="--only nothing: no benchmark of this name"):
@@ -96,6 +98,24 @@ def test_a_benchmark_without_its_package_is_left_out_with_a_line(
     assert result["error"] == "wrong could not be measured (ModuleNotFoundError: No module named 'json.no_such_module')"
     for name in ("at_once", "in_between"):
         assert f"left out: {name} needs the package not_there, which is not installed" in said.err.splitlines()
+
+
+def test_the_rows_of_a_gpu_are_tried_on_a_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchjd.aggregation", None)  # as where it is not installed
+    sizes = gpu.Sizes(environments=3, batch=4, hidden=8, images=2, examples=4, wide=8, wide_batch=4, repeats=1)
+    rows = list(gpu.measured(sizes, torch.device("cpu")))
+    assert [row.target for row in rows] == ["≤ 1.5", "≤ 1.2", "≤ 1.5", "≤ 1.5", "≤ 1.8", "≤ 1.8", "≤ 0.7"]
+    assert sum(row.name.endswith("one graph") for row in rows) == 3
+    assert all(row.ratio > 0 and row.seconds > 0 for row in rows)
+    assert "left out: upgrad needs the package torchjd.aggregation" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_rows_of_a_gpu_are_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--only", "gpu"]) == 2
+    assert "gpu: there is no GPU on this machine" in capsys.readouterr().err
 
 
 def test_ctrl_c_prints_what_there_is(folder: Callable[..., Path]) -> None:

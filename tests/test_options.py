@@ -120,7 +120,7 @@ def test_a_record_of_an_earlier_version_is_flat_and_restores() -> None:
 
 def test_a_result_depends_on_every_option_but_those_of_its_place_and_its_command() -> None:
     place = {"checkpoints", "data", "max_failures", "min_workers", "model_name", "output", "readers", "register"}
-    assert names_of(TrainConfig, Role.PLACE) == place | {"device", "wait_for_resources", "workers"}
+    assert names_of(TrainConfig, Role.PLACE) == place | {"device", "graph", "wait_for_resources", "workers"}
     unkept = {"address", "experiment", "name", "resume", "tag", "tracking_patience", "tracking_uri"}
     assert names_of(TrainConfig, Role.UNKEPT) == unkept
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from concord.aggregation import AndMask, TemporalAndMaskAdam, aggregator
 from concord.aggregation.rules_by_name import AGGREGATORS
 from concord.aggregation.rules_by_name import RULES as BUILT_IN
-from concord.gradients import PerExampleGradients, StackedGradients
+from concord.gradients import PerExampleGradients, StackedGradients, per_example
 from concord.models import FastResNet
 from concord.objectives import OBJECTIVES, ObjectiveGradients, objective
 
@@ -124,3 +124,41 @@ def test_the_temporal_and_mask(fused: bool) -> None:
                 parameter.grad = gradient.to(parameter.device)
             optimizer.step()
     assert_close([each.cpu() for each in there.parameters()], list(here.parameters()), rtol=1e-8, atol=1e-11)
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3)
+    return nn.Sequential(*layers).double().cuda()
+
+
+@pytest.mark.parametrize("source", ["stacked", "vmap", "examples", "loop"])
+@pytest.mark.parametrize("name", ["mean", "and-mask", "geometric-mean", "median"])
+def test_fifty_steps_by_a_graph_are_fifty_ordinary_steps(name: str, source: str) -> None:
+    if name == "median" and source in ("examples", "loop"):
+        pytest.skip("a median of examples needs their gradients")
+    ended = []
+    for graph in (True, False):
+        model = dropping() if source in ("vmap", "examples") else network().cuda()
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        gradients: Any
+        if source == "examples":
+            gradients = PerExampleGradients(model, cross_entropy, RULES[name], graph=graph)
+        elif source == "loop":
+            gradients = per_example(model, RULES[name], graph=graph)
+        else:
+            vectorize = True if source == "vmap" else None
+            gradients = StackedGradients(model, cross_entropy, RULES[name], vectorize=vectorize, graph=graph)
+
+        def compute(inputs: Tensor, targets: Tensor, model: nn.Module = model) -> Tensor:
+            return cross_entropy(model(inputs.flatten(0, 1)), targets.flatten())
+
+        for step in range(50):
+            torch.manual_seed(step)
+            both = on_gpu(batch())
+            step_of = gradients.backward(compute, *both) if source == "loop" else gradients(both)
+            optimizer.step()
+        if graph:
+            assert gradients._graph.captured
+        ended.append([*model.state_dict().values(), step_of.losses, step_of.kept_fraction])
+    assert_close(ended[0], ended[1], rtol=1e-6, atol=1e-9)

@@ -9,11 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from collective import Probe, backward, batches, ddp, environment_names, identity, local, of_two_level, two_level
+from operations import Operations
 from process_groups import in_processes
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
-from concord.aggregation import GRADIENT, SIGN, AndMask, Statistic, Statistics, Update
-from concord.gradients import AggregationHook, StackedGradients, aggregation_hook
+from concord.aggregation import GRADIENT, SIGN, AndMask, Clipping, Median, Statistic, Statistics, Update
+from concord.aggregation.asynchronous import as_asynchronous
+from concord.gradients import AggregationHook, StackedGradients, aggregation_hook, register_aggregation_hook
 
 
 @in_processes(2, 4, total=[127, 128, 140, 300])
@@ -65,6 +69,41 @@ def test_sums_of_signs_are_exact_at_the_bounds_of_their_integers(counts: tuple[i
     source(gradients[own, None], torch.zeros(each[rank], 1))
     expected = [total, -total, total - 2, 2 - total, total // 2 - (total + 1) // 2, total - 1]
     assert model.weight.grad.tolist() == expected
+
+
+def reads_of_a_step(form: str, rule: Any, megabytes: float = 1e-4) -> dict[str, int]:
+    """How often the host reads a value in the third step, which propagates what is not finite."""
+    inputs, targets = torch.randn(3, 4, 1), torch.randn(3, 4, 6)
+    with as_asynchronous():
+        model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 6))
+        if form == "hook":
+            wrapped = DistributedDataParallel(model, bucket_cap_mb=megabytes)  # by default several messages
+            register_aggregation_hook(wrapped, rule, nonfinite="propagate")
+
+            def step() -> None:
+                mse_loss(wrapped(inputs), targets).backward()
+        else:
+            names = [f"{dist.get_rank()}.{each}" for each in range(3)]
+            source = StackedGradients(model, mse_loss, rule, names=names, group=dist.group.WORLD, nonfinite="propagate")
+
+            def step() -> None:
+                source(inputs, targets)
+
+        step(), step()
+        with Operations() as operations:
+            step()
+    return dict(operations.reads)
+
+
+@in_processes(2, form=["hook", "two-level"], rule=["and-mask", "median"])
+def test_the_host_waits_for_no_exchange_of_sums_or_columns(form: str, rule: str) -> None:
+    assert reads_of_a_step(form, AndMask(0.5) if rule == "and-mask" else Median()) == {}
+
+
+@in_processes(2)
+def test_a_weighting_over_several_messages_reads_inner_products_once_for_all() -> None:
+    of_one, of_several = (reads_of_a_step("hook", Clipping(), megabytes) for megabytes in (1.0, 1e-4))
+    assert of_several == of_one
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def snippet(name: str, language: str = "python") -> str:
 
 ALONE = (
     *("aggregator", "stacked", "per-example", "temporal", "objective", "objective-with-state", "own-rule"),
-    *("own-objective", "seeds", "own-weighting", "own-column-rule"),
+    *("own-objective", "seeds", "own-weighting", "own-column-rule", "graph"),
 )
 PYTHON = ("interface", "python-train", "python-compare", "python-job", "python-callback")
 LOOPS = {"hook": 1, "sharded": 2}  # and the numbers that they print

@@ -60,21 +60,26 @@ def gram_of(rows: Tensor) -> Tensor:
 
     Products are formed in float32, or float64 where these overflow, and added in float64.
     """
+    for dtype in (torch.promote_types(rows.dtype, torch.float32), torch.float64):
+        result = products_of(rows, dtype).cpu()
+        if bool(torch.isfinite(result).all()):
+            break
+    return result
+
+
+def products_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inner products of these rows, formed in this dtype and added in float64, on the rows' device."""
     components = rows.shape[1]
     product = _PRODUCT if len(rows) <= _FEW_ROWS else _BLOCK
     block = max(product * (_GPU_PRODUCTS // len(rows) ** 2), _GPU_BLOCK) if is_asynchronous(rows.device) else _BLOCK
     whole = components - components % product
-    for dtype in (torch.promote_types(rows.dtype, torch.float32), torch.float64):
-        total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-        for start, stop in itertools.pairwise([*range(0, whole, block), whole, components]):
-            pieces = max(1, (stop - start) // product)
-            shape = pieces, (stop - start) // pieces
-            parts = rows[:, start:stop].to(dtype).unflatten(1, shape).transpose(0, 1)
-            total += torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
-        result = total.cpu()
-        if bool(torch.isfinite(result).all()):
-            break
-    return result
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for start, stop in itertools.pairwise([*range(0, whole, block), whole, components]):
+        pieces = max(1, (stop - start) // product)
+        shape = pieces, (stop - start) // pieces
+        parts = rows[:, start:stop].to(dtype).unflatten(1, shape).transpose(0, 1)
+        total += torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
+    return total
 
 
 def weights_of(rule: Weighting, gram: Tensor, step: SupportsInt = 0) -> Tensor:

@@ -77,7 +77,8 @@ class Collected(ABC):
         store_gradients(list(self.parameters.values()), self.layout, update)
         clock.switch(before)
         nothing = torch.empty(0, device=self.device)
-        return EnvironmentStep(nothing, kept, skipped, nothing, environments, weights)
+        is_finite = torch.isfinite(update[:1]).all() if self.aggregation.notes_finite else None
+        return EnvironmentStep(nothing, kept, skipped, nothing, environments, weights, is_finite)
 
     @abstractmethod
     def apply_here(self, finite: Tensor | None, environments: int, step: int) -> tuple[Tensor, Tensor, Tensor | None]:

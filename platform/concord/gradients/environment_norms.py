@@ -157,7 +157,7 @@ def _spread(values: Sequence[Tensor], environments: int) -> list[Tensor]:
 def _mean(spread: Sequence[Tensor], environments: int) -> Tensor:
     """The mean over environments of the first vectors that :func:`_spread` has spread, one after the other."""
     sizes = tuple(len(each) // environments for each in spread)
-    whole = spread[0].new_empty(0).set_(spread[0].untyped_storage(), 0, (environments * sum(sizes),), (1,))
+    whole = spread[0].as_strided((environments * sum(sizes),), (1,), 0)
     return whole[_rows(sizes, environments, whole.device)].mean(0)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
@@ -80,9 +81,7 @@ class ExampleHooks(Capture[_Pass]):
         self._sums = sums
         self._reduction = reduction
         self._memory_limit = memory_limit
-        # Where backward adds to parameter.grad: what is not on its way there (autograd.grad) is no training step.
-        edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in sums.parameters.values()]
-        self._accumulators = [edge.node for edge in edges]
+        self._parameters = list(sums.parameters.values())
         self._results: list[weakref.ref[Tensor]] = []
         # Each gradient as backward left it, by parameter, with its count of changes in place.
         self._left: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -332,8 +331,11 @@ class ExampleHooks(Capture[_Pass]):
 
     def _fills_gradients(self, indices: Any) -> bool:
         """Whether the present backward pass adds to one of these parameters' ``grad``."""
+        # Where backward adds to parameter.grad: what is not on its way there (autograd.grad) is no training step. The
+        # nodes are not kept: they belong to the stream on which they were made, and a graph is captured on another one.
+        nodes = (get_gradient_edge(self._parameters[index]).node for index in indices)
         try:
-            return any(torch._C._will_engine_execute_node(self._accumulators[index]) for index in indices)
+            return any(map(torch._C._will_engine_execute_node, nodes))
         except RuntimeError:  # torch.autograd.grad with respect to the parameters
             return False
 

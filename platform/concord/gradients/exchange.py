@@ -31,7 +31,7 @@ from torch import Tensor
 from concord.aggregation import ColumnRule, Rule, Statistics, Weighting, sum_over_environments, weights_of
 from concord.aggregation.column_rule import WeightedSum
 from concord.aggregation.rule import accumulation_dtype
-from concord.aggregation.weighting import gram_of
+from concord.aggregation.weighting import products_of
 from concord.errors import InputError
 from concord.gradients.finish import combine_in_blocks, component_counts, finish_in_blocks, poison, rescale_layers
 from concord.gradients.layout import Layers
@@ -215,13 +215,17 @@ class SliceExchange:
         """Start the first phase with the gradients ``(local environments, components)``."""
         self.send({"gradient": torch.cat([rows[:, part].reshape(-1) for part in self._slices])}, present)
 
-    def form_gram(self) -> None:
-        """Wait for the first phase, and form the inner products of all environments in this process's slice."""
+    def form_gram(self, dtype: torch.dtype = torch.float32) -> None:
+        """Wait for the first phase, and form the inner products of all environments in this process's slice.
+
+        They are formed in ``dtype`` or a wider one, and stay on the device.
+        """
         before = self.aggregation.clock.switch("exchange")
         with self._aside():
             self._wait()
             self.aggregation.clock.switch("optimizer")
-            self.gram = gram_of(self._got["gradient"])
+            rows = self._got["gradient"]
+            self.gram = products_of(rows, torch.promote_types(rows.dtype, dtype))
         self.aggregation.clock.switch(before)
 
     def apply_rule(
@@ -282,9 +286,13 @@ class SliceExchange:
 
     def report(self) -> Tensor:
         """The kept components of each layer in this process, which the other processes need beside its slice."""
+        self.join()
+        return self.kept
+
+    def join(self) -> None:
+        """Let what follows use what was computed aside; on a GPU its stream waits, and the host does not."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_stream(_stream(self.device))
-        return self.kept
 
     def receive(self, reports: Tensor, finite: Tensor) -> Tensor:
         """Wait for the second phase, and rescale; return the kept fraction of each layer, float32.
@@ -292,6 +300,7 @@ class SliceExchange:
         The scalar ``finite`` is not finite if an environment in the sums is not finite.
         """
         self._wait()
+        self._under_way = []
         kept_fraction: Tensor = reports.sum(0) / component_counts(self.layers, self.device)
         if self.aggregation.policy == "propagate":
             poison(self.out, finite)
@@ -321,12 +330,18 @@ class SliceExchange:
         self._works += self.processes.share(slices, self._under_way[-1])
 
     def _aside(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(_stream(self.device)) if self.device.type == "cuda" else nullcontext()
+        if self.device.type != "cuda":
+            return nullcontext()
+        stream = _stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))  # that made scale, presence and the memory
+        return torch.cuda.stream(stream)
 
     def _wait(self) -> None:
+        # What is under way is kept until receive(): aside only that stream waits for it, and the backward pass, to
+        # which its memory would return, does not.
         for work in self._works:
             work.wait()
-        self._works, self._under_way = [], []
+        self._works = []
 
 
 def weights_of_slices(exchanges: Sequence[SliceExchange], step: int, scale: Tensor | None = None) -> Tensor:
@@ -338,12 +353,13 @@ def weights_of_slices(exchanges: Sequence[SliceExchange], step: int, scale: Tens
     first = exchanges[0]
     rule, aggregation, processes = first.rule, first.aggregation, first.processes
     assert isinstance(rule, Weighting)
-    partial = torch.stack([exchange.gram for exchange in exchanges]).sum(0)
     before = aggregation.clock.switch("exchange")
     present = torch.stack([exchange.present for exchange in exchanges]).amin(0)
-    message = torch.cat([present.double(), partial.flatten().to(present.device)])
-    # Added by every process in the same order: not all ways to reduce give all processes the same bits.
-    flags, products = processes.gathered(message).cpu().split([len(present), processes.total**2], 1)
+    flags, products = _gathered_products(exchanges, present)
+    if not bool(products.isfinite().all()):  # of large gradients they overflow
+        for exchange in exchanges:
+            exchange.form_gram(torch.float64)
+        flags, products = _gathered_products(exchanges, present)
     aggregation.clock.switch(before)
     gram = products.sum(0).view(processes.total, processes.total)
     if scale is not None:
@@ -353,6 +369,17 @@ def weights_of_slices(exchanges: Sequence[SliceExchange], step: int, scale: Tens
     if bool(left.all()) or (aggregation.policy == "skip" and bool(left.any())):
         weights[left] = weights_of(rule, gram[left][:, left], step)
     return weights
+
+
+def _gathered_products(exchanges: Sequence[SliceExchange], present: Tensor) -> tuple[Tensor, ...]:
+    """Every process's ``present`` and inner products, on the host, which waits for them."""
+    exchanges[0].join()
+    partial = torch.stack([exchange.gram for exchange in exchanges]).sum(0)
+    message = torch.cat([present.double(), partial.flatten()])
+    # Added by every process in the same order: not all ways to reduce give all processes the same bits.
+    gathered = exchanges[0].processes.gathered(message).cpu()
+    parts: tuple[Tensor, ...] = gathered.split([len(present), partial.numel()], 1)
+    return parts
 
 
 def complete(exchanges: Sequence[SliceExchange], step: int) -> tuple[list[Tensor], tuple[str, ...]]:

@@ -67,9 +67,12 @@ def collect_finite(
     """
     left: Tensor | None = None
     while True:
+        if policy == "propagate":  # the host does not wait for the device
+            collect(left)
+            break
         random = random_state(device)
         collect(left)
-        if policy == "propagate" or finite():  # under propagate the host does not wait for the device
+        if finite():
             break
         # Seldom: look at each gradient, drawing at random what was drawn before, so that the same ones come.
         set_random_state(device, random)

@@ -10,10 +10,13 @@ gradients is the ordinary gradient. On a model of your own, in a plain loop::
         cross_entropy(model(inputs), targets).backward()
         examples.aggregate()  # parameter.grad now holds the aggregated gradient
         optimizer.step()
+
+The same in one call, which can be a CUDA graph: ``examples.backward(compute, inputs, targets)``, where
+``compute(inputs, targets)`` is the loss.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Unpack
 
 import torch
@@ -26,7 +29,10 @@ from concord.errors import ArgumentError, InputError
 from concord.gradients.example_hooks import ExampleHooks, Reduction
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.group_gradients import MEMORY_LIMIT
+from concord.gradients.layout import require_unchanged
+from concord.gradients.risk import Batch
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
+from concord.gradients.step_graph import NO_NUMBER, Recordable, StepGraph
 from concord.gradients.sums import Sums
 
 
@@ -54,6 +60,9 @@ class PerExample:
         group: other processes of this group have other examples; the rule is applied to all of them together, and
             :meth:`aggregate` has to be called in all. The model is not to be wrapped in DDP, which would average.
         memory_limit: bytes of per-example gradients that may exist at once.
+        graph: replay :meth:`backward` as a CUDA graph after the first calls, see
+            :mod:`~concord.gradients.step_graph`; a step that cannot be captured is computed the ordinary way, and a
+            line says why.
         options: see :class:`~concord.gradients.step.Aggregation`. A scaler is the one that scales the loss; then any
             statistic may be used; a scale given to :meth:`aggregate` afterwards needs the statistics' degree.
 
@@ -74,6 +83,7 @@ class PerExample:
         reduction: Reduction = "mean",
         group: dist.ProcessGroup | None = None,
         memory_limit: int = MEMORY_LIMIT,
+        graph: bool = False,
         **options: Unpack[AggregationOptions],
     ) -> None:
         if reduction not in ("mean", "sum"):
@@ -84,12 +94,14 @@ class PerExample:
             raise ArgumentError(
                 "environment_momentum", beta, "each step has other examples, which have no earlier gradients; give 0"
             )
+        self.model = model
         self.group = group
         self.steps = 0
         self.sums = Sums(model, self.aggregation)
         self.sums.collected = [each for each in self.sums.collected if each != GRADIENT]
         self.hooks = ExampleHooks(model, self.sums, reduction, memory_limit)
         self._exchange: SliceExchange | None = None
+        self._graph = StepGraph(self.sums.device) if graph else None
 
     @property
     def examples(self) -> int:
@@ -109,6 +121,31 @@ class PerExample:
     def discard(self) -> None:
         """Empty the sums since the last :meth:`aggregate`, for example after an error in backward."""
         self.hooks.reset()
+
+    def backward(self, compute: Callable[..., Tensor], *batch: Batch, step: int | None = None) -> EnvironmentStep:
+        """One step of one pass, in place of ``zero_grad()``, ``loss.backward()`` and :meth:`aggregate`.
+
+        Args:
+            compute: returns the loss of a batch, ``compute(*batch)``; with a graph the same function at each call, of
+                which the last one is replayed with the batch's new values.
+            batch: trees of tensors.
+            step: the step's number, for errors; counted from 0 if None.
+
+        Returns:
+            The step, with the loss as its only one; its weights are empty.
+
+        Raises:
+            InputError, NonFiniteGradientError: as :meth:`aggregate` does.
+        """
+        at = self.steps if step is None else step
+        of_loss = _Backward(self, compute)
+        if self._graph is None:
+            return of_loss.ordinary(batch, at)
+        require_unchanged(self.model, self.sums.parameters)
+        found = self._graph(of_loss, batch, at)
+        self.steps = at + 1
+        self.hooks.note_results()
+        return found
 
     @torch.no_grad()
     def aggregate(self, step: int | None = None, *, scale: float | None = None) -> EnvironmentStep:
@@ -174,7 +211,8 @@ class PerExample:
             problem: the reason why there are no sums; every process of the group then raises an error, and none waits.
         """
         step = self.steps if step is None else step
-        self.steps = step + 1
+        if step is not NO_NUMBER:
+            self.steps = step + 1
         try:
             counts = self._counts(-1 if problem else examples)
             if problem or min(counts) < 0:
@@ -215,6 +253,36 @@ class PerExample:
         known = tuple(int(count) for count in counts)
         self.aggregation.clock.switch(before)
         return known
+
+
+class _Backward(Recordable):
+    """The step of :meth:`PerExample.backward`."""
+
+    def __init__(self, examples: PerExample, compute: Callable[..., Tensor]) -> None:
+        self.model, self.aggregation = examples.model, examples.aggregation
+        self._examples, self._compute = examples, compute
+
+    def obstacle(self) -> str | None:
+        """Why the step cannot be recorded, if that is known."""
+        return "the examples belong to several processes" if self._examples.group is not None else super().obstacle()
+
+    def ordinary(self, batch: Batch, at: int) -> EnvironmentStep:
+        """The step of number ``at``."""
+        for parameter in self.trained():
+            parameter.grad = None
+        loss = self._compute(*batch)
+        scale = self.aggregation.scale(loss.device)
+        (loss if scale is None else loss * scale).backward()
+        return self._examples.aggregate(at)._replace(losses=loss.detach()[None])
+
+    def recorded(self, batch: Batch) -> EnvironmentStep:
+        """The step, without a look at its values."""
+        with self.aggregation.recording():
+            return self.ordinary(batch, NO_NUMBER)
+
+    def constants(self) -> Hashable:
+        """The loss, and the modes of the modules."""
+        return self._compute, super().constants()
 
 
 per_example = PerExample

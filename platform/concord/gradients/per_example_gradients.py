@@ -13,6 +13,7 @@ from concord.aggregation.asynchronous import is_asynchronous
 from concord.errors import ArgumentError, InputError
 from concord.gradient_policies import ExampleGradient
 from concord.gradients.group_gradients import MEMORY_LIMIT
+from concord.gradients.layout import require_unchanged
 from concord.gradients.nonfinite import collect_finite
 from concord.gradients.per_example import PerExample
 from concord.gradients.pieces import Pieces, joined
@@ -30,9 +31,10 @@ from concord.gradients.risk import (
     take,
 )
 from concord.gradients.step import AggregationOptions, EnvironmentStep
+from concord.gradients.step_graph import NO_NUMBER, Recordable, StepGraph
 
 
-class PerExampleGradients:
+class PerExampleGradients(Recordable):
     """Aggregate the gradients of single examples, and store the result in ``parameter.grad``.
 
     One call replaces ``loss.backward()``::
@@ -56,6 +58,7 @@ class PerExampleGradients:
         memory_limit: bytes of per-example gradients that may exist at once.
         accumulate: process the batch in this number of pieces, see :mod:`~concord.gradients.pieces`; with the
             definition ``contribution``, and a loss or a risk that is a mean over the examples.
+        graph: replay the step as a CUDA graph after the first ones, see :mod:`~concord.gradients.step_graph`.
         options: see :class:`~concord.gradients.step.Aggregation`; ``skip`` leaves examples out,
             also of batch norm's statistics.
 
@@ -73,6 +76,7 @@ class PerExampleGradients:
         group: dist.ProcessGroup | None = None,
         memory_limit: int = MEMORY_LIMIT,
         accumulate: int = 1,
+        graph: bool = False,
         **options: Unpack[AggregationOptions],
     ) -> None:
         if definition not in get_args(ExampleGradient):
@@ -90,6 +94,7 @@ class PerExampleGradients:
         self.aggregation = self._collected.aggregation
         self._parameters = list(self._collected.sums.parameters.values())
         self._device = self._collected.sums.device
+        self._graph = StepGraph(self._device) if graph else None
         risk = as_risk(loss)
         self._loss = risk.loss if isinstance(risk, Supervised) else None
         if definition == "loss" and self._loss is None:
@@ -124,7 +129,26 @@ class PerExampleGradients:
             InputError: the batch's leaves do not fit, there is one example in all processes together, or a layer
                 has no per-example gradients.
         """
-        batch, (environments, each), at = self._calls.take(batch, more, step)
+        batch, _, at = self._calls.take(batch, more, step)
+        if self._graph is None:
+            return self.ordinary(batch, at)
+        require_unchanged(self.model, self._collected.sums.parameters)
+        return self._graph(self, batch, at)
+
+    def obstacle(self) -> str | None:
+        """Why the step cannot be recorded, if that is known after a step."""
+        if self._group is not None:
+            return "the examples belong to several processes"
+        return "the host reads the weights of the risks" if self._risk.weighted else super().obstacle()
+
+    def recorded(self, batch: Batch) -> EnvironmentStep:
+        """The step, without a look at its values."""
+        with self.aggregation.recording():
+            return self.ordinary(batch, NO_NUMBER)
+
+    def ordinary(self, batch: Batch, at: int) -> EnvironmentStep:
+        """The step of number ``at``, not by a graph."""
+        environments, each = pytree.tree_leaves(batch)[0].shape[:2]
         examples = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), batch)
         count = environments * each
         policy, buffers = self.aggregation.policy, list(self.model.buffers())

@@ -140,7 +140,9 @@ class Rows(Collected):
             rows[finite.to(rows.device)] = collected[: int(finite.sum())]
         present = self.present(finite, environments)
         if self.aggregation.policy == "propagate":
-            present = torch.where(self.finite().to(self.device), present, -1.0)
+            # Of a column rule on the device: the host would wait.
+            whole = self.finite().to(self.device) if isinstance(self.rule, Weighting) else self._finite_columns()
+            present = torch.where(whole, present, -1.0)
         exchange.send_rows(rows, present)
         weights = None
         if isinstance(self.rule, Weighting):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils import _pytree as pytree
 
 from concord.aggregation import Rule
 from concord.aggregation.families import masks
@@ -27,6 +28,7 @@ from concord.gradients.pooled import PooledPass
 from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.rows import Rows
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
+from concord.gradients.step_graph import NO_NUMBER, Recordable, StepGraph
 from concord.gradients.sums import Sums
 from concord.machine import last_level_cache
 
@@ -39,7 +41,7 @@ Vectorize = bool | Literal["pooled"]
 _Sum = tuple[Tensor, Tensor, Mapping[str, Tensor]]  # risks, weights, new buffers
 
 
-class StackedGradients:
+class StackedGradients(Recordable):
     """Aggregate the gradients of this process's environments, and store the result in ``parameter.grad``.
 
     One call replaces ``loss.backward()``::
@@ -81,6 +83,8 @@ class StackedGradients:
             treats examples separately. None chooses, see :meth:`choose`.
         accumulate: process each environment's batch in this number of pieces, see :mod:`~concord.gradients.pieces`; the
             loss or risk must be a mean over examples, or a sum and its weight.
+        graph: replay the step as a CUDA graph after the first ones, see :mod:`~concord.gradients.step_graph`; a step
+            that cannot be captured is computed the ordinary way, and a line says why.
         options: see :class:`~concord.gradients.step.Aggregation`.
 
     Attributes:
@@ -104,6 +108,7 @@ class StackedGradients:
         memory_limit: int | None = None,
         vectorize: Vectorize | None = None,
         accumulate: int = 1,
+        graph: bool = False,
         **options: Unpack[AggregationOptions],
     ) -> None:
         if not (vectorize is None or isinstance(vectorize, bool) or vectorize == "pooled"):
@@ -130,6 +135,7 @@ class StackedGradients:
         self.vectorize = vectorize
         self._pieces = Pieces(model, accumulate)
         self._device = self._sums.device
+        self._graph = StepGraph(self._device) if graph else None
         self._risk = MeanRisk(model, as_risk(loss), self.aggregation.autocast, self._device)
         self._calls = Calls()
         size = self._sums.layout.components * self._sums.layout.dtype.itemsize
@@ -158,9 +164,14 @@ class StackedGradients:
                 or has no positive weight; a parameter was frozen, unfrozen or exchanged since this was made, or has a
                 hook that cannot run.
         """
-        batch, (environments, _), at = self._calls.take(batch, more, step, self.names)
+        batch, _, at = self._calls.take(batch, more, step, self.names)
         require_unchanged(self.model, self._sums.parameters)
         require_no_hooks_after_accumulation(self._sums.parameters)
+        return self.ordinary(batch, at) if self._graph is None else self._graph(self, batch, at)
+
+    def ordinary(self, batch: Batch, at: int) -> EnvironmentStep:
+        """The step of number ``at``, not by a graph."""
+        environments = len(pytree.tree_leaves(batch)[0])
         # In another mode a layer may mix examples, as normalization over the batch does in training.
         pooled = self._given is None and self.vectorize == "pooled" and environments > 1
         if not self._chosen or (pooled and self._chosen_in != self._training_modes):
@@ -195,6 +206,31 @@ class StackedGradients:
             replace_buffers(self.model, summed[-1][2])
         self.aggregation.scale_gradients(self._sums.parameters.values())
         return applied._replace(losses=risks, weights=weights)
+
+    def obstacle(self) -> str | None:
+        """Why the step cannot be recorded, if that is known after a step."""
+        if self._exchange is not None:
+            return "the environments belong to several processes"
+        if self._risk.weighted:
+            return "the host reads the weights of the risks"
+        if (reason := self._hooked()) is not None:
+            return reason
+        return super().obstacle()
+
+    def recorded(self, batch: Batch) -> EnvironmentStep:
+        """The step in the chosen way, which no other one replaces, and without a look at its values."""
+        environments = len(pytree.tree_leaves(batch)[0])
+        names = self.names or [f"environment {index}" for index in range(environments)]
+        with self.aggregation.recording():
+            if self.vectorize is False or environments == 1:
+                found = self._sum_one_by_one(batch, environments, NO_NUMBER)
+            elif self.vectorize == "pooled":
+                found = self._sum_pooled(batch, environments, NO_NUMBER)
+            else:
+                found = self._sum_vectorized(batch, environments, NO_NUMBER)
+            applied = self._sums.apply_rule(None, names, NO_NUMBER)
+            replace_buffers(self.model, found[2])
+        return applied._replace(losses=found[0], weights=found[1])
 
     @property
     def _training_modes(self) -> tuple[bool, ...]:
@@ -243,7 +279,7 @@ class StackedGradients:
             set_random_state(self._device, random)
         self._chosen, self._chosen_in = True, self._training_modes
         if reason is not None:
-            _warn(reason, stacklevel=4)
+            _warn(reason, stacklevel=5)
 
     def _best(self, batch: Batch, environments: int, step: int, *, pooled: bool) -> tuple[Vectorize, str | None]:
         """The way to compute environments, and the reason for one by one."""
@@ -285,7 +321,7 @@ class StackedGradients:
                 set_random_state(self._device, random)
         result, reason = self._sum_separately(batch, environments, step)
         if reason is not None and self._finite_flags is None:
-            _warn(reason, stacklevel=6)
+            _warn(reason, stacklevel=7)
         return result
 
     def _sum_separately(self, batch: Batch, environments: int, step: int) -> tuple[_Sum, str | None]:

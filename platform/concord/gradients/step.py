@@ -1,6 +1,7 @@
 """The common part of gradient sources: options, call, result."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypedDict
 
@@ -32,6 +33,8 @@ class EnvironmentStep(NamedTuple):
         environments: the number of environments of all processes.
         environment_weights: ``(environments,)`` float64, the weight in the update of each environment of all processes,
             in the processes' order, 0 if it was left out; None if the rule is no weighting.
+        finite: a bool scalar on the device, whether the update is finite, in a step that was recorded as a graph; None
+            otherwise.
     """
 
     losses: Tensor
@@ -40,6 +43,7 @@ class EnvironmentStep(NamedTuple):
     weights: Tensor
     environments: int
     environment_weights: Tensor | None = None
+    finite: Tensor | None = None
 
 
 class GradientSource(Protocol):
@@ -76,6 +80,9 @@ class Aggregation:
             scaled again, for ``scaler.step(optimizer)``.
         clock: records the time of each phase of a step.
 
+    Attributes:
+        notes_finite: whether steps have :attr:`EnvironmentStep.finite`.
+
     Raises:
         InputError: the rule's statistics lack a property that they claim, ``rescale`` came with a rule that drops no
             components, ``environment_momentum`` is out of its range, or ``nonfinite`` is unknown.
@@ -88,6 +95,7 @@ class Aggregation:
     autocast: torch.dtype | None = None
     scaler: torch.amp.GradScaler | None = None
     clock: StepClock = field(default_factory=StepClock)
+    notes_finite: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", as_rule(self.rule))
@@ -115,6 +123,20 @@ class Aggregation:
         if self.nonfinite == "skip" and self.scaler is not None and scaled and self.scaler.get_scale() > 1:
             return "propagate"
         return self.nonfinite
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Let what is not finite reach the update while the body runs, and note whether it did in the step."""
+        before = self.nonfinite, self.notes_finite
+        try:
+            self._set("propagate", True)
+            yield
+        finally:
+            self._set(*before)
+
+    def _set(self, nonfinite: NonFinite | None, notes_finite: bool) -> None:
+        object.__setattr__(self, "nonfinite", nonfinite)
+        object.__setattr__(self, "notes_finite", notes_finite)
 
     def scale(self, device: torch.device) -> Tensor | None:
         """The factor of the loss, a scalar that the host does not read; None without a scaler."""

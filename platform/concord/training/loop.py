@@ -23,7 +23,13 @@ from concord.environments.batches import names_of_batches
 from concord.environments.collection import some_examples
 from concord.environments.tree import difference
 from concord.errors import InputError, picklable
-from concord.gradients import AggregationHook, HookedGradients, NonFiniteGradientError, StackedGradients
+from concord.gradients import (
+    AggregationHook,
+    EnvironmentStep,
+    HookedGradients,
+    NonFiniteGradientError,
+    StackedGradients,
+)
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.risk import Supervised, take, with_outputs
 from concord.gradients.stacked import Vectorize
@@ -68,6 +74,7 @@ from concord.training.metric_names import (
 )
 from concord.training.optimization import Optimization
 from concord.training.options import ResolvedTrainConfig, RunConfig, TrainConfig
+from concord.training.whole_step import obstacle, whole_step
 from concord.training.within_environment import ITSELF, cross_validated
 from concord.training.worker_data import WorkerData, prepare, share
 from concord.weighted import Weighted
@@ -371,7 +378,10 @@ class _Run:
                 _same_everywhere(module)
         if job.loss is not None and job.measures is None:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, process.device), process)
-        self.optimization = Optimization(job.parameters_of(self.model, config), config, steps, self.objective)
+        without_graph = obstacle(config, process, coupled=self.objective.coupled)
+        self.optimization = Optimization(
+            job.parameters_of(self.model, config), config, steps, self.objective, capturable=without_graph is None
+        )
         lengths = set[float]().union(*process.all_gather({len(each) / config.data.batch_size for each in training}))
         same_every_epoch = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
         period = self.steps_per_epoch if same_every_epoch else None
@@ -399,6 +409,9 @@ class _Run:
             autocast=self.objective.autocast,
             scaler=scaler,
             clock=so_far.clock,
+        )
+        self.whole_step = whole_step(
+            self.gradients, self.optimization, config, process.device, without_graph, self._not_finite
         )
         self.parts = self._parts(prepared)
         self.measures = as_measures(_measures(job, self.model, training[0], process.device))
@@ -484,12 +497,8 @@ class _Run:
             _seed_step(self.config.run.seed, self.process.rank, step)
             if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.process.world_size == 1:
                 self.gradients.names = self.batches.names(step)
-            result = self.gradients(self.batches.batch(step), step)
             rates.append(self.optimization.lr)
-            clock.switch("optimizer")
-            applied = self.optimization.step(step)
-            if not applied and self._raises and self.optimization.loss_scale < 1:
-                raise NonFiniteGradientError(self._not_finite(result.losses, step), step)
+            result = self._step(step)
             if self.average is not None:
                 self.average.after_step(self.model)
             losses.append(result.losses)
@@ -502,6 +511,8 @@ class _Run:
             clock.switch(None)
             for callback in self.callbacks:
                 callback.on_step(step + 1, self.model, result)
+        if self.whole_step is not None:
+            self.whole_step.read_finite()
         seconds = time.perf_counter() - started
         means, worst = self._losses(losses.stacked(), weights.stacked())
         each = [
@@ -521,6 +532,18 @@ class _Run:
             metrics["loss_scale"] = self.optimization.loss_scale
         metrics |= {f"objective/{name}": float(value) for name, value in self.objective.metrics().items()}
         return _EpochSteps(metrics, each, skipped, self._weight(weights.stacked()) if self.counts_evaluations else 0.0)
+
+    def _step(self, step: int) -> EnvironmentStep:
+        """The gradients of a step, and the update by them."""
+        batch = self.batches.batch(step)
+        if self.whole_step is not None:
+            return self.whole_step(batch, step)
+        result = self.gradients(batch, step)
+        self.so_far.clock.switch("optimizer")
+        applied = self.optimization.step(step)
+        if not applied and self._raises and self.optimization.loss_scale < 1:
+            raise NonFiniteGradientError(self._not_finite(result.losses, step), step)
+        return result
 
     @property
     def _raises(self) -> bool:

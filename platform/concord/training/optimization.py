@@ -1,6 +1,7 @@
 """From the aggregated gradient to the next weights: scale, clipping, penalties, optimizer, schedule."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -31,6 +32,7 @@ class Optimization:
         config: the options.
         steps: of the run.
         objective: of the run.
+        capturable: keep on the device what a CUDA graph of the update needs there: numbers of steps and rates.
 
     Raises:
         InputError: the optimizer has no such option as a group gives.
@@ -42,8 +44,12 @@ class Optimization:
         config: ResolvedTrainConfig,
         steps: int,
         objective: Objective | None = None,
+        *,
+        capturable: bool = False,
     ) -> None:
         options = config.optimizer
+        # Of SGD's update the rate is a constant, so that another one needs another graph.
+        of_device: dict[str, Any] = {"capturable": True, "foreach": True} if capturable else {}
         self._objective = objective
         own = None if objective is None or objective.alternates else objective  # whose module is trained here
         groups: list[dict[str, Any]] = [{"params": []}]  # of the objective's module, and of ungrouped parameters
@@ -59,10 +65,12 @@ class Optimization:
         self._options = options
         self.optimizer: torch.optim.Optimizer
         if options.optimizer == "adam":
-            self.optimizer = torch.optim.Adam(groups, lr=options.lr, betas=options.betas)
+            self.optimizer = torch.optim.Adam(groups, lr=options.lr, betas=options.betas, **of_device)
         elif options.optimizer == "adamw":
             decay = options.weight_decay
-            self.optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, weight_decay=decay)
+            self.optimizer = torch.optim.AdamW(
+                groups, lr=options.lr, betas=options.betas, weight_decay=decay, **of_device
+            )
         elif options.optimizer == "temporal-and-mask":
             self.optimizer = TemporalAndMaskAdam(
                 groups,
@@ -70,6 +78,7 @@ class Optimization:
                 (*options.betas, options.beta3),
                 options.temporal_threshold,
                 bias_correction=options.bias_correction,
+                **of_device,
             )
         else:
             self.optimizer = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
@@ -78,6 +87,10 @@ class Optimization:
             raise InputError(
                 f"parameter_groups: {name}: --optimizer {options.optimizer} has no such option; it has {known}"
             )
+        self._rates: list[Tensor] = []  # of the groups, on the device
+        if capturable and options.optimizer != "sgd":
+            device = self._parameters[0].device
+            self._rates = [torch.zeros((), device=device) for _ in self.optimizer.param_groups]
         self.scaler: torch.amp.GradScaler | None = None
         """Scales the loss with ``--precision float16``, so that small gradients do not become 0."""
         if options.precision == "float16":
@@ -106,8 +119,48 @@ class Optimization:
         """The factor of the loss in the next step."""
         return 1.0 if self.scaler is None else self.scaler.get_scale()
 
-    @torch.no_grad()
+    def constants(self) -> Hashable:
+        """The numbers that a graph of :meth:`update` holds."""
+        rates = None if self._rates else [group["lr"] for group in self.optimizer.param_groups]
+        return str(rates)
+
+    def state(self) -> list[Tensor]:
+        """The tensors that :meth:`update` changes, beside the parameters."""
+        return [
+            value
+            for parameter in self._parameters
+            for value in self.optimizer.state.get(parameter, {}).values()
+            if isinstance(value, Tensor)
+        ]
+
+    def rates(self) -> list[Tensor]:
+        """The rates that a graph of :meth:`update` reads, set to those of the next step."""
+        for rate, group in zip(self._rates, self.optimizer.param_groups, strict=False):
+            rate.fill_(group["lr"])
+        return self._rates
+
+    @contextlib.contextmanager
+    def rates_of_device(self) -> Iterator[None]:
+        """Let the optimizer read the rates from the device while the body runs."""
+        groups = self.optimizer.param_groups
+        before = [group["lr"] for group in groups]
+        try:
+            for group, rate in zip(groups, self._rates, strict=False):
+                group["lr"] = rate
+            yield
+        finally:
+            for group, lr in zip(groups, before, strict=True):
+                group["lr"] = lr
+
     def step(self, step: int) -> bool:
+        """:meth:`update`, and :meth:`advance` if there was one."""
+        updated = self.update(step)
+        if updated:
+            self.advance()
+        return updated
+
+    @torch.no_grad()
+    def update(self, step: int) -> bool:
         """One update from ``parameter.grad``, which a scaler has scaled.
 
         Args:
@@ -119,7 +172,7 @@ class Optimization:
         options = self._options
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        groups = [(group["params"], float(group["lr"])) for group in self.optimizer.param_groups]
+        groups = [(group["params"], group["lr"]) for group in self.optimizer.param_groups]
         gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
         if options.clip > 0:
             nn.utils.clip_grad_norm_(self._parameters, options.clip)
@@ -137,11 +190,14 @@ class Optimization:
             if options.l1 > 0:
                 for parameter in parameters:
                     parameter.copy_(nn.functional.softshrink(parameter, lr * options.l1))
+        return True
+
+    def advance(self) -> None:
+        """The rates of the next step."""
         for schedule in self.schedules.values():
             schedule.step()
         if self._stepped is not None and self._stepped.schedule is not None:
             self._stepped.schedule.step()
-        return True
 
     def _update(self) -> bool:
         """Step the optimizers; with a scaler whether it found the gradients finite."""
@@ -165,7 +221,15 @@ class Optimization:
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Load the state from a checkpoint."""
         for name, part in self._parts().items():
-            part.load_state_dict(states[name])
+            state = states[name]
+            if part is self.optimizer:  # where it keeps what is this run's, whatever the checkpoint's was
+                kept = [
+                    {key: group[key] for key in ("capturable", "foreach") if key in group}
+                    for group in self.optimizer.param_groups
+                ]
+                groups = [group | own for group, own in zip(state["param_groups"], kept, strict=True)]
+                state = {**state, "param_groups": groups}
+            part.load_state_dict(state)
 
     def _parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"optimizer": self.optimizer, **self.schedules}
