@@ -22,7 +22,15 @@ TRAIN = ["a", "b", "c", "d"]
 STEPS = 12  # three in each of four epochs
 REPLAYS = STEPS - 4  # an optimizer has no state before its first step
 CONFIG = TrainConfig().with_options(
-    epochs=4, batch_size=16, held_out=0.0, aggregator="and-mask", threshold=0.5, lr=0.05, evaluations=2, checkpoints=2
+    epochs=4,
+    batch_size=16,
+    held_out=0.0,
+    aggregator="and-mask",
+    threshold=0.5,
+    lr=0.05,
+    evaluations=2,
+    checkpoints=2,
+    graph=True,
 )
 
 
@@ -145,7 +153,6 @@ ORDINARY: dict[str, tuple[dict[str, Any], str]] = {
     "float16": ({"precision": "float16"}, "the host reads the scale of the loss"),
     "weighting": ({"aggregator": "upgrad"}, "UPGrad reads the gradients' inner products"),
     "decoupled l1": ({"l1": 0.1}, "--l1 is an update of its own"),
-    "asked": ({"graph": False}, "--no-graph"),
 }
 
 
@@ -163,7 +170,11 @@ def test_a_run_that_cannot_be_a_graph_says_why_once(
     assert recorder.replays == 0
 
 
-def test_a_run_on_a_cpu_says_nothing_of_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_only_who_asks_for_a_graph_is_told_that_there_is_none(
+    asked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with as_asynchronous():
-        trained(tmp_path)
-    assert "graph" not in capsys.readouterr().err
+        trained(tmp_path, graph=asked)
+    line = "a step is computed without a CUDA graph: the run is not on a GPU"
+    assert (line in capsys.readouterr().err) is asked

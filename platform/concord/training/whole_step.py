@@ -19,7 +19,7 @@ def obstacle(config: ResolvedTrainConfig, process: ProcessContext, *, coupled: b
     if not step_graph.can_capture(process.device):
         return "the run is not on a GPU"
     if not config.parallel.graph:
-        return "--no-graph"
+        return "nobody asked for one"
     if process.world_size > 1:
         return "several workers exchange their gradients"
     if coupled:
@@ -130,9 +130,9 @@ def whole_step(
     without: str | None,
     name: Callable[[Tensor, int], Sequence[str]],
 ) -> WholeStep | None:
-    """The step of this source as one; None, and a line on a GPU, if ``without`` says why it has no graph."""
+    """The step of this source as one; None if ``without`` says why it has no graph, with a line for who asked."""
     if without is None and isinstance(source, Recordable):
         return WholeStep(source, optimization, device, raises=config.aggregation.nonfinite == "raise", name=name)
-    if step_graph.can_capture(device):
+    if config.parallel.graph:
         info(f"a step is computed without a CUDA graph: {without or type(source).__name__}")
     return None

@@ -299,7 +299,7 @@ class ParallelOptions(OptionGroup):
     """auto, cpu or cuda; auto is cuda if this machine has a GPU for each worker, else cpu; on a cluster it is cpu."""
     max_failures: Place[int] = 3
     """Number of times that dead workers are replaced; the run continues from its last checkpoint."""
-    graph: Place[bool] = True
+    graph: Place[bool] = False
     """On a GPU, replay a step as one CUDA graph where it can be captured; a line says why where it cannot."""
     # fmt: on
 
