@@ -65,6 +65,10 @@ METHODS: dict[str, dict[str, Any]] = {
     # Of CANDIDATES, the one with the highest accuracy in its worst test (oracle).
     "meta-irm, oracle": {**SHARED, **CANDIDATES["α 0.55, λ 0.3, L2 0.0005"]},
 }
+# The paper prints no weight of MM-REx: tried with seeds 0 and 1 for the accuracies nearest to the paper's (oracle).
+WORST_CASE_WEIGHTS = {
+    f"λ {weight:g}": {**METHODS["mm-rex"], "penalty_weight": weight} for weight in (10.0, 30.0, 100.0)
+}
 # The only one of the three that reaches the spread with each of the other seeds ("choice-five-classes").
 FIVE_CLASSES = {**SHARED, **META, **TRIALS[5]["trial 21"]}
 # The settings in the published code of Choe et al. for more classes, whose numbers the paper has: 5,000 steps for ERM,
@@ -247,6 +251,15 @@ comparisons = {
         percent=True,
         digits=1,
     ),
+    "mm-rex-choice": Comparison(
+        WORST_CASE_WEIGHTS,
+        columns=FLIPS,
+        seeds=2,
+        title="MM-REx: weights tried on the test (oracle)",
+        percent=True,
+        digits=1,
+    ),
+    "mm-rex": accuracies("MM-REx by its weight", WORST_CASE_WEIGHTS, {}),
     "gap": accuracies(
         "Fig. 4: label noise that differs between the training environments",
         {
