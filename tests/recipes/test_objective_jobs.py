@@ -110,7 +110,6 @@ def test_the_tables_and_figures_of_colored_mnist_are_all_made(
     others = {
         "choice",
         "choice-five-classes",
-        "mm-rex",
         "mm-rex-choice",
         "oracle-choice",
         "fewer-steps",
