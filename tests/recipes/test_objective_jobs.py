@@ -86,12 +86,12 @@ def test_the_studies_of_punctuated_sst2_are_judged_by_sentences_of_dev(method: s
     assert plan.space.fixed({}).items() >= {"objective": method, "validation_flip": 0.5}.items()
 
 
-@pytest.mark.parametrize("objective", ["irm", "meta-irm"])
-def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path) -> None:
+@pytest.mark.parametrize(("objective", "one_logit"), [("irm", False), ("irm", True), ("meta-irm", False)])
+def test_colored_mnist_trains_and_measures_similarity(objective: Any, one_logit: bool, data: Path) -> None:
     job = load_job("colored-mnist").job
     config = job.config.with_options(
         objective=objective, data=data, examples=50, batch_size=25, epochs=2, hidden_units=8, similarity=True,
-        evaluations=1,
+        evaluations=1, one_logit=one_logit,
     )  # fmt: skip
     config.check()
     metrics = train(job, config, ProcessContext(), Silent()).metrics
@@ -169,6 +169,7 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["colored-mnist", "--objective", "vrex", "--aggregator", "and-mask"], "--aggregator and-mask: --objective"),
         (["colored-mnist", "--examples", "80"], "--examples 80: with --held-out 0.166667 that is 96 for each"),
         (["colored-mnist", "--objective", "irn"], "--objective"),
+        (["colored-mnist", "--one-logit", "--classes", "5"], "--one-logit True: one output tells two classes apart"),
         (["punctuated-sst2", "--embedding-size", "7", "--glove", "GLOVE"], "line 1 has 3 numbers, expected 7"),
         (["punctuated-sst2", "--data", "/nowhere"], "--data /nowhere: train.tsv, test.tsv not there"),
         (["irm-regression", "--train-sigmas", "0"], "--train-sigmas 0.0: give standard deviations above 0"),

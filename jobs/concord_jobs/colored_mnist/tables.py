@@ -295,6 +295,7 @@ comparisons = {
     "similarity": Comparison(
         {
             "irm": {**METHODS["irm"], "similarity": True},
+            "irm, one output": {**METHODS["irm"], "similarity": True, "one_logit": True},  # as its authors' code has
             "meta-irm": {**SHARED, **BY_HAND, "similarity": True},
             "meta-irm, without the test": {**METHODS["meta-irm"], "similarity": True},
             "meta-irm, without the test, two layers": {**SHARED, **META, **TRIALS[2]["trial 11"], "similarity": True},
