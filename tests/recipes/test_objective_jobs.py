@@ -136,9 +136,10 @@ def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_pat
     assert learned.metrics["train_accuracy"] > 0.9
     glove = tmp_path / "glove.txt"
     glove.write_text("fine 1 0 1\ndull -1 1 0\n! 0 1 0\n. 0 0 1\n")
-    given = job.config.with_options(objective="vrex", penalty_weight=1.0, glove=glove, **options)
-    given.check()
-    assert train(job, given, ProcessContext(), Silent()).metrics["ood_accuracy"] > 0.9
+    for penalty in ("vrex", "irm", "meta-irm"):
+        given = job.config.with_options(objective=penalty, penalty_weight=1.0, glove=glove, **options)
+        given.check()
+        assert train(job, given, ProcessContext(), Silent()).metrics["ood_accuracy"] > 0.9, penalty
 
 
 def test_the_table_of_punctuated_sst2_has_the_papers_rows(
