@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -392,8 +393,51 @@ def test_a_split_that_is_drawn_anew_judges_by_a_fraction_of_the_pass(
     assert judged_by == set(range(real, 4))  # any other batch of the pass judges at some step
 
 
+def repeated(name: str) -> tuple[Tensor, Tensor]:
+    """32 examples, of which each is there twice."""
+    return tuple(leaf[:16].repeat(2, *(1 for _ in leaf.shape[1:])) for leaf in examples(name))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("real", [3, 5, 6])
+@pytest.mark.parametrize("make", [thirty_two, repeated])
+def test_steps_that_reach_into_the_next_pass_are_judged_by_other_examples(
+    real: int, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight batches of 4 a pass, of which two judge: N divides none of the passes."""
+    splits: list[tuple[list[Tensor], Tensor]] = []
+
+    def recorded(student: Student, teacher: nn.Module, batches: Any, outer: Any, *rest: Any, **options: Any) -> Any:
+        splits.append(([inputs for inputs, _ in batches], outer[0]))
+        return meta_gradient(student, teacher, batches, outer, *rest, **options)
+
+    monkeypatch.setattr("concord.distillation.distillation.meta_gradient", recorded)
+    given = drawn_anew(inner=7, real=real, make=make, fraction=0.25)
+    model, ours = given.model(CONFIG), given.objective(CONFIG)
+    data = [Environment(name, *make(name)) for name in ("a", "b")]
+    stream = BatchStream(data, 4, 0)
+    ours.begin(model, 2, 24)
+    ours.attach(stream.batch, torch.optim.SGD(model.parameters(), 0.1), 8)
+    times = 2 if make is repeated else 1
+    for step in range(0, 24, real):
+        splits.clear()
+        ours.prepare(model, step, [0, 1], lambda total: total)
+        for index, (environment, (inner, outer)) in enumerate(zip(data, splits, strict=True)):
+            coming = [stream.batch(step + at)[0][index] for at in range(real)]
+            assert all(torch.equal(*pair) for pair in zip(inner[:real], coming, strict=True))
+            assert torch.equal(inner[6], inner[0])  # in cycles, after all six that do not judge
+            used = Counter(map(tuple, torch.cat([*inner[real:6], outer]).tolist()))
+            there = Counter(map(tuple, environment.inputs.tolist()))
+            assert set(there.values()) == {times}
+            assert used.total() == 4 * (8 - real)
+            assert used <= there, "no example twice"
+            before_next_pass = torch.cat(coming[: 8 - step % 8]).tolist()
+            assert not {*map(tuple, before_next_pass)} & {key for key, count in used.items() if count == times}
+            if make is thirty_two:
+                assert not {*map(tuple, torch.cat(coming).tolist())} & used.keys(), "nobody judges what it trained"
+
+
 def _on_several(rank: int, world_size: int, folder: Path) -> None:
-    for given in (job(), drawn_anew()):
+    for given in (job(), drawn_anew(), drawn_anew(real=3, fraction=0.25)):
         alone = metrics_of(given)
         together = metrics_of(given, CONFIG, ProcessContext(rank, world_size))
         assert together.keys() == alone.keys()
@@ -522,7 +566,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "nobody to judge": (
         lambda: metrics_of(drawn_anew(real=4)),
-        "student_steps=4: with a split drawn anew: a divisor of the 4 steps of a pass, at most the 2 that do not judge",
+        "student_steps=4: with a split drawn anew: at most the 2 of a pass's 4 steps that do not judge",
     ),
     "other environments at each step": (
         lambda: metrics_of(job(), CONFIG.with_options(environments_per_step=1)),

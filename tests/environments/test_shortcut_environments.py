@@ -198,6 +198,15 @@ def test_words_that_training_never_saw_are_one(sst2: SST2) -> None:
     assert (environments["ood-0.9"].inputs == UNKNOWN).any(1).all()
 
 
+def test_words_without_a_number_can_be_left_out(sst2: SST2) -> None:
+    """So that they do not count in a mean of vectors."""
+    known = vocabulary(Sentences((("fine", "dull", "film"),), torch.tensor([0])))
+    environments = PunctuatedSST2(sst2, known, other=PADDING, noise=0.0).as_environments()
+    rows = [[number for number in row if number != PADDING] for row in environments["ood-0.9"].inputs.tolist()]
+    marks, words = {known["!"], known["."]}, {known["fine"], known["dull"]}
+    assert all(len(row) == 3 and row[0] in words and row[1] == known["film"] and row[2] in marks for row in rows)
+
+
 def test_missing_or_wrong_sentences_are_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data=None: needed; give a folder with train\.tsv, test\.tsv"):
         SST2.read(None)

@@ -507,7 +507,7 @@ def test_an_option_that_nothing_looks_at_makes_no_other_run(job: str) -> None:
         disturbs = {"permute_time", "noise_frames"}
         assert disturbs <= alone.resolve().unused()
         assert not disturbs & alone.with_options(auxiliary_weight=1.0).resolve().unused()
-        assert {"meta_beta1", "unrolled_lr", "dynamics"} <= alone.resolve().unused()
+        assert {"meta_beta1", "unrolled_lr", "gate_offset", "dynamics"} <= alone.resolve().unused()
         assert not (disturbs | {"dynamics"}) & alone.with_options(dynamics="transition").resolve().unused()
     if job == "distill-life":
         assert {"taught_every", "meta_momentum"} <= alone.resolve().unused()
@@ -542,6 +542,7 @@ def test_what_is_privileged_is_not_known_and_not_read_at_test(job: str, data: Pa
     [
         ("train distill-mujoco --noise-frames 17", "--noise-frames 17: must lie in [0, 16]"),
         ("train distill-mujoco --unrolled-lr 0", "--unrolled-lr 0.0: must be a finite number"),
+        ("train distill-mujoco --gate-offset nan", "--gate-offset nan: must be a finite number"),
         ("train distill-mujoco --meta-beta1 1", "--meta-beta1 1.0: must lie in"),
         ("train distill-mujoco --validation-fraction 0", "--validation-fraction 0.0: must lie"),
         ("train distill-mujoco --unrolled-steps 0", "--unrolled-steps 0: must be at least 1"),

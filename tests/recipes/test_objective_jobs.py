@@ -86,12 +86,12 @@ def test_the_studies_of_punctuated_sst2_are_judged_by_sentences_of_dev(method: s
     assert plan.space.fixed({}).items() >= {"objective": method, "validation_flip": 0.5}.items()
 
 
-@pytest.mark.parametrize("objective", ["irm", "meta-irm"])
-def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path) -> None:
+@pytest.mark.parametrize(("objective", "one_logit"), [("irm", False), ("irm", True), ("meta-irm", False)])
+def test_colored_mnist_trains_and_measures_similarity(objective: Any, one_logit: bool, data: Path) -> None:
     job = load_job("colored-mnist").job
     config = job.config.with_options(
         objective=objective, data=data, examples=50, batch_size=25, epochs=2, hidden_units=8, similarity=True,
-        evaluations=1,
+        evaluations=1, one_logit=one_logit,
     )  # fmt: skip
     config.check()
     metrics = train(job, config, ProcessContext(), Silent()).metrics
@@ -110,6 +110,7 @@ def test_the_tables_and_figures_of_colored_mnist_are_all_made(
     others = {
         "choice",
         "choice-five-classes",
+        "mm-rex-choice",
         "oracle-choice",
         "fewer-steps",
         "fig-6",
@@ -135,9 +136,10 @@ def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_pat
     assert learned.metrics["train_accuracy"] > 0.9
     glove = tmp_path / "glove.txt"
     glove.write_text("fine 1 0 1\ndull -1 1 0\n! 0 1 0\n. 0 0 1\n")
-    given = job.config.with_options(objective="vrex", penalty_weight=1.0, glove=glove, **options)
-    given.check()
-    assert train(job, given, ProcessContext(), Silent()).metrics["ood_accuracy"] > 0.9
+    for penalty in ("vrex", "irm", "meta-irm"):
+        given = job.config.with_options(objective=penalty, penalty_weight=1.0, glove=glove, **options)
+        given.check()
+        assert train(job, given, ProcessContext(), Silent()).metrics["ood_accuracy"] > 0.9, penalty
 
 
 def test_the_table_of_punctuated_sst2_has_the_papers_rows(
@@ -168,6 +170,7 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["colored-mnist", "--objective", "vrex", "--aggregator", "and-mask"], "--aggregator and-mask: --objective"),
         (["colored-mnist", "--examples", "80"], "--examples 80: with --held-out 0.166667 that is 96 for each"),
         (["colored-mnist", "--objective", "irn"], "--objective"),
+        (["colored-mnist", "--one-logit", "--classes", "5"], "--one-logit True: one output tells two classes apart"),
         (["punctuated-sst2", "--embedding-size", "7", "--glove", "GLOVE"], "line 1 has 3 numbers, expected 7"),
         (["punctuated-sst2", "--data", "/nowhere"], "--data /nowhere: train.tsv, test.tsv not there"),
         (["irm-regression", "--train-sigmas", "0"], "--train-sigmas 0.0: give standard deviations above 0"),
@@ -178,7 +181,7 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["distill-xor", "--validation-fraction", "1", "--no-resample-split"], "--validation-fraction 1.0: must lie"),
         (["distill-xor", "--unrolled-steps", "0"], "--unrolled-steps 0: must be at least 1"),
         (["distill-xor", "--teaching-weight", "-1"], "--teaching-weight -1.0: must be a finite number, not below 0"),
-        (["distill-xor", "--student-steps", "32"], "--student-steps 32: with a split drawn anew: a divisor of the"),
+        (["distill-xor", "--student-steps", "32"], "--student-steps 32: with a split drawn anew: at most the 16"),
         (["distill-xor", "--batch-size", "10"], "batch_size: with a split drawn anew it has to divide every"),
         (["distill-xor", "--dimensions", "0"], "--dimensions 0: must be at least 1"),
         (["distill-xor", "--taught-units", "0"], "--taught-units 0: must be at least 1"),

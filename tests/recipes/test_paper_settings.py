@@ -76,6 +76,8 @@ def test_the_distillation_jobs_have_the_settings_of_the_thesis() -> None:
     }.items()  # fmt: skip
     learning: Any = objective(config)
     assert (learning.meta.rule.momentum, learning.meta.rule.weight_decay) == (0.75, 1e-8)
+    gates = [objective(config.with_options(**given)).teaching.loss.offset for given in ({}, {"gate_offset": 1.0})]
+    assert gates == [2.0, 1.0], "2 of the kept rows, 1 of the thesis"
     teacher = TrajectoryTeacher(16, 12, [1])
     convolutions = [each.out_channels for each in teacher.layers if isinstance(each, nn.Conv1d)]
     assert (convolutions, teacher.head.in_features) == ([96, 96, 96, 256], 768)

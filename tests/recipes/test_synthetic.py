@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,13 +142,15 @@ def test_no_mean_is_made_of_networks_with_a_handful_of_components(counts: list[i
         assert found.pooled == pytest.approx(float(torch.corrcoef(together)[0, 1]), abs=1e-9)
 
 
-def read_correlations(path: Path) -> list[Correlation]:
+def read_correlations(path: Path) -> dict[str, list[Correlation]]:
+    """The correlations of each initialization."""
     with path.open(newline="") as file:
         _, *lines = csv.reader(file)
-    return [
-        Correlation(int(seed), mask, float(threshold), signal, Moments(int(count), *map(float, sums)))
-        for seed, mask, threshold, signal, count, *sums in lines
-    ]
+    found: dict[str, list[Correlation]] = defaultdict(list)
+    for initialization, seed, mask, threshold, signal, count, *sums in lines:
+        moments = Moments(int(count), *map(float, sums))
+        found[initialization].append(Correlation(int(seed), mask, float(threshold), signal, moments))
+    return found
 
 
 def test_the_documented_correlations_are_those_of_the_raw_results(tmp_path: Path) -> None:
@@ -156,19 +159,27 @@ def test_the_documented_correlations_are_those_of_the_raw_results(tmp_path: Path
     write_correlations(found, tmp_path / "again.csv")
     assert read_correlations(tmp_path / "again.csv") == found
 
-    def cells(signal: str, cell: Callable[[Summary], str]) -> str:
-        at = [[c for c in found if (c.mask, c.threshold, c.signal) == ("and-mask", t, signal)] for t in THRESHOLDS]
-        return " | ".join(cell(summarize(each)) for each in at)
+    assert [len(found[each]) for each in ("kaiming", "default")] == [4400, 4400]
 
     def mean(of: Summary) -> str:
         return "too few" if math.isnan(of.mean) else f"{of.mean:.2f} ± {of.deviation:.2f}"
 
+    def pooled(of: Summary) -> str:
+        return "too few" if math.isnan(of.pooled) else f"{of.pooled:.2f}"
+
     page = (root / "docs" / "results.md").read_text()
-    assert f"| ρ with the mechanism's gradient | {cells('mechanism', mean)} |" in page
-    assert f"| ρ with the shortcuts' gradient | {cells('shortcuts', mean)} |" in page
-    assert f"| networks that count | {cells('mechanism', lambda of: str(of.networks))} |" in page
-    left = cells("mechanism", lambda of: f"{of.components[0]} to {of.components[-1]}")
-    assert f"| components left in a network | {left} |" in page
+    for initialization, name in (("default", "PyTorch's"), ("kaiming", "Kaiming")):
+
+        def cells(signal: str, cell: Callable[[Summary], str], of: str = initialization) -> str:
+            at = [[c for c in found[of] if c[1:4] == ("and-mask", t, signal)] for t in THRESHOLDS]
+            return " | ".join(cell(summarize(each)) for each in at)
+
+        for signal, gradient in (("mechanism", "mechanism's"), ("shortcuts", "shortcuts'")):
+            assert f"| {name}: ρ with the {gradient} gradient | {cells(signal, mean)} |" in page
+            assert f"| {name}: the same, pooled | {cells(signal, pooled)} |" in page
+        assert f"| {name}: networks that count | {cells('mechanism', lambda of: str(of.networks))} |" in page
+        left = cells("mechanism", lambda of: f"{of.components[0]} to {of.components[-1]}")
+        assert f"| {name}: components left in a network | {left} |" in page
 
 
 def test_zero_epochs_stand_for_the_papers_number() -> None:

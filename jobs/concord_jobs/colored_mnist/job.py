@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from concord.environments import Environments
 from concord.environments.images import ImageOptions
-from concord.models import MLP, Pixels
+from concord.models import MLP, OneLogit, Pixels
 from concord.models.mlp_options import MLPOptions
 from concord.objectives import MetaIRM
 from concord.options import group, option_values
@@ -41,6 +41,8 @@ class ColoredMNISTConfig(TrainConfig):
     # fmt: off
     examples: int = 25_000
     """Number of training examples of each environment; held-out examples are additional."""
+    one_logit: bool = False
+    """A network with one output, the logit of class 1, in place of two."""
     similarity: bool = False
     """Measure the similarity of representations at the end (PWCCA): under other colours, with meta-irm before and after
     the inner steps."""
@@ -51,6 +53,8 @@ class ColoredMNISTConfig(TrainConfig):
         """Validate options."""
         super().check()
         self.require_at_least(1, "examples")
+        two = not self.one_logit or self.colours.classes == 2
+        self.require("one_logit", two, f"one output tells two classes apart; --classes is {self.colours.classes}")
         compared = not self.similarity or len(self.colours.observed_flips) > 0
         self.require("similarity", compared, "compares with the first of --observed-flips; give one")
 
@@ -70,7 +74,9 @@ def model(config: ColoredMNISTConfig) -> nn.Module:
     """An MLP with ReLU, on pixels of 0 to 1."""
     colours = config.colours
     width = (1 if colours.grey else colours.classes) * colours.side**2
-    return nn.Sequential(Pixels(), MLP(width, colours.classes, **option_values(config.mlp), activation="relu"))
+    outputs = 1 if config.one_logit else colours.classes
+    network = MLP(width, outputs, **option_values(config.mlp), activation="relu")
+    return nn.Sequential(Pixels(), OneLogit(network) if config.one_logit else network)
 
 
 def required(config: ColoredMNISTConfig) -> Mapping[str, float]:

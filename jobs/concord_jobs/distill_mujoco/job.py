@@ -38,6 +38,7 @@ TAUGHT = tuple(f"{2 * layer}" for layer in range(LAYERS))  # the linear layers: 
 class ReturnTeacher(TeacherOptions):
     """What a teacher sees of trajectories, and how it learns."""
 
+    of_any = TeacherOptions.of_any | {"gate_offset"}
     of_meta = TeacherOptions.of_meta | {"unrolled_lr", "meta_beta1"}
 
     # fmt: off
@@ -47,6 +48,8 @@ class ReturnTeacher(TeacherOptions):
     """Shuffle the states of x* in another order for each example."""
     noise_frames: int = 0
     """Number of last states of x* to replace by noise."""
+    gate_offset: float = 2.0
+    """c of the gates σ(m / 10 - c) of the teacher's targets; 1 in the thesis, where m's divisor is not legible."""
     unrolled_lr: float = 1e-2
     """Learning rate of the copy, SGD with momentum 0.75."""
     meta_beta1: float = 0.0
@@ -57,6 +60,7 @@ class ReturnTeacher(TeacherOptions):
         """Validate options."""
         super().check()
         self.require("noise_frames", 0 <= self.noise_frames <= trajectories.HORIZON, "must lie in [0, 16]")
+        self.require("gate_offset", abs(self.gate_offset) < float("inf"), "must be a finite number")
         self.require("unrolled_lr", 0 < self.unrolled_lr < float("inf"), "must be a finite number above 0")
         self.require("meta_beta1", 0 <= self.meta_beta1 < 1, "must lie in [0, 1)")
 
@@ -143,7 +147,7 @@ def objective(config: ReturnConfig) -> Objective:
     learning = options.learning(lambda: training_parts(config, examples).outer, adam, rule)
     shape = trajectories.HORIZON, frame, [UNITS] * LAYERS
     made = partial(TrajectoryTeacher, *shape, autocast=torch.bfloat16)  # bfloat16 halves the teacher's large cost
-    gated = GatedError(scale=10.0, offset=2.0)  # the mean over all units, since the weight is divided
+    gated = GatedError(scale=10.0, offset=options.gate_offset)  # the mean over all units, since the weight is divided
     return Distillation(loss, made, Teaching(options.teaching_weight / LAYERS, gated, TAUGHT), learning)
 
 

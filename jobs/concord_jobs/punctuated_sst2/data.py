@@ -38,6 +38,11 @@ class SST2:
     test: Sentences
     dev: Sentences | None = None
 
+    @property
+    def parts(self) -> tuple[Sentences, ...]:
+        """All sentences that are there."""
+        return self.train, self.test, *([] if self.dev is None else [self.dev])
+
     @staticmethod
     def read(folder: Path | None) -> "SST2":
         """Read the files in a folder or its ``sst2``: lines of a sentence, a tab and a label, 0 or 1.
@@ -76,9 +81,9 @@ def _read(path: Path) -> Sentences:
     return Sentences(tuple(words), torch.tensor(labels))
 
 
-def vocabulary(sentences: Sentences) -> dict[str, int]:
-    """A number from 2 on for each word (0 pads, 1 is any other word), and for the two marks."""
-    known = sorted({word for words in sentences.words for word in words} - set(_MARKS))
+def vocabulary(*parts: Sentences) -> dict[str, int]:
+    """A number from 2 on for each word of these sentences (0 pads, 1 is any other word), and for the two marks."""
+    known = sorted({word for part in parts for words in part.words for word in words} - set(_MARKS))
     return {word: number for number, word in enumerate([*_MARKS, *known], UNKNOWN + 1)}
 
 
@@ -118,11 +123,13 @@ class PunctuatedSST2(PunctuationOptions):
     Args:
         data: the sentences; those to train on are divided at random among the training environments.
         numbers: the words' numbers, see :func:`vocabulary`.
+        other: the number of words without one; 0 leaves them out.
         seed: seed of the choice, the noise and the marks.
     """
 
     data: SST2
     numbers: dict[str, int]
+    other: int = UNKNOWN
     seed: int = 0
 
     def as_environments(self) -> Environments:
@@ -153,11 +160,11 @@ class PunctuatedSST2(PunctuationOptions):
         labels = misled(part.labels[chosen], 2, self.noise, self.seed, name, "noise")
         marks = misled(labels, 2, flip, self.seed, name, "marks")
         # The longest sentence of all parts, so that all environments have the same length.
-        parts = [each for each in (self.data.train, self.data.test, self.data.dev) if each is not None]
-        most = 1 + max(len(words) for each in parts for words in each.words)
+        most = 1 + max(len(words) for each in self.data.parts for words in each.words)
         inputs = torch.full((len(chosen), most), PADDING)
         for row, (index, mark) in enumerate(zip(chosen.tolist(), marks.tolist(), strict=True)):
-            words = [self.numbers.get(word, UNKNOWN) for word in part.words[index]]
+            numbers = (self.numbers.get(word, self.other) for word in part.words[index])
+            words = [number for number in numbers if number != PADDING]
             words += [self.numbers[_MARKS[mark]]] if self.punctuate else []
             inputs[row, : len(words)] = torch.tensor(words, dtype=torch.long)
         return inputs, labels

@@ -18,7 +18,15 @@ from concord.models.mlp_options import MLPOptions
 from concord.options import group, option_values
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
 from concord.training import Job, Study, TrainConfig
-from concord_jobs.punctuated_sst2.data import SST2, PunctuatedSST2, PunctuationOptions, read_glove, vocabulary
+from concord_jobs.punctuated_sst2.data import (
+    PADDING,
+    SST2,
+    PunctuatedSST2,
+    PunctuationOptions,
+    Sentences,
+    read_glove,
+    vocabulary,
+)
 from concord_jobs.punctuated_sst2.word_average import WordAverage
 
 
@@ -42,35 +50,39 @@ class PunctuatedSST2Config(TrainConfig):
 
 
 @functools.lru_cache(maxsize=1)
-def sentences(folder: Path | None) -> tuple[SST2, dict[str, int]]:
-    """SST-2 and the numbers of its training words, read once in each process."""
-    data = SST2.read(folder)
-    return data, vocabulary(data.train)
+def sentences(folder: Path | None) -> SST2:
+    """SST-2, read once in each process."""
+    return SST2.read(folder)
 
 
 @functools.lru_cache(maxsize=1)
-def vectors(glove: Path, folder: Path | None, size: int | None) -> torch.Tensor:
-    """The words' vectors from the file; padding and words that the file lacks are 0."""
-    _, numbers = sentences(folder)
-    found, size = read_glove(glove, list(numbers), size)
+def embedded(glove: Path, folder: Path | None, size: int | None) -> tuple[dict[str, int], torch.Tensor]:
+    """The numbers of the words of all sentences that the file has, and of the two marks, and their vectors."""
+    found, size = read_glove(glove, list(vocabulary(*sentences(folder).parts)), size)
+    numbers = vocabulary(Sentences((tuple(found),), torch.zeros(1)))
     table = torch.zeros(2 + len(numbers), size)
     for word, vector in found.items():
         table[numbers[word]] = vector
-    return table
+    return numbers, table
 
 
 def environments(config: PunctuatedSST2Config) -> Environments:
-    """The punctuated sentences."""
-    data, numbers = sentences(config.data.data)
-    return PunctuatedSST2(data, numbers, seed=config.run.seed, **option_values(config.marks)).as_environments()
+    """The punctuated sentences. Words that the file of vectors lacks are left out, as in Choe et al.'s code."""
+    data, of = sentences(config.data.data), {"seed": config.run.seed, **option_values(config.marks)}
+    if config.glove is None:
+        return PunctuatedSST2(data, vocabulary(data.train), **of).as_environments()
+    numbers, _ = embedded(config.glove, config.data.data, config.embedding_size)
+    return PunctuatedSST2(data, numbers, other=PADDING, **of).as_environments()
 
 
 def model(config: PunctuatedSST2Config) -> nn.Module:
     """The average of the words' vectors, and an MLP with ReLU."""
-    _, numbers = sentences(config.data.data)
-    table = None if config.glove is None else vectors(config.glove, config.data.data, config.embedding_size)
-    size = table.shape[1] if table is not None else config.embedding_size or 100
-    return WordAverage(2 + len(numbers), size, 2, **option_values(config.mlp), vectors=table)
+    if config.glove is None:
+        words, size, table = 2 + len(vocabulary(sentences(config.data.data).train)), config.embedding_size or 100, None
+    else:
+        _, table = embedded(config.glove, config.data.data, config.embedding_size)
+        words, size = table.shape
+    return WordAverage(words, size, 2, **option_values(config.mlp), vectors=table)
 
 
 # Judged by the accuracy on sentences whose mark says nothing, which are not those of the test.

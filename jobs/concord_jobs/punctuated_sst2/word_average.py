@@ -33,7 +33,12 @@ class WordAverage(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         """Logits ``(batch, outputs)``."""
-        there = (words != 0).to(self.vectors.weight.dtype)
-        average = torch.einsum("bws,bw->bs", self.vectors(words), there) / there.sum(1, keepdim=True).clamp(min=1)
+        weight = self.vectors.weight
+        # A bag takes a fiftieth of the time for whole environments, but has no rule for vmap.
+        if not weight.requires_grad and not torch._C._are_functorch_transforms_active():
+            average = nn.functional.embedding_bag(words, weight, mode="mean", padding_idx=0)
+        else:
+            there = (words != 0).to(weight.dtype)
+            average = torch.einsum("bws,bw->bs", self.vectors(words), there) / there.sum(1, keepdim=True).clamp(min=1)
         outputs: Tensor = self.mlp(average)
         return outputs

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments import BatchStream
+from concord.models.mlp import Initialization
 from concord.options import OptionGroup
 from concord_jobs.synthetic.correlations import Correlation, gradient_correlations, summarize, write_correlations
 from concord_jobs.synthetic.figures import correlation_figure
@@ -22,7 +24,7 @@ class CorrelationReport(OptionGroup):
 
     # fmt: off
     seeds: int = 10
-    """Number of networks for the gradient correlations."""
+    """Number of networks of each initialization for the gradient correlations."""
     environments: int = 16
     """Number of environments for the gradient correlations."""
     batch_size: int = 1024
@@ -39,7 +41,7 @@ class CorrelationReport(OptionGroup):
 
 
 def report_correlations(options: CorrelationReport, info: Callable[[str], None]) -> Mapping[str, Any]:
-    """Measure them, draw them, and keep them as ``correlation.csv``."""
+    """Measure them for both initializations, draw them, and keep them as ``correlation.csv``."""
     options.require_at_least(1, "seeds", "environments", "batch_size")
     data = Spirals(
         examples=options.batch_size,
@@ -49,21 +51,27 @@ def report_correlations(options: CorrelationReport, info: Callable[[str], None])
     ).as_environments()
     inputs, targets = BatchStream(data.load(data.train), options.batch_size, seed=0).batch(0)
     thresholds = [index / 10 for index in range(11)]
-    found: list[Correlation] = []
-    for seed in range(options.seeds):
-        made = lambda: network(inputs.shape[-1], options.one_logit, initialization="default")  # noqa: E731
-        found += gradient_correlations(made, inputs, targets, MECHANISM_DIMENSIONS, thresholds, seed)
-        info(f"gradient correlations: {seed + 1} of {options.seeds} networks")
     folder = options.output / "reports" / "synthetic"
+    found: dict[str, list[Correlation]] = {}
+    cells: dict[str, str] = {}
+    figures: dict[str, str] = {}
+    for initialization in get_args(Initialization):
+        made = partial(network, inputs.shape[-1], options.one_logit, initialization=initialization)
+        of_networks = found[initialization] = []
+        for seed in range(options.seeds):
+            of_networks += gradient_correlations(made, inputs, targets, MECHANISM_DIMENSIONS, thresholds, seed)
+            info(f"gradient correlations, {initialization} initialization: {seed + 1} of {options.seeds} networks")
+        named = "" if initialization == "default" else f"{initialization} "
+        cells |= {
+            f"{named}{mask} τ={threshold:g} {signal}": _cell(of_networks, mask, threshold, signal)
+            for mask, at in (("and-mask", (0.0, 0.5, 0.7, 0.8, 1.0)), ("xor-mask", (0.5, 1.0)))
+            for threshold in at
+            for signal in ("mechanism", "shortcuts")
+        }
+        figure = f"{named}correlation".replace(" ", "-")
+        figures[figure] = str(save(correlation_figure(of_networks), folder / f"{figure}.png"))
     write_correlations(found, folder / "correlation.csv")
-    cells = {
-        f"{mask} τ={threshold:g} {signal}": _cell(found, mask, threshold, signal)
-        for mask, at in (("and-mask", (0.0, 0.5, 0.7, 0.8, 1.0)), ("xor-mask", (0.5, 1.0)))
-        for threshold in at
-        for signal in ("mechanism", "shortcuts")
-    }
-    figure = save(correlation_figure(found), folder / "correlation.png")
-    return {"correlation": cells, "figures": {"correlation": str(figure)}}
+    return {"correlation": cells, "figures": figures}
 
 
 def _cell(correlations: Sequence[Correlation], mask: str, threshold: float, signal: str) -> str:

@@ -3,7 +3,7 @@
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,14 +87,16 @@ def summarize(correlations: Iterable[Correlation]) -> Summary:
     return Summary(len(rhos), len(found), counts, mean, deviation, pooled)
 
 
-def write_correlations(correlations: Iterable[Correlation], path: Path) -> None:
-    """Write one line for each correlation."""
+def write_correlations(correlations: Mapping[str, Iterable[Correlation]], path: Path) -> None:
+    """Write one line for each correlation of each initialization."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         lines = csv.writer(file)
-        lines.writerow([*Correlation._fields[:-1], *Moments._fields])
-        for *which, moments in correlations:
-            lines.writerow([*which, moments.components, *(f"{value:.9g}" for value in moments[1:])])
+        lines.writerow(["initialization", *Correlation._fields[:-1], *Moments._fields])
+        for initialization, of_networks in correlations.items():
+            for *which, moments in of_networks:
+                sums = (f"{value:.6g}" for value in moments[1:])
+                lines.writerow([initialization, *which, moments.components, *sums])
 
 
 def gradient_correlations(

@@ -33,7 +33,8 @@ class MetaLearning:
         outer: returns the examples that judge the teacher, a tree of tensors ``(examples, ...)``; called once in every
             process. None draws a new split for every step of the teacher: of a pass through the data,
             ``validation_fraction`` of the batches judge, which never are the student's next N, and the others train
-            the copy, those N first, in cycles.
+            the copy, those N first, in cycles. If the next N reach into the next pass, batches are made of the
+            examples of this pass that are not among them.
         inner_steps: n, the number of steps of the student's copy.
         student_steps: N, the number of the student's steps between two steps of the teacher.
         optimizer: makes the teacher's optimizer from its parameters.
@@ -131,15 +132,15 @@ class Distillation(Objective):
         """Keep the run's batches and optimizer for the copies.
 
         Raises:
-            InputError: the copies take the run's optimizer, and it cannot be unrolled; or ``outer`` is None, and N does
-                not divide the batches of a pass through the data, or is more than those that do not judge.
+            InputError: the copies take the run's optimizer, and it cannot be unrolled; or ``outer`` is None, and N is
+                more than the batches of a pass through the data that do not judge.
         """
         if self.meta is not None and self.meta.outer is None:
             if steps_per_pass is None:
                 raise InputError("batch_size: with a split drawn anew it has to divide every environment's examples")
             real, most = self.meta.student_steps, steps_per_pass - self._judging(steps_per_pass)
-            if steps_per_pass % real or real > most:
-                expected = f"a divisor of the {steps_per_pass} steps of a pass, at most the {most} that do not judge"
+            if real > most:
+                expected = f"at most the {most} of a pass's {steps_per_pass} steps that do not judge"
                 raise ArgumentError("student_steps", real, f"with a split drawn anew: {expected}")
             self._steps_per_pass = steps_per_pass
         if self.meta is not None and self.meta.rule is None:
@@ -206,15 +207,20 @@ class Distillation(Objective):
                 self._outer = pytree.tree_map(lambda leaf: leaf.to(device), self.meta.outer())
             return [self._batch_at(at) for at in range(step, step + steps)], lambda _: self._outer
         assert self._steps_per_pass is not None
+        batches = [self._batch_at(at) for at in range(step, step + real)]
         first = step - step % self._steps_per_pass
         whole = [self._batch_at(at) for at in range(first, first + self._steps_per_pass)]
-        inner, others = whole[step - first : step - first + real], whole[: step - first] + whole[step - first + real :]
-        order = torch.randperm(len(others), generator=torch.Generator().manual_seed(step)).tolist()
-        judging = set(order[: self._judging(len(whole))])
-        inner += [batch for at, batch in enumerate(others) if at not in judging]
-        judges = [batch for at, batch in enumerate(others) if at in judging]
+        judging = self._judging(len(whole))
+        if step + real <= first + len(whole):
+            others = whole[: step - first] + whole[step - first + real :]
+            order = torch.randperm(len(others), generator=torch.Generator().manual_seed(step)).tolist()
+            judges = [others[at] for at in sorted(order[:judging])]
+            batches += [others[at] for at in sorted(order[judging:])]
+        else:  # examples of the pass that begins among the student's steps may be those of this pass
+            others = _outside(whole, batches, len(whole) - real, step)
+            judges, batches = others[:judging], batches + others[judging:]
         joined = pytree.tree_map(lambda *leaves: torch.cat(leaves, 1), *judges)
-        return [inner[at % len(inner)] for at in range(steps)], lambda index: take(joined, index)
+        return [batches[at % len(batches)] for at in range(steps)], lambda index: take(joined, index)
 
     def _judging(self, steps_per_pass: int) -> int:
         """The number of a pass's batches that judge."""
@@ -225,3 +231,30 @@ class Distillation(Objective):
         if self.module is None:
             raise ArgumentError("objective", "distillation", "it has no teacher yet; call begin with the model first")
         return self.module
+
+
+def _outside(whole: Sequence[Batch], used: Sequence[Batch], count: int, seed: int) -> list[Batch]:
+    """``count`` batches, in a random order, of the examples of ``whole`` that are not among those of ``used``.
+
+    All batches are trees ``(environments, batch, ...)``. Of equal examples as many are left out as are used.
+    """
+    pool, taken = (pytree.tree_map(lambda *leaves: torch.cat(leaves, 1), *each) for each in (whole, used))
+    leaves, others = pytree.tree_leaves(pool), pytree.tree_leaves(taken)
+    size = len(pytree.tree_leaves(whole[0])[0][0])
+    chosen = []
+    for environment in range(len(leaves[0])):
+        left = torch.ones(len(leaves[0][0]), dtype=torch.bool, device=leaves[0].device)
+        for example in range(len(others[0][0])):
+            same = left.clone()
+            for leaf, other in zip(leaves, others, strict=True):
+                same &= (leaf[environment] == other[environment, example]).reshape(len(same), -1).all(1)
+            left[same.nonzero()[:1]] = False
+        outside = left.nonzero().flatten().cpu()
+        order = torch.randperm(len(outside), generator=torch.Generator().manual_seed(seed))  # wherever the others are
+        chosen.append(outside[order[: count * size]])
+    return [
+        pytree.tree_map(
+            lambda leaf, at=at: torch.stack([leaf[e, places[at : at + size]] for e, places in enumerate(chosen)]), pool
+        )
+        for at in range(0, count * size, size)
+    ]
