@@ -22,7 +22,7 @@ from concord import distillation
 from concord.distillation import Distillation, GatedError, TeacherOptions, Teaching, of_labels
 from concord.environments import Environments
 from concord.objectives import ERM, Objective
-from concord.options import group
+from concord.options import Detail, group
 from concord.space import Choice, Entry, Space
 from concord.training import Data, Job, Measure, Study, TrainConfig
 from concord_jobs.distill_mujoco import data as made_returns
@@ -52,7 +52,7 @@ class ReturnTeacher(TeacherOptions):
     """c of the gates σ(m / 10 - c) of the teacher's targets; 1 in the thesis, where m's divisor is not legible."""
     unrolled_lr: float = 1e-2
     """Learning rate of the copy, SGD with momentum 0.75."""
-    meta_beta1: float = 0.0
+    meta_beta1: Detail[float] = 0.0
     """β₁ of the teacher's Adam."""
     # fmt: on
 

@@ -1,6 +1,6 @@
 """The rows of a GPU, in one call of at most six minutes: steps with a rule against plain ones, with and without graphs.
 
-``concord bench --only gpu --json > gpu.json`` prints each row when it is measured, and keeps them all. A row whose
+``concord bench --only gpu --json`` prints each row when it is measured, as a line of JSON. A row whose
 package is missing is left out with a line, and so are the last ones if time runs out.
 """
 
