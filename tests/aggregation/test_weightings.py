@@ -295,6 +295,15 @@ def test_the_quadratic_programs_are_solved_exactly(size: int, rank: int, seed: i
     assert (solution * gradient).abs().max() <= 1e-6 * (1 + solution.abs().max())
 
 
+def test_programs_that_are_solved_a_few_at_a_time_have_the_same_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(30, 100, generator=generator, dtype=torch.float64)
+    quadratic = rows @ rows.T
+    together = nonnegative_minimum(quadratic, quadratic)
+    monkeypatch.setattr("concord.aggregation.nonnegative._AT_ONCE", 4 * 30**2)
+    assert torch.equal(nonnegative_minimum(quadratic, quadratic), together)
+
+
 def test_the_point_of_least_norm_of_a_hundred_gradients_of_one_rank() -> None:
     gram = gram_of(torch.randn(100, 1, generator=torch.Generator().manual_seed(0)).double())
     weights = minimum_norm(gram)

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+# Elements of the systems that are solved at once: 128 MiB, where those of 512 problems with 512 unknowns have 1 GiB.
+_AT_ONCE = 1 << 24
+
 
 def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
     """The x ≥ 0 ``(problems, d)`` that minimize xᵀQx / 2 + cᵀx, for several c ``(problems, d)`` at once.
@@ -32,9 +35,10 @@ def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
             last = size - 1 - wrong.flip(1).to(torch.int8).argmax(1)
             wrong &= (chances > 0)[:, None] | (torch.arange(size, device=last.device) == last[:, None])
         free ^= wrong
-        sides = free[unsolved]
-        system = torch.where(sides[:, :, None] & sides[:, None, :], quadratic, eye)
-        solution[unsolved] = torch.linalg.solve(system, torch.where(sides, -linear[unsolved], 0))
+        for part in unsolved.split(max(1, _AT_ONCE // size**2)):
+            sides = free[part]
+            system = torch.where(sides[:, :, None] & sides[:, None, :], quadratic, eye)
+            solution[part] = torch.linalg.solve(system, torch.where(sides, -linear[part], 0))
     return solution.clamp_(min=0)
 
 
