@@ -232,9 +232,9 @@ def processes_of(cluster: Cluster, pattern: str) -> list[psutil.Process]:
     """The cluster's processes whose command line matches, those of another cluster left out."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            token = process.environ().get("RAY_AUTH_TOKEN_PATH")
-            if re.search(pattern, " ".join(process.cmdline())) and token == cluster.environment["RAY_AUTH_TOKEN_PATH"]:
+        with contextlib.suppress(psutil.Error):  # it has ended, or is not ours to look into
+            environment = process.environ() if re.search(pattern, " ".join(process.cmdline())) else {}
+            if environment.get("RAY_AUTH_TOKEN_PATH") == cluster.environment["RAY_AUTH_TOKEN_PATH"]:
                 found.append(process)
     return found
 
