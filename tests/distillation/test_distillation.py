@@ -357,10 +357,9 @@ def drawn_anew(
     )
 
 
-@pytest.mark.parametrize(("real", "fraction", "judging"), [(2, 0.5, 2), (1, 0.5, 2), (1, 0.25, 1), (2, 0.1, 1)])
-def test_a_split_that_is_drawn_anew_judges_by_a_fraction_of_the_pass(
-    real: int, fraction: float, judging: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Tensor], Tensor]]:
+    """The inputs of each split, to train on and to judge by, as they are used."""
     splits: list[tuple[list[Tensor], Tensor]] = []
 
     def recorded(student: Student, teacher: nn.Module, batches: Any, outer: Any, *rest: Any, **options: Any) -> Any:
@@ -368,6 +367,13 @@ def test_a_split_that_is_drawn_anew_judges_by_a_fraction_of_the_pass(
         return meta_gradient(student, teacher, batches, outer, *rest, **options)
 
     monkeypatch.setattr("concord.distillation.distillation.meta_gradient", recorded)
+    return splits
+
+
+@pytest.mark.parametrize(("real", "fraction", "judging"), [(2, 0.5, 2), (1, 0.5, 2), (1, 0.25, 1), (2, 0.1, 1)])
+def test_a_split_that_is_drawn_anew_judges_by_a_fraction_of_the_pass(
+    real: int, fraction: float, judging: int, splits: list[tuple[list[Tensor], Tensor]]
+) -> None:
     training = 4 - judging
     given = drawn_anew(inner=training + 1, real=real, fraction=fraction)
     model, ours = given.model(CONFIG), given.objective(CONFIG)
@@ -401,16 +407,9 @@ def repeated(name: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("real", [3, 5, 6])
 @pytest.mark.parametrize("make", [thirty_two, repeated])
 def test_steps_that_reach_into_the_next_pass_are_judged_by_other_examples(
-    real: int, make: Any, monkeypatch: pytest.MonkeyPatch
+    real: int, make: Any, splits: list[tuple[list[Tensor], Tensor]]
 ) -> None:
     """Eight batches of 4 a pass, of which two judge: N divides none of the passes."""
-    splits: list[tuple[list[Tensor], Tensor]] = []
-
-    def recorded(student: Student, teacher: nn.Module, batches: Any, outer: Any, *rest: Any, **options: Any) -> Any:
-        splits.append(([inputs for inputs, _ in batches], outer[0]))
-        return meta_gradient(student, teacher, batches, outer, *rest, **options)
-
-    monkeypatch.setattr("concord.distillation.distillation.meta_gradient", recorded)
     given = drawn_anew(inner=7, real=real, make=make, fraction=0.25)
     model, ours = given.model(CONFIG), given.objective(CONFIG)
     data = [Environment(name, *make(name)) for name in ("a", "b")]
