@@ -114,6 +114,27 @@ def test_who_stood_still_until_its_question_ran_out_finds_the_other_one(
     other.remove(other.own)
 
 
+def test_a_holder_whose_lease_was_taken_while_it_signs_gives_up(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = lease._Lease(folder, "run", "bob")
+
+    class Slow(lease._Lease):
+        def _write(self, name: str) -> None:
+            if self.own in self._times():  # it stands still between its look and its sign
+                with monkeypatch.context() as later:
+                    later.setattr(lease, "SILENT_SECONDS", -1.0)
+                    other.take()
+            super()._write(name)
+
+    slow = Slow(folder, "run", "ann")
+    slow.take()
+    assert not slow.sign()
+    assert files(folder) == [other.own]
+    assert other.sign()
+    other.remove(other.own)
+
+
 def test_a_question_that_another_removed_is_asked_again(folder: Folder) -> None:
     removed = list[str]()
 

@@ -3,6 +3,8 @@
 A holder has a file of its own beside the folder, ``leases/KIND/NAME/…``, and writes it again every few seconds. Its
 time, by the storage's clock, is the holder's last sign; after a while without one the lease has run out. Who wants the
 folder writes a file first and then looks at the others, so that of two who come at once at least one sees the other.
+That needs lists that show what has been written, which these storages have, and no conditional writes, which would need
+a client and credentials beside PyArrow's, and which network disks lack.
 """
 
 import contextlib
@@ -124,11 +126,25 @@ class _Lease:
         """Write it again every few seconds until it is over."""
         while not over.wait(EVERY_SECONDS):
             with contextlib.suppress(StorageError):  # an outage: training goes on, and the others do not see it either
-                if self.own in self._times():
-                    self._write(self.own)
-                else:  # this process was stopped for so long that another has taken the folder
+                if not self.sign():
                     _logger.error("%s: its lease ran out and another process uses it; this one ends", self._name)
                     os._exit(1)
+
+    def sign(self) -> bool:
+        """Write it again; return whether the folder is still this process's.
+
+        It is not if this process stood still for so long that another has taken the folder: the other removed the file,
+        perhaps in the moment before it was written again. Who takes a folder writes its own file too before it looks,
+        and gives up if it finds a sign of the holder: of two that meet here at least one sees the other.
+        """
+        if self.own not in self._times():
+            return False
+        self._write(self.own)
+        live, _ = self._others(self.own)
+        if any(name.endswith(".holds") for name in live):
+            self._withdraw()
+            return False
+        return True
 
     def remove(self, name: str) -> None:
         """Remove a file."""
