@@ -125,6 +125,21 @@ def test_a_server_that_takes_the_connection_and_is_silent_is_refused(
     )
 
 
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n"])
+def test_a_server_that_dies_in_mid_answer_is_named_so(tmp_path: Path, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as dying:
+
+        def answers() -> None:
+            taken, _ = dying.accept()
+            with taken:
+                taken.recv(65536)
+                taken.sendall(answer)
+
+        threading.Thread(target=answers, daemon=True).start()
+        with pytest.raises(InputError, match=r"no MLflow server answers \(the connection broke in mid answer\); give"):
+            Store.open(tmp_path, f"http://127.0.0.1:{dying.getsockname()[1]}")
+
+
 def test_a_server_that_is_slow_to_answer_at_first_is_waited_for(server: Server, tmp_path: Path) -> None:
     os.killpg(server.pid, signal.SIGSTOP)  # connections are taken by the system, and nobody answers
     threading.Timer(2.0, os.killpg, (server.pid, signal.SIGCONT)).start()

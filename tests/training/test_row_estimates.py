@@ -46,6 +46,16 @@ def test_a_measure_of_rows_is_the_mean_over_seeds_of_the_reported_one(name: str,
     assert (table.seeds, table["std"]) == (2, pytest.approx(np.std(reported, ddof=1)))
 
 
+@pytest.mark.parametrize("name", ["recall", "specificity"])
+@pytest.mark.parametrize("cutoff", [0.0, 0.2, 0.9])
+def test_recall_and_specificity_are_at_the_cutoff_of_the_rows(name: str, cutoff: float) -> None:
+    frame, logits, targets = predicted()
+    evaluation = classification(name, cutoff=cutoff)
+    reported = [evaluation.function(torch.from_numpy(each), torch.from_numpy(targets))[name] for each in logits]
+    found = row_estimates(frame.assign(cutoff=cutoff), name)["mean"]["a"]
+    assert found.value == pytest.approx(np.mean(reported))
+
+
 def test_errors_of_numbers_are_those_that_runs_report() -> None:
     random = np.random.default_rng(0)
     target, prediction = random.normal(size=(2, 50))

@@ -233,7 +233,7 @@ class Comparison:
         """Of environments left out in turn: a row for each example, with each method and seed that predicted it.
 
         The columns are method, seed, environment, row (its place in the data, from 0), target, prediction, and
-        ``probability_NAME`` of each class.
+        ``probability_NAME`` of each class, and ``cutoff`` if recall and specificity have one other than 0.5.
 
         Raises:
             InputError: it is another comparison, or of a job with a risk of its own.

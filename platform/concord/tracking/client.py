@@ -27,6 +27,8 @@ def one_line(error: BaseException) -> str:
     # Only the end of the chain of wrapped network errors is of use to a reader.
     if found := re.search(r"\[Errno -?\d+\] ([\w -]+)", text):
         return found[1].strip()
+    if re.search("Connection (?:broken|aborted)", text):
+        return "the connection broke in mid answer"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
 

@@ -66,6 +66,7 @@ class EnvironmentEvaluation:
             They are those of the loss, so that it costs no further pass of the model. If examples have weights,
             these are its third argument ``(examples,)``.
         compares: whether its first number with a mode compares models unless the job has a criterion.
+        cutoff: of two classes, the probability from which recall and specificity predict the second, if they have one.
 
     Raises:
         InputError: a mode is not one of these.
@@ -75,6 +76,7 @@ class EnvironmentEvaluation:
     modes: Mapping[str, Mode | None]
     of_outputs: bool = False
     compares: bool = True
+    cutoff: float | None = None
 
     def __post_init__(self) -> None:
         for name, mode in self.modes.items():

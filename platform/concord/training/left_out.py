@@ -19,6 +19,8 @@ from concord.training.evaluation import Values
 PREDICTIONS = "predictions.parquet"
 CLUSTER = "cluster"  # its column of what several rows belong to, if the data name it
 PROBABILITY = "probability_"  # begins the column of a class
+CUTOFF = "cutoff"  # its column of the probability from which recall and specificity predict the second of two classes
+USUAL_CUTOFF = 0.5  # has no column
 _STATE = "predictions.safetensors"  # in a checkpoint
 _TARGETS, _WEIGHTS = "targets", "weights"
 
@@ -28,10 +30,12 @@ class LeftOutPredictions:
 
     Args:
         environments: of the run, with those environments as the only ones for validation.
+        cutoff: of two classes, the probability from which the run's recall and specificity predict the second.
     """
 
-    def __init__(self, environments: Environments) -> None:
+    def __init__(self, environments: Environments, cutoff: float | None = None) -> None:
         self._environments = environments
+        self._cutoff = USUAL_CUTOFF if cutoff is None else cutoff
         self._targets: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._outputs: dict[int, dict[str, Tensor]] = {}
@@ -70,7 +74,7 @@ class LeftOutPredictions:
         """Write a row for each example and evaluation: step, environment, row in the data, weight and cluster if it has
         one, target, prediction, probabilities.
 
-        Several numbers an example have a column each, ``target_0`` and so on.
+        Several numbers an example have a column each, ``target_0`` and so on. A cutoff other than 0.5 has a column.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -89,6 +93,8 @@ class LeftOutPredictions:
             columns[CLUSTER] = np.tile(np.concatenate(clusters), len(steps))
         outputs = torch.cat([self._outputs[step][name] for step in steps for name in names])
         targets = torch.cat([self._targets[name] for name in names] * len(steps))
+        if self._cutoff != USUAL_CUTOFF:
+            columns[CUTOFF] = np.full(len(targets), self._cutoff)
         pq.write_table(pa.table(columns | self.columns(outputs, targets)), file)
 
     def columns(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:

@@ -417,7 +417,9 @@ class _Run:
         self.measures = as_measures(_measures(job, self.model, training[0], process.device))
         self.left_out = None
         if config.data.left_out and process.rank == 0 and isinstance(self.risk, Supervised):
-            self.left_out = LeftOutPredictions(self.environments)
+            self.left_out = LeftOutPredictions(
+                self.environments, None if self.evaluation is None else self.evaluation.cutoff
+            )
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.schedule.epochs

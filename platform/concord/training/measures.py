@@ -233,7 +233,7 @@ def classification(
     if not modes:
         raise ArgumentError("measures", "none", f"give some of {', '.join(_MEASURES)}, or classes")
     function = functools.partial(_classification, measures, tuple(classes), cutoff, one_class)
-    return EnvironmentEvaluation(function, modes, of_outputs=True)
+    return EnvironmentEvaluation(function, modes, of_outputs=True, cutoff=cutoff)
 
 
 def usual_classification(classes: int, cutoff: float, one_class: float | None = None) -> EnvironmentEvaluation:

@@ -15,7 +15,7 @@ import torch
 
 from concord.analysis.intervals import Estimate, Values, area_under_curve, jackknife, mean_of_rows, scale_of
 from concord.errors import InputError
-from concord.training.left_out import CLUSTER, PROBABILITY
+from concord.training.left_out import CLUSTER, CUTOFF, PROBABILITY, USUAL_CUTOFF
 from concord.training.measures import classification, errors_of
 
 if TYPE_CHECKING:
@@ -30,23 +30,22 @@ _LEASTPROBABILITY = 1e-12
 _AGREEMENT = 1e-3  # runs compute in float32
 
 
-def row_estimates(predictions: "pandas.DataFrame", measure: str, cutoff: float = 0.5) -> dict[str, dict[str, Estimate]]:
+def row_estimates(predictions: "pandas.DataFrame", measure: str) -> dict[str, dict[str, Estimate]]:
     """The measure of each method in each environment, by their names; without those where it is not known of rows.
 
     Args:
         predictions: as ``Comparison.predictions`` has them; with a column ``cluster`` clusters are the units.
-        measure: its name, of :mod:`concord.training.measures`.
-        cutoff: of two classes, for recall and specificity.
+        measure: its name, of :mod:`concord.training.measures`; recall and specificity are at the column ``cutoff``.
     """
     found: dict[str, dict[str, Estimate]] = {}
     for (method, environment), rows in predictions.groupby(["method", "environment"], sort=False):
-        estimate = _estimate(rows, measure, cutoff)
+        estimate = _estimate(rows, measure)
         if estimate is not None:
             found.setdefault(method, {})[environment] = estimate
     return found
 
 
-def _estimate(rows: "pandas.DataFrame", measure: str, cutoff: float) -> Estimate | None:
+def _estimate(rows: "pandas.DataFrame", measure: str) -> Estimate | None:
     """Of one method in one environment, over all seeds."""
     ordered = rows.sort_values(["seed", "row"])
     seeds = ordered.seed.nunique()
@@ -86,6 +85,7 @@ def _estimate(rows: "pandas.DataFrame", measure: str, cutoff: float) -> Estimate
     if measure not in ("auc", "average_precision", "f1", "recall", "specificity", "calibration_error"):
         return None
     at_cutoff = len(classes) == 2 and measure in ("recall", "specificity")
+    cutoff = float(ordered[CUTOFF].iloc[0]) if CUTOFF in ordered else USUAL_CUTOFF
     evaluation = classification(measure, cutoff=cutoff if at_cutoff else None)
     logits = torch.from_numpy(np.log(np.maximum(probabilities, _LEASTPROBABILITY)))
     of_rows = functools.partial(_mean_over_seeds, evaluation, measure, logits, torch.from_numpy(codes))
