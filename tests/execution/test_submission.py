@@ -825,7 +825,7 @@ def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> Non
 
 
 def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
-    head: Head, monkeypatch: pytest.MonkeyPatch
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(admission, "_STARTING_SECONDS", 0.0)
     cluster, jobs = Cluster(Profile.find(address=head.address, token_file=head.token_file)), ray_jobs(head)
@@ -864,9 +864,15 @@ def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
     assert line.endswith(" are reserved by 1 running")
     assert waits()["c"] == "1 of 1"
     monkeypatch.setattr("concord.execution.submission.cluster._PENDING_SECONDS", 0.0)
+    monkeypatch.chdir(JOB.parent)
+    words = ["train", JOB.name, "--name", "waits", "--no-wait", "--driver-memory", str(memory / 2**30)]
+    assert main(["submit", *words, "--address", head.address, "--token-file", str(head.token_file)]) == 0
+    said = capsys.readouterr()
+    assert f"{said.out.strip()}: waits as 2 of 2 for " in said.err
     assert cluster.stop("c", 60).status == "pending"  # Ray tells it when it is admitted
+    assert cluster.stop(said.out.strip(), 60).status == "pending"
     cluster.stop("b", 60)
-    wait_for(lambda: cluster.status("c") == "stopped", 120)
+    wait_for(lambda: cluster.status("c") == cluster.status(said.out.strip()) == "stopped", 120)
 
 
 def ray_jobs(head: Head) -> JobSubmissionClient:
