@@ -904,6 +904,20 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(
         Cluster(Profile.find(address=f"127.0.0.1:{port}")).submissions()
 
 
+class Closing(Silent):
+    """Says which version it has, and closes every other connection."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        if self.path == self.answers:
+            super().do_GET()
+
+
+def test_a_cluster_that_closes_the_connection_is_called_busy_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
+    with serving(Closing) as port, pytest.raises(RunFailedError, match="closed the connection without an answer; a "):
+        Cluster(Profile.find(address=f"127.0.0.1:{port}")).submissions()
+
+
 def test_a_submission_is_stopped_once(
     head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
