@@ -441,7 +441,8 @@ def test_down_leaves_no_process_and_no_network_behind(cluster: Cluster) -> None:
 HEAD_GIB, COMMAND_GIB, SUBMISSIONS = 8, 2, 50
 # Fifty commands at once, each a process of its own, forked from one that has imported Concord.
 AT_ONCE = f"""
-import contextlib, io, json, multiprocessing, sys
+import contextlib, io, json, multiprocessing
+import concord.execution.submission.cluster, concord.training
 from concord.cli import main
 
 def submit(number):
@@ -506,12 +507,15 @@ def test_fifty_submissions_at_once_run_in_order_within_the_head_s_memory() -> No
         assert submitted.returncode == 0, submitted.stderr
         answers = json.loads(submitted.stdout)
         assert [status for status, _, _ in answers] == [0] * SUBMISSIONS, answers
+        waiting = [shown for _, result, shown in answers if result["status"] == "pending"]
+        told_as = re.compile(rf": waits as \d+ of \d+ for {COMMAND_GIB} GiB of the head node, of which ")
+        print(f"{sum(map(bool, map(told_as.search, waiting)))} of {len(waiting)} that wait were told their position")
         took = sorted(result["seconds"] for _, result, _ in answers)
         print(
             f"{SUBMISSIONS} submitted after {time.monotonic() - began:.0f} s; one took {took[25]:.1f} s, at most ",
             end="",
         )
-        print(f"{took[-1]:.1f} s; {sum(result['status'] == 'pending' for _, result, _ in answers)} wait")
+        print(f"{took[-1]:.1f} s; {len(waiting)} wait")
 
         token = Path(cluster.environment["RAY_AUTH_TOKEN_PATH"])
         jobs = submission.Cluster(Profile.find(address=cluster.environment["RAY_API_SERVER_ADDRESS"], token_file=token))

@@ -39,6 +39,10 @@ WORDS = [
     "--pause",
     "0.5",
 ]
+# The command; see torchvision_operators.py.
+COMMAND = (
+    f"import sys; sys.path += {sys.path!r}; import torchvision_operators; import concord.cli as c; sys.exit(c.main())"
+)
 AWAY_SECONDS, DELAY_SECONDS, ERRORS, DELAYED = 60.0, 5.0, 0.2, 0.1
 
 
@@ -128,7 +132,7 @@ def test_ten_runs_through_errors_delays_and_outages_are_tracked_once(behind: Ser
 
     def train(name: str) -> subprocess.CompletedProcess[str]:
         words = [*WORDS, "--name", name, "--output", str(output), "--tracking-uri", way.uri, "--json"]
-        done = subprocess.run([sys.executable, "-m", "concord", *words], cwd=JOB.parent, env=clean, text=True,
+        done = subprocess.run([sys.executable, "-c", COMMAND, *words], cwd=JOB.parent, env=clean, text=True,
                               capture_output=True, check=False, start_new_session=True)  # fmt: skip
         print(f"{name}: status {done.returncode} after {time.monotonic() - began:.0f} s\n{done.stderr}")
         return done
