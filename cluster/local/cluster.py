@@ -13,6 +13,7 @@ user's rights, so no link in the user's folder can lead root to another user's f
 import argparse
 import contextlib
 import json
+import math
 import os
 import pwd
 import re
@@ -69,6 +70,7 @@ class LocalCluster:
         user: owner of its processes.
         nodes: number of Ray nodes, the head included.
         cpus: number of CPUs of each node.
+        memory: GiB of each node that commands can reserve; None is what Ray finds free.
         open_metrics: whether this machine may read Ray's metrics, which ask for no token.
     """
 
@@ -78,6 +80,7 @@ class LocalCluster:
     user: pwd.struct_passwd
     nodes: int = 3
     cpus: int = 1
+    memory: float | None = None
     open_metrics: bool = False
 
     @property
@@ -220,6 +223,7 @@ class LocalCluster:
         ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
         ray += ["--node-ip-address", self.hosts[host], "--temp-dir", str(temporary), "--num-cpus", str(self.cpus)]
         ray += ["--object-store-memory", str(_OBJECT_STORE_BYTES)]
+        ray += ["--memory", str(round(self.memory * 2**30))] if self.memory is not None else []
         ray += [word for option, port in RAY_PORTS.items() for word in (f"--{option}", str(port))]
         if host == "head":
             ray += ["--head", "--port", str(GCS_PORT), "--ray-client-server-port", str(CLIENT_PORT)]
@@ -559,6 +563,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="for its secrets, database, artifacts, runs and logs")
     parser.add_argument("--nodes", type=int, default=3, help="Ray nodes, the head among them")
     parser.add_argument("--cpus", type=int, default=1, help="that each node offers")
+    parser.add_argument("--memory", type=float, help="GiB that each node offers; by default what is free")
     parser.add_argument("--open-metrics", action="store_true", help="let this machine's Prometheus read Ray's metrics")
     return parser.parse_args()
 
@@ -573,10 +578,12 @@ def _cluster(options: argparse.Namespace) -> LocalCluster:
         raise UsageError(f"--nodes {options.nodes}: must lie between 1 and 200")
     if options.cpus < 1:
         raise UsageError(f"--cpus {options.cpus}: must be at least 1")
+    if options.memory is not None and not 0 < options.memory < math.inf:
+        raise UsageError(f"--memory {options.memory:g}: must be a number of GiB above 0")
     user = _user()
     default = Path(user.pw_dir) / "concord-cluster" if user.pw_uid else Path("/var/lib/concord-cluster")
     folder = (options.folder or default).absolute()
-    settings = (options.nodes, options.cpus, options.open_metrics)
+    settings = (options.nodes, options.cpus, options.memory, options.open_metrics)
     cluster = LocalCluster(options.name, options.subnet, folder, user, *settings)
     if options.command in {"kill", "start", "cut", "join"} and options.place not in cluster.hosts:
         raise UsageError(f"{options.command} {options.place}: give one of {', '.join(cluster.hosts)}")

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +23,9 @@ from typing import Any
 import psutil
 import pytest
 
+from concord.execution.submission import admission
+from concord.execution.submission import cluster as submission
+from concord.execution.submission.profile import Profile
 from concord.record import EVENTS, Event, read_events
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +149,7 @@ def same(ours: dict[str, float], theirs: dict[str, float]) -> bool:
         (["up", "--subnet", "10.0"], "--subnet 10.0: three numbers"),
         (["up", "--nodes", "0"], "--nodes 0: must lie between 1 and 200"),
         (["up", "--cpus", "0"], "--cpus 0: must be at least 1"),
+        (["up", "--memory", "0"], "--memory 0: must be a number of GiB above 0"),
         (["backup"], "backup: give a folder for the backup"),
     ],
 )
@@ -432,27 +437,118 @@ def test_down_leaves_no_process_and_no_network_behind(cluster: Cluster) -> None:
     assert all(host["answers"] for host in json.loads(cluster.do("status"))["hosts"].values())
 
 
+# The head of fifty submissions: commands reserve 2 GiB each, so that it admits four at a time.
+HEAD_GIB, COMMAND_GIB, SUBMISSIONS = 8, 2, 50
+# Fifty commands at once, each a process of its own, forked from one that has imported Concord.
+AT_ONCE = f"""
+import contextlib, io, json, multiprocessing
+import concord.execution.submission.cluster, concord.training
+from concord.cli import main
+
+def submit(number):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        status = main([*words, '--name', f'run-{{number}}', '--json'])
+    return status, json.loads(out.getvalue().splitlines()[-1]), err.getvalue()
+
+words = ['submit', '--no-wait', 'train', 'shared_rule.py', '--epochs', '2', '--checkpoints', '1']
+with multiprocessing.get_context('fork').Pool({SUBMISSIONS}) as pool:
+    print(json.dumps(pool.map(submit, range({SUBMISSIONS}), chunksize=1)))
+"""
+
+
+class HeadWatch:
+    """The memory of the head node, and when each command there began, looked at until the watch ends.
+
+    Attributes:
+        peak: the most memory of its processes, in GiB; pages that several share are counted once.
+        begun: Unix time at which the command of each run began.
+    """
+
+    def __init__(self, cluster: Cluster, host: str) -> None:
+        self._cluster, self._host = cluster, host
+        self.peak, self.begun = 0.0, dict[str, float]()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "HeadWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def memory(self) -> float:
+        """GiB of the head node's processes now."""
+        pids = subprocess.run(["ip", "netns", "pids", self._host], capture_output=True, text=True, check=True).stdout
+        total = 0
+        for pid in map(int, pids.split()):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                process = psutil.Process(pid)
+                total += process.memory_full_info().pss
+                if found := re.search(r" -m concord train .*--name (run-\d+)", " ".join(process.cmdline())):
+                    self.begun.setdefault(found[1], process.create_time())
+        return total / 2**30
+
+    def _watch(self) -> None:
+        while not self._over.wait(5.0):
+            self.peak = max(self.peak, self.memory())
+
+
 @needs_namespaces
 @pytest.mark.slow
-def test_fifty_runs_submitted_at_once_all_end() -> None:
-    with started("cmany", "--subnet", "10.80.0", "--nodes", "2", "--cpus", "2") as cluster:
-        # One process submits them all, as a script of a user's would, rather than fifty that each import PyTorch.
-        script = (
-            "import sys; from concord.cli import main\n"
-            "words = ['submit', '--no-wait', 'train', 'shared_rule.py', '--epochs', '2', '--checkpoints', '1']\n"
-            "sys.exit(any(main([*words, '--name', f'run-{number}', '--json']) for number in range(50)))"
-        )
+def test_fifty_submissions_at_once_run_in_order_within_the_head_s_memory() -> None:
+    size = ("--nodes", "2", "--cpus", "2", "--memory", str(HEAD_GIB))
+    with started("cmany", "--subnet", "10.80.0", *size) as cluster, HeadWatch(cluster, "cmany-head") as head:
+        idle, began = head.memory(), time.monotonic()
         submitted = subprocess.run(
-            [sys.executable, "-c", script], cwd=JOBS, env=cluster.environment, capture_output=True, text=True
+            [sys.executable, "-c", AT_ONCE], cwd=JOBS, env=cluster.environment, capture_output=True, text=True
         )
         assert submitted.returncode == 0, submitted.stderr
-        took = sorted(json.loads(line)["seconds"] for line in submitted.stdout.splitlines() if line.startswith("{"))
-        print(f"a submission took {took[25]:.3f} s, at most {took[-1]:.3f} s")
+        answers = json.loads(submitted.stdout)
+        assert [status for status, _, _ in answers] == [0] * SUBMISSIONS, answers
+        waiting = [shown for _, result, shown in answers if result["status"] == "pending"]
+        told_as = re.compile(rf": waits as \d+ of \d+ for {COMMAND_GIB} GiB of the head node, of which ")
+        print(f"{sum(map(bool, map(told_as.search, waiting)))} of {len(waiting)} that wait were told their position")
+        took = sorted(result["seconds"] for _, result, _ in answers)
+        print(
+            f"{SUBMISSIONS} submitted after {time.monotonic() - began:.0f} s; one took {took[25]:.1f} s, at most ",
+            end="",
+        )
+        print(f"{took[-1]:.1f} s; {len(waiting)} wait")
 
-        def states() -> list[str]:
-            return [each["status"] for each in cluster.concord("submissions")[1]["submissions"]]
+        token = Path(cluster.environment["RAY_AUTH_TOKEN_PATH"])
+        jobs = submission.Cluster(Profile.find(address=cluster.environment["RAY_API_SERVER_ADDRESS"], token_file=token))
 
-        began = time.monotonic()
-        cluster.wait(lambda: not {"pending", "running"} & set(states()), seconds=3600)
+        def listed() -> list[admission.Submission]:
+            """In the order in which the cluster received them."""
+            return sorted(jobs.submissions(), key=lambda each: each.started or 0)
+
+        told: list[list[str]] = []
+
+        def ended() -> bool:
+            now = listed()
+            told.append([each.waits for each in now if each.waits])
+            return not {"pending", "running"} & {each.status for each in now}
+
+        while not ended():
+            assert time.monotonic() - began < 4800
+            time.sleep(5)
         print(f"all had ended after {time.monotonic() - began:.0f} s")
-        assert states() == ["succeeded"] * 50
+        print(f"the head node's memory: {idle:.2f} GiB idle, at most {head.peak:.2f} GiB")
+        print(*max(told, key=len)[:2], *max(told, key=len)[-1:], sep="\n")
+        assert [each.status for each in listed()] == ["succeeded"] * SUBMISSIONS
+        # Each command and its processes within what it reserved, and no more commands than fit.
+        assert head.peak < idle + HEAD_GIB
+        at_a_time = HEAD_GIB // COMMAND_GIB
+        for lines in told:
+            assert [line.split(" of ")[0] for line in lines] == [str(place + 1) for place in range(len(lines))]
+            assert all(f"for {COMMAND_GIB} GiB of the head node, of which " in line for line in lines)
+            assert all(f" of {HEAD_GIB} GiB are reserved by " in line for line in lines)
+        # Those that are admitted at the same moment may begin in any order, and nobody else goes before another.
+        order = [each.name for each in listed()]
+        begun = sorted(head.begun, key=lambda name: head.begun[name])
+        assert sorted(begun) == sorted(order)
+        moved = [begun.index(name) - place for place, name in enumerate(order)]
+        print(f"places between submission and beginning: {moved}")
+        assert max(map(abs, moved)) < at_a_time

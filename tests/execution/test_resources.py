@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ray_head import GrowingHead
 
 from concord.errors import InputError
 from concord.execution.session import require_resources, wait_for_resources, waiting_minutes
+from concord.record import EVENTS, folder_of, read_events
 from concord.training import RunConfig, TrainConfig
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
@@ -100,8 +102,11 @@ def on(head: GrowingHead, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def command_lines(text: str) -> list[str]:
-    """The lines, without those of Ray's autoscaler and of Ray's own processes."""
-    return [line for line in text.splitlines() if "(autoscaler +" not in line and "(pid=" not in line]
+    """The lines, without those of Ray's autoscaler and of Ray's own processes.
+
+    Two threads of Ray may print at once: then an empty line follows one that has both messages.
+    """
+    return [line for line in text.splitlines() if line and "(autoscaler +" not in line and "(pid=" not in line]
 
 
 def train(head: GrowingHead, output: Path, server: Server, *words: str) -> subprocess.CompletedProcess[str]:
@@ -118,7 +123,24 @@ def test_a_run_waits_for_cpus_from_zero_and_trains(head: GrowingHead, output: Pa
         "--workers 1: at least one CPU is needed; the Ray cluster has 0; its autoscaler is asked for more, "
         "for up to 30 minutes (--wait-for-resources)"
     ]
-    assert json.loads(done.stdout)["metrics"]["epoch"] == 2
+    result = json.loads(done.stdout)
+    assert result["metrics"]["epoch"] == 2
+    at = {event.name: event.at for event in reversed([*read_events(folder_of(output, result["name"]).path / EVENTS)])}
+    appeared = node_started(head)
+    begun, trained = ((at[name] - appeared) / 1000 for name in ("began", "metrics"))
+    print(f"after the node appeared the run began in {begun:.1f} s, and its first epoch ended in {trained:.1f} s")
+    assert 0 < begun < 30
+
+
+def node_started(head: GrowingHead) -> float:
+    """When the node beside the head appeared, in milliseconds of Unix time."""
+    request = urllib.request.Request(
+        f"{head.address}/api/v0/nodes?detail=1", headers={"Authorization": f"Bearer {head.token_file.read_text()}"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        nodes = json.load(answer)["data"]["result"]["result"]
+    (started,) = (node["start_time_ms"] for node in nodes if not node["is_head_node"])
+    return float(started)
 
 
 @pytest.mark.slow

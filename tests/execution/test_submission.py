@@ -825,7 +825,7 @@ def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> Non
 
 
 def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
-    head: Head, monkeypatch: pytest.MonkeyPatch
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(admission, "_STARTING_SECONDS", 0.0)
     cluster, jobs = Cluster(Profile.find(address=head.address, token_file=head.token_file)), ray_jobs(head)
@@ -864,9 +864,15 @@ def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
     assert line.endswith(" are reserved by 1 running")
     assert waits()["c"] == "1 of 1"
     monkeypatch.setattr("concord.execution.submission.cluster._PENDING_SECONDS", 0.0)
+    monkeypatch.chdir(JOB.parent)
+    words = ["train", JOB.name, "--name", "waits", "--no-wait", "--driver-memory", str(memory / 2**30)]
+    assert main(["submit", *words, "--address", head.address, "--token-file", str(head.token_file)]) == 0
+    said = capsys.readouterr()
+    assert f"{said.out.strip()}: waits as 2 of 2 for " in said.err
     assert cluster.stop("c", 60).status == "pending"  # Ray tells it when it is admitted
+    assert cluster.stop(said.out.strip(), 60).status == "pending"
     cluster.stop("b", 60)
-    wait_for(lambda: cluster.status("c") == "stopped", 120)
+    wait_for(lambda: cluster.status("c") == cluster.status(said.out.strip()) == "stopped", 120)
 
 
 def ray_jobs(head: Head) -> JobSubmissionClient:
@@ -895,6 +901,20 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(
     monkeypatch.setattr(Silent, "answers", "/api/version" if slow == "ANSWER_SECONDS" else None)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
     with serving(Silent) as port, pytest.raises(RunFailedError, match="a busy head node answers later"):
+        Cluster(Profile.find(address=f"127.0.0.1:{port}")).submissions()
+
+
+class Closing(Silent):
+    """Says which version it has, and closes every other connection."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        if self.path == self.answers:
+            super().do_GET()
+
+
+def test_a_cluster_that_closes_the_connection_is_called_busy_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
+    with serving(Closing) as port, pytest.raises(RunFailedError, match="closed the connection without an answer; a "):
         Cluster(Profile.find(address=f"127.0.0.1:{port}")).submissions()
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_job import made_job
 from mlflow_server import Server
 from tracked import tracked_runs
 from web_server import Quiet, serving
 
+import concord
 from concord.record import OpenRun, write_record
 from concord.storage import Folder
 from concord.tracking import Mirror, Store, log_model, models, register
@@ -82,6 +84,51 @@ def test_a_group_and_its_runs_are_made_once(lossy: Store, server: Server, tmp_pa
         ("group", "RUNNING", None),
         *((f"trial-{number}", "FINISHED", float(number)) for number in range(6)),
     ]
+
+
+class Away(Lossy):
+    """Refuses the first four questions about a registered model: MLflow's client asks so often before it gives up."""
+
+    asked: Iterator[int]
+
+    def pass_on(self) -> None:
+        if "/registered-models/get?" in self.path and next(self.asked) < 4:
+            self.send_error(503)
+        else:
+            super().pass_on()
+
+    do_GET = pass_on  # noqa: N815
+
+
+def test_a_server_that_is_away_while_a_run_is_registered_is_waited_for(
+    server: Server, output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setattr("concord.execution.patience._FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("concord.execution.finish._draw", lambda *_: [])
+    counts = {"created": set[str](), "count": itertools.count(), "asked": itertools.count()}
+    handler = type("Handler", (Away,), {"port": server.port, **counts})
+    with serving(handler) as port:
+        uri = f"http://127.0.0.1:{port}"
+        concord.train(made_job(name="away"), epochs=1, name="away", output=output, tracking_uri=uri)
+    assert "could not register 'away': " in capsys.readouterr().err
+    store = Store.open(output, server.uri)
+    assert [version.run for version in models(store) if version.name == "away"] == ["away"]
+    experiment = [store.client.get_experiment_by_name("away").experiment_id]
+    (tracked,), (kept,) = store.client.search_runs(experiment), store.client.search_logged_models(experiment)
+    assert [each.model_id for each in tracked.outputs.model_outputs] == [kept.model_id]
+    assert tracked.info.status == "FINISHED"
+
+
+def test_a_model_under_the_same_key_is_completed(server: Server, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, server.uri)
+    run_id = track(store, recorded(tmp_path / "run", "same key"))
+    kept = [log_model(store, run_id, torch.nn.Linear(2, 1), torch.zeros(3, 2), key="a key") for _ in range(2)]
+    assert kept[0] == kept[1]
+    run = store.client.get_run(run_id)
+    assert [f"models:/{each.model_id}" for each in run.outputs.model_outputs] == kept[:1]
+    found = store.client.search_logged_models([run.info.experiment_id])
+    assert [f"models:/{each.model_id}" for each in found] == kept[:1]
 
 
 def test_a_model_is_kept_and_registered_once(lossy: Store, server: Server, tmp_path: Path) -> None:

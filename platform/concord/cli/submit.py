@@ -191,6 +191,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     environment |= submit_variables(identity, files.folder and (options.working_dir or Path()), typed)
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
+    from concord.execution.submission.admission import position
     from concord.execution.submission.cluster import Cluster, DriverResources  # imports Ray, which takes a second
 
     cluster = Cluster(profile)
@@ -217,7 +218,11 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         lines = [line.partition(_PROBLEM)[2] for line in log.splitlines() if line.startswith(_PROBLEM)]
         _require_success(begun, lines[-1] if lines else "see its log")
     elif BEGUN not in log:
-        info(f"{identity}: is {status}, and has not begun its work; whether the cluster accepts it is in its log")
+        waits = ""
+        with contextlib.suppress(InputError, RunFailedError):  # a busy head node does not answer
+            waits = position(cluster, identity) if status == "pending" else ""
+        does = f"waits as {waits}" if waits else f"is {status}, and has not begun its work"
+        info(f"{identity}: {does}; whether the cluster accepts it is in its log")
     if not as_json:
         print(identity)
         info(f"concord logs {identity} --follow shows its log, concord stop {identity} ends it")

@@ -70,27 +70,30 @@ def finish(
     environments = checked.environments
     lines = [*advice(job.job, config, run.history, environments, checked.measures)]
     warnings = list(lines)
+    patient = partial(wait_for_answer, minutes=config.run.tracking_patience)
     try:
-        wait_for_answer(store.require_answer, config.run.tracking_patience)
+        patient(store.require_answer)
         if run.data:
-            log_data(store, run_id, [DataSummary.read(part) for part in run.data])
+            patient(partial(log_data, store, run_id, [DataSummary.read(part) for part in run.data]))
         reason = _NOT_CALLED
         if model is not None and checked.example is not None:
             try:
                 about = (environments.raw, environments.classes, job.model_name(config))
-                uri = log_model(store, run_id, model, checked.example, *about)
+                key = run.record["tracking"].get("key")  # none of an earlier version
+                uri = patient(partial(log_model, store, run_id, model, checked.example, *about, key=key))
             except ExportError as error:
                 reason = str(error)
         if model is not None and uri is None:
-            store.log_files(run_id, run.folder.path / CHECKPOINTS / run.checkpoints[-1] / MODEL, _WEIGHTS)
+            weights = run.folder.path / CHECKPOINTS / run.checkpoints[-1] / MODEL
+            patient(partial(store.log_files, run_id, weights, _WEIGHTS))
             line = f"the model is not registered: {reason}; its weights are the run's artifact {_WEIGHTS}/{MODEL}"
             warnings.append(line)
             info(line)
         if uri is not None and not config.run.register:
             model_id = uri.removeprefix("models:/")
-            store.log_metrics(run_id, metrics, run.steps, run.evaluated_at, model_id)
+            patient(partial(store.log_metrics, run_id, metrics, run.steps, run.evaluated_at, model_id))
         elif uri is not None:
-            registered = _register(job, config, run, store, uri, checked, lines, lineage)
+            registered = patient(partial(_register, job, config, run, store, uri, checked, lines, lineage))
             uri = f"models:/{registered.name}/{registered.version}"
         tracked = True
     except (RunFailedError, InputError) as error:  # the training is finished

@@ -254,6 +254,7 @@ def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterat
                 info(f"{BEGUN}{active.kind} {run.name}")
             yield active
             active.end("FINISHED", **active.report)
+            seconds = max(seconds, 60 * active.patience)
             if active.kind == "run":
                 index_run(run)
     except BaseException as error:

@@ -4,6 +4,7 @@ A model is kept as the program that ``torch.export`` makes of it. It holds no pi
 and predictions import neither Concord nor the user's module.
 """
 
+import contextlib
 import copy
 import importlib.metadata
 import inspect
@@ -46,6 +47,7 @@ def log_model(
     raw: "RawRows | None" = None,
     classes: Sequence[str] | None = None,
     name: str = "model",
+    key: str | None = None,
 ) -> str:
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
@@ -54,7 +56,8 @@ def log_model(
     point, the kept program takes any numeric type, otherwise only the example's. If the example is a call with
     named tensors, the program takes a dictionary of those that its outputs depend on. With `raw` it takes rows of a
     table, and returns the probabilities of classes, or the number, by name. `classes`, the names of other classes in
-    the order of the outputs, are kept in the model's metadata, and name its outputs. `name` is shown in MLflow.
+    the order of the outputs, are kept in the model's metadata, and name its outputs. `name` is shown in MLflow. `key`
+    is of this model alone; what an earlier call with it left is completed.
     Raises ExportError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it
     as a pickle; nothing is kept then.
     """
@@ -91,14 +94,14 @@ def log_model(
             raise ExportError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
         # MLflow's log_model would do the rest through a process-wide address and active run.
         name = re.sub(r"[/:.%\"']", "-", name)  # as MLflow accepts it
-        experiment, key = run.info.experiment_id, uuid.uuid4().hex
+        experiment, unsure, key = run.info.experiment_id, key is not None, key or uuid.uuid4().hex
         described = {f"concord.{side}": _described(getattr(signature, side)) for side in ("inputs", "outputs")}
         about = {"source_run_id": run_id, "params": dict(run.data.params), "tags": {KEY: key, **described}}
 
         def find_model() -> Any:
             return next(iter(client.search_logged_models([experiment], f"tags.`{KEY}` = '{key}'")), None)
 
-        logged = store.create(lambda: client.create_logged_model(experiment, name, **about), find_model)
+        logged = store.create(lambda: client.create_logged_model(experiment, name, **about), find_model, unsure)
         try:
             description.artifact_path = logged.artifact_location
             description.model_id = description.model_uuid = logged.model_id
@@ -112,9 +115,10 @@ def log_model(
                 known = outputs.model_outputs if outputs is not None else []
                 return any(each.model_id == output.model_id for each in known) or None
 
-            store.create(lambda: client.log_outputs(run_id, [output]), find_output)
+            store.create(lambda: client.log_outputs(run_id, [output]), find_output, unsure)
         except Exception:
-            client.delete_logged_model(logged.model_id)
+            with contextlib.suppress(Exception):  # a server that is away has it still, under its key
+                client.delete_logged_model(logged.model_id)
             raise
     return f"models:/{logged.model_id}"
 

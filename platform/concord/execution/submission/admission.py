@@ -88,6 +88,11 @@ class Listing(Protocol):
         """All of them."""
 
 
+def position(cluster: Listing, identity: str) -> str:
+    """The position of a submission and what it waits for, in words; empty if it does not wait."""
+    return next((each.waits for each in cluster.submissions() if each.id == identity), "")
+
+
 def wait_for_admission(cluster: Listing, identity: str, info: Callable[[str], None]) -> None:
     """Wait until a submission has started, or ended; say its position and what it waits for when they change."""
     begun, said = time.monotonic(), ""
@@ -95,8 +100,7 @@ def wait_for_admission(cluster: Listing, identity: str, info: Callable[[str], No
         if cluster.status(identity) != "pending":
             return
         if time.monotonic() - begun > _STARTING_SECONDS:
-            found = (each.waits for each in cluster.submissions() if each.id == identity)
-            waits = next(found, "")
+            waits = position(cluster, identity)
             if waits not in ("", said):
                 info(f"{identity}: waits as {waits}")
                 said = waits

@@ -105,10 +105,12 @@ class Cluster:
             )
         self.address = address
         self.profile = profile
+        self._answered = False  # as Ray's dashboard
         if profile.verify is False:  # as asked
             warnings.filterwarnings("ignore", "Unverified HTTPS request")
         with self._one_line():
             self._check_version()
+            self._answered = True
             with environment_variables(_NO_ADDRESSES):
                 self._client = _Client(address, headers=profile.headers, verify=profile.verify)
         for name in logging.root.manager.loggerDict:
@@ -155,6 +157,10 @@ class Cluster:
                 f"{self.address}: took the question and did not answer in time; a busy head node answers later"
             ) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
+            if self._answered and "Connection aborted" in str(error):
+                raise RunFailedError(
+                    f"{self.address}: closed the connection without an answer; a busy head node answers later"
+                ) from error
             if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
                 trust = "its certificate is not trusted; give --verify FILE of the authority that signed it"
                 raise InputError(f"--address {self.address}: {trust}") from error
