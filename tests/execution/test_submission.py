@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -36,7 +37,7 @@ from concord.cli.parsing import parse_known
 from concord.cli.submit import SentFiles, Submit, _require_success, check_command, environment_for_code
 from concord.errors import InputError, RunFailedError
 from concord.execution.submission import admission
-from concord.execution.submission.admission import Submission, check_memory, wait_for_admission
+from concord.execution.submission.admission import Submission, wait_for_admission
 from concord.execution.submission.cluster import Cluster
 from concord.execution.submission.earlier import earlier_submissions
 from concord.execution.submission.package import inside, packed
@@ -606,6 +607,17 @@ def job_that_requires(condition: str) -> str:
     return JOB.read_text().replace(load, f"{load}        assert {condition}\n")
 
 
+def test_more_memory_than_a_head_node_has_is_refused_by_one_that_has_just_started(
+    head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    status, result = outcome(capsys, "submit", "train", "synthetic", "--driver-memory", "1000", *where)
+    assert status == 2
+    assert re.fullmatch(
+        r"--driver-memory 1000: the head node has [\d.]+ GiB for commands; give less", result["error"]
+    ), result["error"]
+
+
 def test_a_token_is_asked_for_and_a_wrong_one_named(
     head: Head, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -829,10 +841,8 @@ def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
 ) -> None:
     monkeypatch.setattr(admission, "_STARTING_SECONDS", 0.0)
     cluster, jobs = Cluster(Profile.find(address=head.address, token_file=head.token_file)), ray_jobs(head)
-    wait_for(lambda: cluster._head_memory() < math.inf, 120)  # a head that has just started does not know it yet
-    memory = int(0.6 * cluster._head_memory())
-    with pytest.raises(InputError, match=r"--driver-memory .*: the head node has .* GiB for commands; give less"):
-        check_memory(2 * memory, cluster._head_memory())
+    wait_for(lambda: cluster._head_memory() is not None, 120)
+    memory = int(0.6 * (cluster._head_memory() or math.nan))
 
     def submit(identity: str) -> None:
         labels = {"job": "sleeping", "memory": str(memory)}

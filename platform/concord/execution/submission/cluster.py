@@ -200,7 +200,9 @@ class Cluster:
         # An environment with a Python of its own puts that first on the path.
         python = "python" if brings_python(for_code) else '"${CONCORD_PYTHON:-python}"'
         end = time.monotonic() + _STARTING_SECONDS
-        check_memory(resources.memory, self._head_memory())
+        while (head_memory := self._head_memory()) is None and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+        check_memory(resources.memory, head_memory or math.inf)
         while True:
             try:
                 with self._one_line():
@@ -226,7 +228,7 @@ class Cluster:
         """The cluster's submissions, newest first."""
         found = list(map(_submission, self._jobs()))
         pending = any(each.status == "pending" for each in found)
-        return with_waits(found, self._head_memory() if pending else math.inf)
+        return with_waits(found, (self._head_memory() if pending else None) or math.inf)
 
     def _jobs(self) -> list[Any]:
         with self._one_line():
@@ -238,8 +240,8 @@ class Cluster:
             status: str = self._client.get_job_status(identity).value
         return status.lower()
 
-    def _head_memory(self) -> float:
-        """The head node's memory for commands, in bytes; infinite if the cluster does not tell."""
+    def _head_memory(self) -> float | None:
+        """The head node's bytes of memory for commands; infinite if the cluster does not tell, None while it starts."""
         head = {"filter_keys": "is_head_node", "filter_predicates": "=", "filter_values": "true", "detail": "1"}
         with self._one_line():
             answer = requests.get(
@@ -250,8 +252,8 @@ class Cluster:
                 verify=self.profile.verify,
             )
         try:
-            (node,) = answer.json()["data"]["result"]["result"]
-            return float(node["resources_total"]["memory"])
+            nodes = answer.json()["data"]["result"]["result"]
+            return float(nodes[0]["resources_total"]["memory"]) if nodes else None
         except (ValueError, KeyError, TypeError):
             return math.inf
 
