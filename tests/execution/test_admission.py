@@ -44,6 +44,8 @@ def test_more_than_the_head_node_has_is_refused() -> None:
     with pytest.raises(InputError) as refused:
         check_memory(4 * GIB, 3 * GIB)
     assert str(refused.value) == "--driver-memory 4: the head node has 3 GiB for commands; give less"
+    with pytest.raises(InputError, match="--driver-memory 20480: the head node has 1536 GiB for commands; give less"):
+        check_memory(20480 * GIB, 1536 * GIB)
 
 
 def test_a_change_of_position_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

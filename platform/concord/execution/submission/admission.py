@@ -63,9 +63,9 @@ def with_waits(found: Iterable[Submission], head_memory: float) -> list[Submissi
             waiting.append(each)
         elif each.status == "pending":  # it is starting
             free -= each.memory
-    has = f"{reserved / _GIB:.3g} of {head_memory / _GIB:.3g} GiB are reserved by {len(running)} running"
+    has = f"{_gib(reserved)} of {_gib(head_memory)} GiB are reserved by {len(running)} running"
     reasons = {
-        each.id: f"{number} of {len(waiting)} for {each.memory / _GIB:.3g} GiB of the head node, of which {has}"
+        each.id: f"{number} of {len(waiting)} for {_gib(each.memory)} GiB of the head node, of which {has}"
         for number, each in enumerate(waiting, start=1)
     }
     return [dataclasses.replace(each, waits=reasons.get(each.id, "")) for each in newest]
@@ -74,8 +74,13 @@ def with_waits(found: Iterable[Submission], head_memory: float) -> list[Submissi
 def check_memory(memory: int, head_memory: float) -> None:
     """Refuse more memory than the head node has (InputError): the submission would wait for ever."""
     if memory > head_memory:
-        has = f"the head node has {head_memory / _GIB:.3g} GiB for commands"
-        raise InputError(f"--driver-memory {memory / _GIB:.3g}: {has}; give less")
+        has = f"the head node has {_gib(head_memory)} GiB for commands"
+        raise InputError(f"--driver-memory {_gib(memory)}: {has}; give less")
+
+
+def _gib(size: float) -> str:
+    """Bytes as a number of GiB, with three digits or all before the point."""
+    return f"{size / _GIB:.3g}" if size < 1000 * _GIB else f"{size / _GIB:.0f}"
 
 
 class Listing(Protocol):
