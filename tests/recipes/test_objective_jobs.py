@@ -115,6 +115,7 @@ def test_the_tables_and_figures_of_colored_mnist_are_all_made(
         "fewer-steps",
         "fig-6",
         "gap",
+        "gap-choice",
         "similarity",
         "adapted",
         "fishr",
