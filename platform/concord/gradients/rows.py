@@ -103,9 +103,19 @@ class Rows(Collected):
         return self._finite_columns().cpu()
 
     def _finite_columns(self) -> Tensor:
-        # By the extremes, which need no memory beside the gradients.
-        filled = (columns for _, columns in self._columns() if columns.shape[1] > 0)
-        extremes = [extreme for columns in filled for extreme in torch.aminmax(columns, dim=1)]
+        # By the extremes, which need no memory beside the gradients. Small tensors that were kept of each block would keep
+        # the heap from reusing the blocks' memory.
+        extremes: tuple[Tensor, Tensor] | None = None
+        for _, columns in self._columns():
+            if columns.shape[1] == 0:
+                continue
+            lowest, highest = torch.aminmax(columns, dim=1)
+            if extremes is None:
+                extremes = lowest, highest
+            else:
+                torch.minimum(extremes[0], lowest, out=extremes[0])
+                torch.maximum(extremes[1], highest, out=extremes[1])
+        assert extremes is not None
         return torch.isfinite(torch.stack(extremes)).all(0)
 
     def are_finite(self) -> bool:
