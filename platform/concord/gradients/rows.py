@@ -103,8 +103,8 @@ class Rows(Collected):
         return self._finite_columns().cpu()
 
     def _finite_columns(self) -> Tensor:
-        # By the extremes, which need no memory beside the gradients. Small tensors kept of each block would keep the heap
-        # from reusing the blocks' memory.
+        # By the extremes, which need no memory beside the gradients. Small tensors kept of each block would keep the
+        # heap from reusing the blocks' memory.
         extremes: tuple[Tensor, Tensor] | None = None
         for _, columns in self._columns():
             if columns.shape[1] == 0:
