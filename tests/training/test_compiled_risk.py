@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from concord.aggregation import AndMask
+from concord.gradients import PerExampleGradients
+from concord.gradients.compiled import CompiledRule
 from concord.gradients.risk import Supervised
 from concord.objectives.erm import ERM
 from concord.training.compiled_risk import CompiledRisk, compiled_risk
@@ -67,3 +69,15 @@ def test_a_model_that_cannot_be_compiled_trains_as_ever(monkeypatch: pytest.Monk
 def test_environments_that_share_a_pass_are_not_compiled() -> None:
     with pytest.warns(UserWarning, match="the model is not compiled: its environments share a pass; give --vectorize"):
         gradients(network(), vectorize=None, compile=True)
+
+
+@pytest.mark.usefixtures("_without_inductor")
+def test_with_examples_as_environments_the_rule_is_compiled_and_the_model_is_not() -> None:
+    rule, model = AndMask(0.5), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    of_examples: dict[str, Any] = {"first_batch": lambda: BATCH, "example_gradient": "contribution"}
+    with pytest.warns(UserWarning, match="the model is not compiled: every example is an environment"):
+        source = gradient_source(model, ERM(mse_loss), rule, ["a", "b"], compile=True, **of_examples)
+    source(BATCH, 0)
+    assert isinstance(source, PerExampleGradients)
+    assert isinstance(source.aggregation.rule, CompiledRule)
+    assert not source.aggregation.rule.compiled.refused
