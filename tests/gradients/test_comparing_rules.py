@@ -11,6 +11,7 @@ import torch.distributed as dist
 from collective import TINY, assert_same_everywhere, batches, ddp, local, network, poisoned, two_level
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from memory import PeakMemory
 from own_rules import Averages
 from process_groups import in_processes
 from torch import Tensor, nn
@@ -422,3 +423,17 @@ def test_one_environment_has_its_own_gradient() -> None:
         StackedGradients(model, mse_loss, rule)((inputs, targets), 0)
         rows = gradients_of(model, inputs, targets)
         torch.testing.assert_close(left(model).double(), rows[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("environments", [12, 48])  # whose gradients are kept, and are formed layer by layer
+@pytest.mark.parametrize("rule", [UPGrad(), Median(), TrimmedMean(0.2)])
+def test_gradients_that_are_compared_take_little_more_memory_than_their_limit(rule: Rule, environments: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1))
+    limit = 64 << 20  # of 16 environments' gradients
+    gradients = StackedGradients(model, mse_loss, rule, memory_limit=limit)
+    batch = torch.randn(environments, 2, 8), torch.randn(environments, 2, 1)
+    for _ in range(2):  # the first one chooses how
+        with PeakMemory() as memory:
+            gradients(batch)
+        assert memory.peak < 1.25 * limit
+    assert gradients.vectorize == "pooled"

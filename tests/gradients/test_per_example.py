@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory import PeakMemory
 from own_rules import assert_gradients
 from torch import Tensor, nn
 from torch.nn import functional
@@ -1205,3 +1206,28 @@ def test_a_sum_over_environments_leaves_out_statistics_that_are_not_wanted():
     wanted = {"sign": torch.zeros(3)}
     sum_over_environments(AndMask(), gradients, wanted)
     assert torch.equal(wanted["sign"], gradients.sign().sum(0))
+
+
+class Float(nn.Module):
+    """What autocast does to a norm's output on a GPU: it is float32."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.float().tanh() * 1.0
+
+
+@pytest.mark.parametrize("linear", [nn.Linear, functools.partial(nn.Linear, bias=False)])
+def test_bfloat16_keeps_no_float32_inputs_of_linear_layers(linear):
+    layers = [nn.Linear(16, 64)]
+    for _ in range(4):
+        layers += [Float(), linear(64, 64), nn.GELU()]
+    model = nn.Sequential(*layers, nn.Linear(64, 3))
+    inputs, targets = torch.randn(1, 512, 16), torch.randint(0, 3, (1, 512))
+    peaks = {}
+    for dtype in (None, torch.bfloat16):
+        gradients = PerExampleGradients(model, cross_entropy, AndMask(0.4), autocast=dtype, memory_limit=1 << 18)
+        for _ in range(2):  # the first one verifies
+            with PeakMemory() as memory:
+                gradients((inputs, targets))
+        gradients.remove()
+        peaks[dtype] = memory.peak
+    assert peaks[torch.bfloat16] < 0.8 * peaks[None]

@@ -910,7 +910,6 @@ def test_a_wrong_option_is_named_with_its_value(option: str, value: Any, named: 
         ("accumulate", {"batch_size": 3}, "--accumulate 4: a batch has 3 examples"),
         ("accumulate", {"vectorize": "pooled"}, "--vectorize pooled: with --accumulate"),
         ("compile", {"objective": "vrex"}, "--compile True: --objective vrex couples the environments"),
-        ("compile", {"per_example": True}, "--per-example True: with --compile: watches each layer"),
     ],
 )
 def test_ways_to_more_votes_that_make_no_sense_are_refused(option: str, beside: dict[str, Any], said: str) -> None:

@@ -1,8 +1,7 @@
 """The agreement of signs that the masks share, and the rescaling of a masked update."""
 
-import functools
+import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,16 +14,17 @@ def check_threshold(threshold: float) -> None:
         raise ArgumentError("threshold", threshold, "the agreement threshold must lie in [0, 1]")
 
 
-@functools.lru_cache(maxsize=1024)
 def required_agreement(threshold: float, environments: int, dtype: torch.dtype = torch.float32) -> float:
     """The smallest number of this dtype that is at least τd, for threshold τ and d environments.
 
     τd is meant as a decimal: ``0.55 · 20`` is a little more than 11 in floating point, yet 11 environments are enough.
     """
     wanted = max(threshold - 1e-9, 0.0) * environments
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    nearest = kind(wanted)
-    return float(nearest if nearest >= wanted else np.nextafter(nearest, kind(np.inf)))
+    if dtype == torch.float64:
+        return wanted
+    # In Python's own arithmetic, which a compiler can follow: a multiple of float32's last bit.
+    bits = 24 - math.frexp(wanted)[1]
+    return math.ldexp(math.ceil(math.ldexp(wanted, bits)), -bits)
 
 
 def kept_where_signs_agree(sign_sum: Tensor, threshold: float, environments: int) -> Tensor:

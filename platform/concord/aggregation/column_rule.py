@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from concord.aggregation.asynchronous import is_asynchronous
+from concord.aggregation.weighting import name_of
 from concord.errors import InputError
 
 
@@ -28,7 +29,7 @@ def combined(rule: ColumnRule, columns: Tensor) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != columns.shape[1:]:
         found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         problem = f"combine gives {found} for gradients of shape {tuple(columns.shape)}"
-        raise InputError(f"rule {type(rule).__name__}: {problem}; expected {tuple(columns.shape[1:])}")
+        raise InputError(f"rule {name_of(rule)}: {problem}; expected {tuple(columns.shape[1:])}")
     return value
 
 
@@ -37,9 +38,9 @@ def ordered(columns: Tensor) -> list[Tensor]:
 
     By Batcher's merge exchange (Knuth: The art of computer programming, volume 3, algorithm 5.2.2 M), whole rows at a
     time: of 32 rows twenty times as fast as ``sort`` on a CPU. On a GPU its hundreds of operations are slower
-    than ``sort``. A component with a NaN has only NaN.
+    than ``sort``, unless they are compiled. A component with a NaN has only NaN.
     """
-    if is_asynchronous(columns.device):
+    if is_asynchronous(columns.device) and not torch.compiler.is_compiling():
         sorted_rows = columns.sort(0).values
         return list(torch.where(sorted_rows[-1].isnan(), torch.nan, sorted_rows))
     rows, count = list(columns.unbind()), len(columns)

@@ -89,19 +89,26 @@ def add_statistics(wanted: Sequence[tuple[Statistic, Tensor]], gradients: Tensor
     environments = gradients.shape[0]
     flat = gradients.reshape(environments, -1)
     totals = [(statistic, total.view(-1)) for statistic, total in wanted]
+    together = next((each.together for each, _ in wanted), None)
+    if together is not None:
+        together(totals, flat, accumulate)
+        return
     components = flat.shape[1]
     width = components if is_asynchronous(gradients.device) else max(1, BLOCK_ELEMENTS // environments)
     for start in range(0, components, max(width, 1)):
         block = slice(start, start + width)
-        part = flat[:, block]
-        seen = {total.dtype: part.to(total.dtype) for _, total in totals}
-        for statistic, whole in totals:
-            total = whole[block]
-            values = statistic.of(seen[total.dtype]).to(total.dtype)
-            if accumulate:
-                total += values.sum(0) if environments > 1 else values[0]
-            else:
-                torch.sum(values, 0, out=total)
+        add_block([(statistic, total[block]) for statistic, total in totals], flat[:, block], accumulate)
+
+
+def add_block(wanted: Sequence[tuple[Statistic, Tensor]], gradients: Tensor, accumulate: bool) -> None:
+    """Do what :func:`add_statistics` does with flat sums and gradients, all components at once."""
+    seen = {dtype: gradients.to(dtype) for dtype in {total.dtype: None for _, total in wanted}}
+    for statistic, total in wanted:
+        values = statistic.of(seen[total.dtype]).to(total.dtype)
+        if accumulate:
+            total += values.sum(0) if len(values) > 1 else values[0]
+        else:
+            torch.sum(values, 0, out=total)
 
 
 def new_statistics(rule: Aggregator, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Statistics:

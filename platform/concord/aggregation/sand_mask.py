@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import softshrink
 
 from concord.aggregation.agreement import check_threshold
 from concord.aggregation.rule import Update
@@ -42,11 +43,12 @@ class SandMask:
 
     def finish(self, sums: Statistics, environments: int) -> Update:
         """The softly masked average."""
-        mean, square = sums["gradient"] / environments, sums["square"]
-        deviations = torch.addcmul(square, mean, sums["gradient"], value=-1)
-        # Where the gradients are equal this is rounding, which grows with the number of them.
-        rounding = (4 + environments) * torch.finfo(square.dtype).eps * square
-        variance = torch.where(deviations > rounding, deviations, 0).to(sums["sign"].dtype) / max(environments - 1, 1)
-        excess = (sums["sign"].abs() / environments - self.threshold).clamp_(min=0)
-        kept = torch.tanh(self.steepness * excess / variance).nan_to_num_(0)  # 0 / 0 is no excess
-        return Update(mean * kept, kept)
+        total, square, signs = sums["gradient"], sums["square"], sums["sign"]
+        # (d - 1) σ². Where gradients are equal it is rounding, which grows with their number: that is made negative.
+        rounding = (4 + environments) * torch.finfo(square.dtype).eps
+        deviations = torch.addcmul(square, total, total, value=-(1 + rounding) / environments).to(signs.dtype)
+        # max(0, |Σ sign g| - τd); as τ is meant as a decimal, so is τd.
+        excess = softshrink(signs, round(self.threshold * environments, 9)).abs_()
+        shares = excess.div_(deviations.clamp_(min=torch.finfo(signs.dtype).tiny))
+        kept = shares.mul_(self.steepness * max(environments - 1, 1) / environments).tanh_().nan_to_num_(0)
+        return Update((total / environments).mul_(kept), kept)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -31,6 +31,8 @@ class Statistic:
         degree: p, where f(c·a) = cᵖ·f(a) for every c > 0. None: unknown, or none.
         whole: the values are whole numbers of at most this magnitude, so that sums may be sent as integers.
         dtype: the least dtype in which it is computed and summed, where float32 is too coarse.
+        together: adds it and the statistics beside it, in place of
+            :func:`~concord.aggregation.rule.add_block`; for a compiled rule.
     """
 
     name: str
@@ -39,6 +41,9 @@ class Statistic:
     degree: float | None = None
     whole: int | None = None
     dtype: torch.dtype = torch.float32
+    together: "Callable[[Sequence[tuple[Statistic, Tensor]], Tensor, bool], None] | None" = field(
+        default=None, compare=False, repr=False
+    )
 
     def wire_dtype(self, environments: int, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which the sum over ``environments`` is sent: the smallest integer type, or ``dtype``."""

@@ -57,9 +57,7 @@ class TMask:
 
     def quantile(self, environments: int) -> float:
         """q, the least |t| that is kept, for 2 environments or more."""
-        from scipy.special import stdtrit  # here, since every worker imports this module and few need SciPy
-
-        return -float(stdtrit(environments - 1, self.significance / 2))
+        return _quantile(environments, self.significance)
 
     def chance(self, environments: int) -> float:
         """The part of the components that is kept if the environments' gradients are independent and normal: p."""
@@ -74,3 +72,13 @@ class TMask:
             asked = self.quantile(environments) ** 2
             kept &= total.square() * ((environments - 1 + asked) / (asked * environments)) >= square
         return Update((total / environments).mul_(kept), kept.to(total.dtype))
+
+
+def _quantile(environments: int, significance: float) -> float:
+    from scipy.special import stdtrit  # here, since every worker imports this module and few need SciPy
+
+    return -float(stdtrit(environments - 1, significance / 2))
+
+
+# What torch.compiler.assume_constant_result does, which takes a second to import: a compiler cannot follow SciPy.
+vars(_quantile)["_dynamo_marked_constant"] = True

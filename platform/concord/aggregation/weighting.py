@@ -47,11 +47,11 @@ class Weighting(Protocol):
 class GramFunction:
     """A module that maps a Gram matrix to weights, such as TorchJD's ``UPGradWeighting``, as a rule."""
 
-    module: Any
+    wrapped: Any
 
     def weights(self, gram: Tensor) -> Tensor:
         """The module's weights."""
-        weights: Tensor = self.module(gram)
+        weights: Tensor = self.wrapped(gram)
         return weights
 
 
@@ -110,4 +110,4 @@ def weights_of(rule: Weighting, gram: Tensor, step: SupportsInt = 0) -> Tensor:
 
 def name_of(rule: Any) -> str:
     """The name of a rule in messages."""
-    return type(rule.module if isinstance(rule, GramFunction) else rule).__name__
+    return type(getattr(rule, "wrapped", rule)).__name__

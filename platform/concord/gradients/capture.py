@@ -68,7 +68,26 @@ class Capture(ABC, Generic[OwnPass]):
             for each in layers
             if not each.has_formula
         ]
+        before += [
+            each.module.register_forward_pre_hook(self._keep_as_computed(each))
+            for each in layers
+            if type(each.module) is nn.Linear
+        ]
         return before + [each.module.register_forward_hook(self._hook(each), with_kwargs=True) for each in layers]
+
+    def _keep_as_computed(self, layer: CapturedLayer) -> Callable[..., Any]:
+        """A hook by which autocast's smaller copy of a linear layer's input is kept, which backward keeps anyway."""
+
+        def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor] | None:
+            if module is not layer.module or self.ignored() or len(arguments) != 1:
+                return None
+            (inputs,) = arguments
+            if not isinstance(inputs, Tensor) or inputs.dtype != torch.float32 or module.weight.dtype == torch.float64:
+                return None
+            kind = inputs.device.type
+            return (inputs.to(torch.get_autocast_dtype(kind)),) if torch.is_autocast_enabled(kind) else None
+
+        return hook
 
     def _keep_state(self, layer: CapturedLayer) -> Callable[..., None]:
         def hook(module: nn.Module, _: Any) -> None:

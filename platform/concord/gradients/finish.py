@@ -10,7 +10,9 @@ from concord.aggregation import Aggregator, ColumnRule, Statistics, rescaling_fa
 from concord.aggregation.asynchronous import is_asynchronous
 from concord.aggregation.column_rule import combined
 from concord.aggregation.draws import with_draws
+from concord.aggregation.weighting import name_of
 from concord.errors import InputError
+from concord.gradients.compiled import CompiledColumns, CompiledRule
 from concord.gradients.layout import Layers
 
 # Components that are finished at once on a CPU, so that what a rule forms of them stays in the cache: of 6.6 million,
@@ -46,7 +48,7 @@ def finish_in_blocks(
         out.zero_()
         return torch.zeros(len(layers.sizes), dtype=torch.float32, device=device)
     counted = [0.0] * len(layers.sizes)
-    width = max(1, len(out) if at_once else _BLOCK)
+    width = max(1, len(out) if at_once or isinstance(rule, CompiledRule) else _BLOCK)
     for first in range(0, len(out), width):
         block = slice(first, min(first + width, len(out)))
         part = slice(start + block.start, start + block.stop)
@@ -54,7 +56,7 @@ def finish_in_blocks(
         value, mask = rule.finish(drawn, environments)
         if value.shape != out[block].shape or mask.shape != value.shape:
             raise InputError(
-                f"rule {type(rule).__name__}: gives an update of shape {tuple(value.shape)} and a mask of shape "
+                f"rule {name_of(rule)}: gives an update of shape {tuple(value.shape)} and a mask of shape "
                 f"{tuple(mask.shape)} for sums of shape {tuple(out[block].shape)}; expected the same"
             )
         out[block] = value
@@ -95,7 +97,7 @@ def finish_whole(
 
 def combine_in_blocks(rule: ColumnRule, columns: Callable[[slice], Tensor], out: Tensor) -> None:
     """Combine ``(environments, components)``, the environments' values of each slice of ``out``."""
-    width = max(1, len(out) if is_asynchronous(out.device) else _BLOCK)
+    width = max(1, len(out) if is_asynchronous(out.device) or isinstance(rule, CompiledColumns) else _BLOCK)
     for first in range(0, len(out), width):
         block = slice(first, min(first + width, len(out)))
         out[block] = combined(rule, columns(block))

@@ -32,6 +32,8 @@ MEMORY_LIMIT = 1 << 28
 """Bytes of gradients by group that may exist at once."""
 # Bytes of gradients that are formed at once on a CPU: they and what a rule maps them to stay in the cache.
 _CACHED_BYTES = 1 << 20
+# The same for compiled statistics, which map to nothing that is kept.
+_COMPILED_BYTES = 4 << 20
 # Of convolutions of single examples on a CPU: examples that one convolution takes as its groups, positions from which
 # on that is the faster way, and bytes of patches that may exist at once.
 _EXAMPLES_TOGETHER = 4
@@ -114,7 +116,9 @@ class Product:
     def _add_blocks(self, wanted: Wanted, memory_limit: int) -> None:
         groups, m, _ = self.rows.shape
         row = self.columns.shape[-1] * self.rows.itemsize
-        limit = memory_limit if is_asynchronous(self.rows.device) else min(memory_limit, _CACHED_BYTES)
+        compiled = any(statistic.together is not None for statistic, _ in wanted)
+        cached = _COMPILED_BYTES if compiled else _CACHED_BYTES
+        limit = memory_limit if is_asynchronous(self.rows.device) else min(memory_limit, cached)
         height = max(1, min(m, limit // row))
         height = -(-m // -(-m // height))  # blocks of about equal height
         for top in range(0, m, height):

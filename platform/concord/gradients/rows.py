@@ -27,6 +27,11 @@ class Rows(Collected):
     """The environments' gradients of all trainable parameters of a model, for a weighting or a column rule.
 
     At most ``memory_limit`` bytes of gradients are kept, but at least those of two environments.
+
+    Attributes:
+        most: the number of environments whose gradients are kept.
+        compared: the number of those that two ways are compared by: the gradients of both, and their differences,
+            exist at once.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation, memory_limit: int) -> None:
@@ -36,6 +41,7 @@ class Rows(Collected):
         self._size = self.layout.components * self.layout.dtype.itemsize
         self._room: dict[int, Tensor] = {}
         self.most = max(2, memory_limit // self._size)
+        self.compared = max(2, memory_limit // (4 * self._size))
         self.zero()
 
     def require_room(self, environments: int) -> None:
@@ -97,7 +103,20 @@ class Rows(Collected):
         return self._finite_columns().cpu()
 
     def _finite_columns(self) -> Tensor:
-        return torch.stack([torch.isfinite(columns).all(1) for _, columns in self._columns()]).all(0)
+        # By the extremes, which need no memory beside the gradients. Small tensors kept of each block would keep the
+        # heap from reusing the blocks' memory.
+        extremes: tuple[Tensor, Tensor] | None = None
+        for _, columns in self._columns():
+            if columns.shape[1] == 0:
+                continue
+            lowest, highest = torch.aminmax(columns, dim=1)
+            if extremes is None:
+                extremes = lowest, highest
+            else:
+                torch.minimum(extremes[0], lowest, out=extremes[0])
+                torch.maximum(extremes[1], highest, out=extremes[1])
+        assert extremes is not None
+        return torch.isfinite(torch.stack(extremes)).all(0)
 
     def are_finite(self) -> bool:
         """Whether all gradients are finite."""

@@ -265,8 +265,8 @@ class StackedGradients(Recordable):
         if environments == 1:
             return
         self.vectorize = self._given
-        if isinstance(self._sums, Rows) and environments > self._sums.most:  # compared by some of them
-            environments = self._sums.most
+        if isinstance(self._sums, Rows) and environments > self._sums.compared:  # by some of them
+            environments = self._sums.compared
             batch = take(batch, slice(environments))
         momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
         random = random_state(self._device)
@@ -388,7 +388,7 @@ class StackedGradients(Recordable):
         relative, absolute = tolerances(half)  # of signs, too, which differ where gradients are rounding
         for name, parts in self._sums.values().items():
             errors = [
-                float((found - total).nan_to_num().norm()) for found, total in zip(parts, sums[name], strict=True)
+                float((found - total).nan_to_num_().norm()) for found, total in zip(parts, sums[name], strict=True)
             ]
             norms = [float(total.nan_to_num(neginf=0, posinf=0).norm()) for total in sums[name]]
             least = absolute * math.hypot(*norms)

@@ -13,6 +13,7 @@ from concord.aggregation.families import as_rule, masks
 from concord.aggregation.weighting import name_of
 from concord.errors import ArgumentError
 from concord.gradient_policies import NonFinite
+from concord.gradients.compiled import compiled_rule
 from concord.gradients.environment_momentum import EnvironmentMomentum
 from concord.gradients.nonfinite import check_nonfinite
 from concord.gradients.step_clock import StepClock
@@ -62,6 +63,7 @@ class AggregationOptions(TypedDict, total=False):
     autocast: torch.dtype | None
     scaler: torch.amp.GradScaler | None
     clock: StepClock
+    compile: bool
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Aggregation:
         scaler: multiplies the loss before backward. The rule sees unscaled gradients; ``parameter.grad`` is
             scaled again, for ``scaler.step(optimizer)``.
         clock: records the time of each phase of a step.
+        compile: compile the rule, see :mod:`~concord.gradients.compiled`: a weighting has nothing to compile.
 
     Attributes:
         notes_finite: whether steps have :attr:`EnvironmentStep.finite`.
@@ -95,10 +98,12 @@ class Aggregation:
     autocast: torch.dtype | None = None
     scaler: torch.amp.GradScaler | None = None
     clock: StepClock = field(default_factory=StepClock)
+    compile: bool = False
     notes_finite: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rule", as_rule(self.rule))
+        rule = as_rule(self.rule)
+        object.__setattr__(self, "rule", compiled_rule(rule) if self.compile else rule)
         if self.rescale and not masks(self.rule):
             raise ArgumentError("rescale", True, f"{name_of(self.rule)} drops no components; give False")
         check_nonfinite(self.nonfinite)

@@ -113,18 +113,23 @@ class Sums(Collected):
             indices, gradients = packed.pop()
             every = len(indices) == len(self.parameters)
             replaces, self._stale = self._stale and every, self._stale and not every
-            for statistic in self.collected:
-                if every:
-                    add_statistics([(statistic, self._flat[statistic.name])], gradients, accumulate=not replaces)
-                    continue
-                of_all = [self._view(statistic, index) for index in indices]
-                total = of_all[0].new_empty(gradients.shape[1])
-                add_statistics([(statistic, total)], gradients, accumulate=False)
-                parts = total.split([each.numel() for each in of_all])
-                torch._foreach_add_([each.view(-1) for each in of_all], parts)
+            if every:
+                wanted = [(each, self._flat[each.name]) for each in self.collected]
+                add_statistics(wanted, gradients, accumulate=not replaces)
+            else:
+                self._add_some(indices, gradients)
             if self.gradient is None:
                 self.seen = self.seen + gradients.sum(dtype=torch.float32)
         self._renew()
+
+    def _add_some(self, indices: Sequence[int], gradients: Tensor) -> None:
+        """Add gradients of some parameters, side by side."""
+        dtypes = {each.name: self._flat[each.name].dtype for each in self.collected}
+        sums = [(each, gradients.new_empty(gradients.shape[1], dtype=dtypes[each.name])) for each in self.collected]
+        add_statistics(sums, gradients, accumulate=False)
+        for statistic, total in sums:
+            views = [self._view(statistic, index).view(-1) for index in indices]
+            torch._foreach_add_(views, total.split([each.numel() for each in views]))
 
     def _renew(self) -> None:
         """Set the sums to 0, if that was put off."""

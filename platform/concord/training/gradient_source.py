@@ -50,7 +50,6 @@ def gradient_source(
     example_gradient: ExampleGradient | None = None,
     vectorize: Vectorize | None = None,
     accumulate: int = 1,
-    compiles: bool = False,
     **options: Unpack[AggregationOptions],
 ) -> GradientSource:
     """The source of a run's gradients, as the table says; called in every process of the group (None: this one alone).
@@ -58,12 +57,15 @@ def gradient_source(
     ``names`` are the environments of this process at a step. ``first_batch`` returns the run's first batch, leaves
     ``(environments, batch, ...)``. It and the model's current weights decide how gradients are computed, so a resumed
     run must pass the same. ``example_gradient`` is None unless every example is an environment. ``accumulate`` is the
-    number of pieces of an environment's batch. With ``compiles`` the model is compiled for the steps, if it can be and
-    each environment has a pass of its own; otherwise a warning says why not.
+    number of pieces of an environment's batch. With ``compile`` the model is compiled, too, if it can be and each
+    environment has a pass of its own; otherwise a warning says why not.
     """
+    compiles = options.get("compile", False)
     if objective.coupled:
         return ObjectiveGradients(model, objective, names, group, **options)
     if example_gradient is not None:
+        if compiles:
+            warn_uncompiled("every example is an environment, which hooks on its layers watch")
         return PerExampleGradients(
             model,
             objective.risk,
@@ -95,7 +97,14 @@ def gradient_source(
             **options,
         )
     stacked = StackedGradients(
-        model, risk, rule, names=names, group=group, vectorize=vectorize, accumulate=accumulate, **options
+        model,
+        risk,
+        rule,
+        names=names,
+        group=group,
+        vectorize=vectorize,
+        accumulate=accumulate,
+        **options,
     )
     if len(names) > 1 and vectorize is not False:
         model.train()

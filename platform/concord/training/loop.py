@@ -401,7 +401,7 @@ class _Run:
             example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
             vectorize=_VECTORIZE[config.aggregation.vectorize],
             accumulate=config.aggregation.accumulate,
-            compiles=config.optimizer.compile,
+            compile=config.optimizer.compile,
             rescale=config.aggregation.rescale and masks(rule),
             environment_momentum=config.aggregation.environment_momentum,
             # What overflows by the scale alone ends no run, see epoch().

@@ -134,8 +134,9 @@ class OptimizerOptions(OptionGroup):
     """Precision of layers in training (autocast): bfloat16 is faster on hardware that supports it. With float16, for
     GPUs without bfloat16, the loss is scaled; a step whose gradient overflows by it is left out."""
     compile: bool = False
-    """Compile the model for training steps by torch.compile, where each environment has a pass of its own: with a
-    worker for each environment, or --vectorize one-by-one. Results differ by rounding, and by dropout's masks."""
+    """Compile the rule by torch.compile, and the model for training steps, where each environment has a pass of its
+    own: with a worker for each environment, or --vectorize one-by-one. Results differ by rounding, and by dropout's
+    masks."""
     # fmt: on
 
     @property

@@ -182,10 +182,8 @@ class TrainConfig(RunConfig):
         accumulate, what = self.aggregation.accumulate, f"{coupling} is no mean over the examples of a batch"
         self.require("accumulate", accumulate == 1 or averages, f"{what}, so pieces do not add up to it; give 1")
         self.require("accumulate", accumulate <= data.batch_size, f"a batch has {data.batch_size} examples; give fewer")
-        compiles, expected = self.optimizer.compile, "watches each layer of the model by hooks; leave out one of both"
-        self.require("per_example", not (compiles and per_example), f"with --compile: {expected}")
         if coupled:
-            self.require("compile", not compiles, f"{coupling} couples the environments; leave it out")
+            self.require("compile", not self.optimizer.compile, f"{coupling} couples the environments; leave it out")
             averaged = f"{coupling} couples the environments, so there is one gradient"
             self.require("aggregator", rule == "mean", f"{averaged}; give mean")
             self.require("steps_per_update", self.aggregation.steps_per_update == 1, f"{averaged}; give 1")
