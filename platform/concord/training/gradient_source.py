@@ -97,14 +97,7 @@ def gradient_source(
             **options,
         )
     stacked = StackedGradients(
-        model,
-        risk,
-        rule,
-        names=names,
-        group=group,
-        vectorize=vectorize,
-        accumulate=accumulate,
-        **options,
+        model, risk, rule, names=names, group=group, vectorize=vectorize, accumulate=accumulate, **options
     )
     if len(names) > 1 and vectorize is not False:
         model.train()
