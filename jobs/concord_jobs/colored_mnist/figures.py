@@ -1,5 +1,6 @@
 """Accuracies over environments with increasingly misleading colours, in the form of the meta-IRM paper."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -185,6 +186,22 @@ def largest_penalty(run: Run) -> float:
 def last_penalty(run: Run) -> float:
     """The penalty at the end of the run."""
     return _penalty(run.metrics)
+
+
+def distance_at_stop(part: float, spread: float, paper: Mapping[str, float]) -> Callable[[Run], float]:
+    """The largest distance of an accuracy from the paper's, for the model that ``--stop-spread`` would take of a run.
+
+    It is the first one after this part of the run whose held-out losses have a smaller spread, or else the one with
+    the smallest.
+    """
+
+    def distance(run: Run) -> float:
+        seen = [each.metrics for each in run.history if each.epoch >= math.ceil(part * run.history[-1].epoch)]
+        below = (each for each in seen if each["held_out_spread"] < spread)
+        stopped = next(below, None) or min(seen, key=lambda each: each["held_out_spread"])
+        return max(abs(stopped[name] - accuracy) for name, accuracy in paper.items())
+
+    return distance
 
 
 def _penalty(metrics: Mapping[str, float]) -> float:

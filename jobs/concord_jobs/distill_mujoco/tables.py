@@ -89,7 +89,7 @@ def table(simulators: list[str], seeds: int, title: str, **options: Any) -> Comp
 
 comparisons = {
     "reduced": table(list(PUBLISHED), 2, "all simulators, 40 epochs, two seeds"),
-    "hopper": table(["Hopper"], 2, "Hopper, 120 epochs, two seeds", epochs=120, evaluations=60),
+    "hopper": table(["Hopper"], 8, "Hopper, 120 epochs, eight seeds", epochs=120, evaluations=60),
     "fig-4.9": errors(
         "ablations of figure 4.9 on Hopper, 15 epochs, two seeds",
         {
