@@ -32,6 +32,8 @@ from concord.errors import InputError
 from concord.extras import require_extra
 from concord.tracking import Store
 
+# Nothing is freed while tests are collected: the collector would examine a million objects of imports again and again.
+gc.disable()
 # Tests use no cluster, tracking server, profile or data of the shell that starts them.
 for _variable in ("CONCORD_DATA", "CONCORD_PROFILE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
     os.environ.pop(_variable, None)
@@ -46,6 +48,8 @@ torch.set_num_threads(1)
 # Tests in the background ignore SIGINT. The processes that they interrupt would inherit this, so restore the handler.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# MLflow's module for PyTorch imports Lightning where it is there, for autologging, which takes three seconds a process.
+sys.modules["pytorch_lightning"] = None  # type: ignore[assignment]
 # No deadline for an example: on a busy machine the first example imports, allocates and waits.
 settings.register_profile("concord", deadline=None)
 settings.load_profile("concord")
@@ -103,6 +107,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.cache.set(GROUPED, {item.nodeid: group for item in items if (group := group_of(item))})
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_unconfigure() -> None:
     """Hide all objects from the collections at the end of the process, which would take seconds."""
     gc.freeze()
@@ -147,6 +156,17 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     base = tmp_path_factory.getbasetemp()
     with copied_tables(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commits_read_once() -> Iterator[None]:
+    """Ask git once for the commit of a folder, not four times a run."""
+    from concord.execution import spec
+
+    git = functools.cache(spec._git)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spec, "_git", lambda folder, *words: git(folder.absolute(), *words))
         yield
 
 

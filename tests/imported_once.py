@@ -1,10 +1,13 @@
 """Imports and computes once what every command needs; the processes of commands are forked from the one that did."""
 
+import sys
+
 import torch
 
 from concord.tracking.client import import_mlflow
 
 import_mlflow()
+sys.modules["pytorch_lightning"] = None  # type: ignore[assignment]  # as in conftest.py
 import alembic.command  # noqa: E402, F401
 import matplotlib.backends.backend_agg  # noqa: E402, F401
 import mlflow.pytorch  # noqa: E402

@@ -1,9 +1,8 @@
 """Any JSON value in place of any field of what Concord has recorded is used, or refused in one line."""
 
-import functools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from recorded import described
 from concord.environments import sharded
 from concord.environments.sharded import MANIFEST, ShardedData
 from concord.errors import InputError
-from concord.execution import spec
 from concord.execution.key import KEYS, finished_run, index_run, plain
 from concord.execution.restored_options import restored_config
 from concord.record import EVENTS, RECORD, OpenRun, folder_of, read_events, require_run, write_record
@@ -46,14 +44,6 @@ def planned(output: Path) -> StudyPlan:
         name="s", output=output, method="averaged", trials=3, reruns=0, shortlist=0
     )
     return plan_study(JOB, options, {"name", "output", "method", "trials", "reruns", "shortlist"})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def checkout() -> Iterator[None]:
-    """Git is asked once for what it says of a folder: the checkout is the same in all examples."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spec, "_git", functools.cache(spec._git))
-        yield
 
 
 @pytest.fixture(scope="module")
