@@ -316,6 +316,7 @@ def test_a_run_that_fails_is_said_and_tried_again_and_the_others_are_kept(
     assert (average.status, raises.status) == ("FINISHED", "FAILED")
 
 
+@pytest.mark.slow
 def test_kept_rows_stay_where_every_run_of_a_table_failed(ray_cluster: None, output: Path, tmp_path: Path) -> None:
     kept, other = (tmp_path / f"{NAME}-{table}.jsonl" for table in ("broken", "rates"))
     kept.write_text("rows of earlier runs\n")
@@ -384,6 +385,7 @@ def test_a_stopped_group_says_in_mlflow_how_far_it_is_until_it_goes_on(
     assert description() == "what is compared"
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_from_its_checkpoint(
     ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,6 +211,7 @@ def test_numbers_are_compared_in_their_own_unit(tmp_path: Path, target: str, tas
     assert (folds.measure, folds.mode) == (measure, "max" if measure == "accuracy" else "min")
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_continues_to_the_same_table(
     whole: ComparisonResult, stations: Path, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
     assert f"--output {tmp_path}" in command
 
 
+@pytest.mark.slow
 def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: None, tmp_path: Path) -> None:
     planned = plan(TINY, tmp_path, {"epochs": 1}, methods=("mean", "geometric-mean"), trials=2, seeds=2)
     result = run_methods(planned, [], lambda _: None)
@@ -111,6 +112,7 @@ def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: N
     assert "2 environments, on which each trial trains, are few votes for a mask" in " ".join(result.lines())
 
 
+@pytest.mark.slow
 def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched_and_one_that_fails_is_said(
     ray_cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +176,7 @@ class Failing(Scaled):
 """
 
 
+@pytest.mark.slow
 def test_methods_are_judged_by_the_spread_of_losses_and_shown_by_accuracy(ray_cluster: None, tmp_path: Path) -> None:
     few: dict[str, Any] = {"methods": ("mean", "vrex"), "trials": 1, "seeds": 2, "metric": "spread"}
     planned = plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, selection="held-out", **few)

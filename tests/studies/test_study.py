@@ -233,7 +233,15 @@ def two_trials(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> S
     return study(tmp_path_factory.mktemp("two") / "runs", trials=2, **IN_TURN)
 
 
-@pytest.mark.parametrize(("event", "which"), [("data", 1), ("evaluated", 1), ("evaluated", 2), ("checkpoint", 1)])
+@pytest.mark.parametrize(
+    ("event", "which"),
+    [
+        ("evaluated", 2),
+        pytest.param("data", 1, marks=pytest.mark.slow),
+        pytest.param("evaluated", 1, marks=pytest.mark.slow),
+        pytest.param("checkpoint", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_trial_whose_event_cannot_be_written_is_not_finished_and_goes_on(
     two_trials: StudyResult, output: Path, monkeypatch: pytest.MonkeyPatch, event: str, which: int
 ) -> None:
@@ -418,9 +426,9 @@ def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cl
 
 
 def test_leave_one_out_judges_by_one_training_for_each_environment(ray_cluster: None, output: Path) -> None:
-    result = study(output, trials=3, selection="leave-one-out")
+    result = study(output, trials=2, selection="leave-one-out")
     plan = planned(output, name="compared", selection="leave-one-out")
-    assert len(result.finished) == 3
+    assert len(result.finished) == 2
     for ended in result.finished:
         config = config_at(plan.base, plan.space, ended.point)
         assert comparable(ended.metrics) == pytest.approx(trained_here(config) | left_out_metrics(config))
@@ -872,6 +880,7 @@ def test_a_study_leaves_alone_a_folder_that_has_the_name_of_its_trial(ray_cluste
     assert not list((output / "studies").glob("*"))
 
 
+@pytest.mark.slow
 def test_two_groups_that_want_the_same_runs_at_a_time_do_not_spoil_each_other(ray_cluster: None, output: Path) -> None:
     address = ray.get_runtime_context().gcs_address
     words = ["--method", "averaged", "--vary", "lr=0.1,0.2,0.3", "--search", "grid", "--pause", "0.03"]
@@ -890,7 +899,7 @@ def test_two_groups_that_want_the_same_runs_at_a_time_do_not_spoil_each_other(ra
         assert (each.run is not None and each.run.status, len(each.history)) == ("FINISHED", 2)
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("by", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_trial_whose_process_is_killed_runs_again(ray_cluster: None, output: Path, by: signal.Signals) -> None:
     witness = output.parent / "witness"
 
@@ -932,6 +941,7 @@ def test_a_trial_that_takes_all_memory_fails_and_the_others_are_finished(
     assert "out of memory" in errors
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_between_two_trials_costs_neither(
     ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1019,6 +1029,7 @@ def test_a_study_whose_store_was_lost_tracks_all_its_trials_again(ray_cluster: N
     whole(output, 3)
 
 
+@pytest.mark.slow
 def test_trials_deleted_in_mlflow_are_restored_when_the_study_goes_on(ray_cluster: None, output: Path) -> None:
     study(output, trials=2)
     store = Store.open(output)
@@ -1031,7 +1042,10 @@ def test_trials_deleted_in_mlflow_are_restored_when_the_study_goes_on(ray_cluste
     whole(output, 3)
 
 
-@pytest.mark.parametrize("default", [False, True], ids=["output", "working-folder"])
+@pytest.mark.parametrize(
+    "default",
+    [pytest.param(False, id="output", marks=pytest.mark.slow), pytest.param(True, id="working-folder")],
+)
 def test_a_study_goes_on_where_its_folder_was_moved(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: bool
 ) -> None:
@@ -1052,7 +1066,7 @@ def test_a_study_goes_on_where_its_folder_was_moved(
     assert [path.name for path in tmp_path.iterdir()] == [after.name]
 
 
-@pytest.mark.parametrize("name", ["a?b%20c", "a#größe 大"])
+@pytest.mark.parametrize("name", [pytest.param("a?b%20c", marks=pytest.mark.slow), "a#größe 大"])
 def test_a_study_takes_an_output_folder_of_any_name(ray_cluster: None, tmp_path: Path, name: str) -> None:
     output = tmp_path / name
     study(output, trials=1, register=True)
