@@ -136,7 +136,7 @@ def test_any_value_in_a_report_is_used_or_the_report_is_made_again(
     monkeypatch.setattr("concord.execution.analyzing.analyze_model", lambda *_: whole)
     monkeypatch.setattr("concord.analysis.figures.save", lambda _, path: path)
 
-    @settings(max_examples=12, phases=[Phase.generate])
+    @settings(max_examples=6, phases=[Phase.generate])
     @given(
         st.data(),
         st.sampled_from([{}, {"untracked": "no answer"}]),

@@ -190,7 +190,9 @@ def with_closed(streams: str, *words: str) -> None:
     assert "Error" not in done.stderr
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize(
+    "closed", [">&-", *(pytest.param(closed, marks=pytest.mark.slow) for closed in ("<&-", "2>&-"))]
+)
 def test_a_closed_standard_stream_changes_no_exit_status(tmp_path: Path, closed: str) -> None:
     """The watchdog's pipe, which is opened next, would have the stream's number."""
     rows = [f"{place},{age},{age % 2}" for place in ("north", "south", "west") for age in range(20)]
@@ -199,6 +201,7 @@ def test_a_closed_standard_stream_changes_no_exit_status(tmp_path: Path, closed:
     with_closed(closed, "data", *table, "--check", str(tmp_path / "rows.csv"))
 
 
+@pytest.mark.slow
 def test_a_run_without_standard_streams_ends_as_any(job_file: Callable[..., str], output: Path) -> None:
     Store.open(output)  # has tables; the process would create them for seconds
     with_closed("<&- >&- 2>&-", "train", job_file(), "--output", str(output), "--epochs", "1", "--name", "a")

@@ -94,7 +94,18 @@ def recorded(output: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("command", commands_of_the_readme())
+def one_of_each_kind(commands: list[str]) -> list[Any]:
+    """The first command of each kind; the others, whose options go the same way, are for ``make test-slow``."""
+    seen: set[str] = set()
+    cases = []
+    for command in commands:
+        kind = command.split()[1]
+        cases.append(pytest.param(command, marks=[pytest.mark.slow] if kind in seen else []))
+        seen.add(kind)
+    return cases
+
+
+@pytest.mark.parametrize("command", one_of_each_kind(commands_of_the_readme()))
 def test_a_command_of_the_readme_is_the_same_call(
     ray_cluster: None, hospitals_of_the_readme: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,7 +249,12 @@ def test_a_frame_is_the_table_that_a_file_has(hospitals_of_the_readme: Path) -> 
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_the_page_on_python_runs_as_it_stands(ray_cluster: None, hospitals_of_the_readme: Path, name: str) -> None:
+def test_the_page_on_python_runs_as_it_stands(
+    ray_cluster: None, hospitals_of_the_readme: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A table's own number of epochs takes half a minute; tests/recipes/test_table_defaults.py trains by it.
+    train = concord.train
+    monkeypatch.setattr(concord, "train", lambda job, **options: train(job, **{"epochs": 2} | options))
     exec(compile(snippet(name), f"{name}.py", "exec"), {"__name__": "__main__"})
     runs = recorded(hospitals_of_the_readme / "concord-runs")
     assert runs

@@ -405,7 +405,14 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
                 getattr(module, command)(rest, False)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+# Some hundred commands, which made what is kept; tests/studies/test_reproduction.py finds their jobs and tables.
+RESULTS = ("results", "objective-results", "distillation-results")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page_id(page), marks=[pytest.mark.slow] if page.stem in RESULTS else []) for page in PAGES],
+)
 def test_the_commands_of_a_page_are_right(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = commands(page, "bash", tmp_path / "shell")
     assert found or "\nconcord " not in page.read_text()
