@@ -38,8 +38,8 @@ LINE = (
 @pytest.mark.parametrize(
     ("end", "status"),
     [
-        ("os._exit(0)", 0),
-        ("ctypes.string_at(0)", -signal.SIGSEGV),
+        pytest.param("os._exit(0)", 0, marks=pytest.mark.slow),
+        pytest.param("ctypes.string_at(0)", -signal.SIGSEGV, marks=pytest.mark.slow),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
@@ -65,6 +65,7 @@ def test_a_command_that_is_told_to_end_at_its_start_says_that_it_was_stopped(tmp
     assert (started.returncode, out, error) == (1, "", "concord: stopped\n")
 
 
+@pytest.mark.slow
 def test_a_command_whose_watchdog_dies_ends_as_without_one(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     kill = "os.system(f'pkill -KILL -P {os.getpid()} -f exit_watchdog.py')"

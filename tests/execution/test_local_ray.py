@@ -164,6 +164,7 @@ def test_a_run_told_to_end_while_ray_starts_leaves_nothing(output: Path, number:
     assert "RUNNING" not in statuses(output)
 
 
+@pytest.mark.slow
 @linux
 def test_a_study_ends_in_order_when_all_its_processes_are_told_to(output: Path) -> None:
     words = ["tune", JOB_FILE, "--output", str(output), "--name", "s", "--trials", "4", "--pause", "0.1"]
@@ -218,6 +219,7 @@ job = Job(environments, lambda config: Stopping(3, 2), torch.nn.functional.cross
 """
 
 
+@pytest.mark.slow
 @linux
 def test_a_worker_that_the_others_wait_for_is_named(ray_cluster: None, output: Path, tmp_path: Path) -> None:
     file, pid = tmp_path / "mine.py", tmp_path / "pid"

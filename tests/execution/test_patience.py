@@ -142,6 +142,7 @@ def test_a_tracking_server_that_is_away_at_the_beginning_and_the_end_gets_each_r
     assert f"models:/{version.name}/{version.version}" == result["model"]
 
 
+@pytest.mark.slow
 def test_a_storage_that_is_away_when_a_run_begins_or_resumes_is_waited_for(
     s3: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +167,7 @@ def test_a_storage_that_is_away_when_a_run_begins_or_resumes_is_waited_for(
         assert f": no storage answers at {s3.url}" in waits[-1]
 
 
+@pytest.mark.slow
 def test_data_at_an_address_that_is_away_when_a_run_begins_are_waited_for(
     s3: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

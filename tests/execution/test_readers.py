@@ -66,7 +66,8 @@ def test_after_kill_9_a_run_sees_what_it_would_have_seen(
     assert comparable(resumed.json["metrics"]) == expected
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_run_and_its_readers_ends_with_one_line(
     output: Path, images: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

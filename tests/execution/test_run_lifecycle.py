@@ -447,7 +447,7 @@ def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.Monk
         (1, signal.SIGTERM),
         pytest.param(1, signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
-        (2, signal.SIGINT),
+        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(

@@ -970,6 +970,7 @@ def test_a_submission_is_stopped_once(
     assert "nothing: there is no such submission" in refused["error"]
 
 
+@pytest.mark.slow
 def test_a_run_reads_a_file_beside_its_job_and_is_stopped_within_a_step_that_does_not_end(
     head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -61,7 +61,7 @@ def test_a_run_that_is_deleted_while_it_is_at_work_comes_back_with_its_next_sign
     assert statuses(store) == {"deleted": "finished"}
 
 
-@pytest.mark.parametrize("kind", ["file", "server"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_run_that_fell_silent_is_interrupted_for_everybody_and_one_at_work_runs(
     kind: str, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
