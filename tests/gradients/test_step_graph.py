@@ -94,7 +94,13 @@ OF_BOTH = [
 ]  # the examples' gradients, of which a median would be, are nowhere
 
 
-@pytest.mark.parametrize(("rule", "source"), OF_BOTH)
+# Each rule and each source; the other pairs are for ``make test-slow``.
+QUICK = {(rule, "pooled") for rule in RULES} | {(next(iter(RULES)), source) for source in SOURCES}
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"), [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in OF_BOTH]
+)
 def test_replays_give_what_ordinary_steps_give_to_the_bit(rule: str, source: str, recorder: Recorder) -> None:
     made = network()
     found, expected = (trained(made, SOURCES[source](RULES[rule], graph)) for graph in (True, False))

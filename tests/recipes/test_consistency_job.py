@@ -85,8 +85,14 @@ def test_the_authors_loop_ends_at_the_known_fixed_points(rule: str, rows: tuple[
     assert notebook(rule, rows, start) == pytest.approx(known_end(rule, rows)[0], abs=0.05)
 
 
-# Each rule and each choice of rows.
-@pytest.mark.parametrize(("rule", "rows"), zip(RULES, ROWS.values(), strict=True), ids=RULES)
+# Each rule and each choice of rows. One suffices for every day, as each step is that of the loop above.
+@pytest.mark.parametrize(
+    ("rule", "rows"),
+    [
+        pytest.param(rule, rows, id=rule, marks=[pytest.mark.slow] if number else [])
+        for number, (rule, rows) in enumerate(zip(RULES, ROWS.values(), strict=True))
+    ],
+)
 def test_a_run_ends_at_the_known_fixed_points(rule: str, rows: tuple[int, ...]) -> None:
     metrics = trained(rule, rows)
     weights, training, left_out = known_end(rule, rows)

@@ -79,7 +79,10 @@ def test_weights_begin_the_network_and_its_last_layer_is_new(
     assert (found["fc.weight"].shape, found["fc.bias"].shape) == ((2, 512), (2,))
 
 
-@pytest.mark.parametrize(("batch_norm", "kept"), [("auto", True), ("frozen", True), ("trained", False)])
+FROZEN = pytest.param("frozen", True, marks=pytest.mark.slow)  # what auto takes here
+
+
+@pytest.mark.parametrize(("batch_norm", "kept"), [("auto", True), FROZEN, ("trained", False)])
 def test_frozen_batch_norm_keeps_statistics_and_trains_weights(
     batch_norm: str, kept: bool, job: Job[Any], torchvision: ModuleType, images: Path, weights: Path
 ) -> None:

@@ -90,7 +90,10 @@ def test_a_run_with_workers_reports_wrong_and_right_labels(
 
 @pytest.mark.parametrize(
     ("job", "rows", "figures"),
-    [("memorization", 16, {"memorization-mnist", "thresholds-mnist"}), ("label-noise", 6, {"label-noise-mnist"})],
+    [
+        pytest.param("memorization", 16, {"memorization-mnist", "thresholds-mnist"}, marks=pytest.mark.slow),
+        ("label-noise", 6, {"label-noise-mnist"}),
+    ],
 )
 def test_the_laptops_version_of_the_figures_is_made_by_one_command(
     job: str, rows: int, figures: set[str], ray_cluster: None, output: Path, mnist: Path, capsys: Any

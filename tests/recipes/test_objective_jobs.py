@@ -101,6 +101,7 @@ def test_colored_mnist_trains_and_measures_similarity(objective: Any, one_logit:
     assert ("pwcca_adapted_0_train-0.1" in metrics) == (objective == "meta-irm")
 
 
+@pytest.mark.slow
 def test_the_tables_and_figures_of_colored_mnist_are_all_made(
     ray_cluster: None, output: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

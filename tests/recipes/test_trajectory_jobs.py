@@ -137,6 +137,7 @@ def test_the_studies_have_the_spaces_of_the_thesis(name: str) -> None:
     assert sizes == {"asi": common * 4 * 3, "asi-no-exploration": common * 4, **fixed_strides}
 
 
+@pytest.mark.slow
 def test_a_study_reads_what_is_not_in_memory_as_it_is_needed(
     ray_cluster: None, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

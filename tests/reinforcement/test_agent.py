@@ -163,6 +163,7 @@ def learning_rate(algorithm: Any) -> float:
     return rate
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_a_schedule_goes_on_where_it_was() -> None:
     options: dict[str, Any] = {"steps": 256, "final_lr": 0.0}

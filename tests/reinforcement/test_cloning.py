@@ -77,6 +77,7 @@ def test_no_level_serves_two_purposes(data: Path) -> None:
     assert there.options["expert"] == load_expert(shipped_expert("coinrun", "easy")).version
 
 
+@pytest.mark.slow
 def test_another_seed_makes_other_states(data: Path, tmp_path: Path) -> None:
     few = {**SMALL, "levels": 1, "test_states": 1, "validation_states": 0}
     make_cloning_data(CloningOptions(data=tmp_path / "other", seed=1, **few), quiet)
@@ -210,8 +211,8 @@ def config(folder: Path, **options: Any) -> Any:
 @pytest.mark.parametrize(
     "options",
     [
-        {"optimizer": "adam", "beta1": 0.9, "lr": 1e-3},
-        {"temporal_threshold": 0.1, "lr": 1e-3},
+        pytest.param({"optimizer": "adam", "beta1": 0.9, "lr": 1e-3}, marks=pytest.mark.slow),
+        pytest.param({"temporal_threshold": 0.1, "lr": 1e-3}, marks=pytest.mark.slow),
         {"environments_per_step": 3, "aggregator": "and-mask", "optimizer": "adam", "lr": 1e-3},
     ],
     ids=["adam", "temporal", "spatial"],

@@ -1,8 +1,9 @@
 """Averaged and best weights: the evaluated weights are kept, and a resumed run equals an undisturbed one."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,8 +58,14 @@ def resumed_equals_whole(config: TrainConfig, process: ProcessContext, folder: P
                 assert one.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("habit", HABITS)
+def each_once(first: Collection[str], second: Collection[str]) -> list[Any]:
+    """Each of both in one case at least; the other pairs are for ``make test-slow``."""
+    pairs = list(itertools.product(first, second))
+    quick = {(one, next(iter(second))) for one in first} | {(next(iter(first)), other) for other in second}
+    return [pytest.param(*pair, marks=[] if pair in quick else [pytest.mark.slow]) for pair in pairs]
+
+
+@pytest.mark.parametrize(("habit", "source"), each_once(HABITS, SOURCES))
 def test_a_resumed_run_is_equal_bit_by_bit(tmp_path: Path, habit: str, source: str) -> None:
     config = CONFIG.with_options(**HABITS[habit], **SOURCES[source])
     resumed_equals_whole(config, ProcessContext(), tmp_path)

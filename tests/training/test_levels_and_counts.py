@@ -211,8 +211,15 @@ def test_a_poisson_regression_trained_by_steps_is_that_of_scikit_learn(tmp_path:
     assert found["train_loss"] == pytest.approx(found["train_poisson_deviance"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(OBJECTIVES))
-@pytest.mark.parametrize("task", ["levels", "counts"])
+# Each objective with one of the two tasks; with the other in ``make test-slow``.
+TASKS = [
+    pytest.param(name, task, marks=[] if number % 2 == at else [pytest.mark.slow])
+    for number, name in enumerate(sorted(OBJECTIVES))
+    for at, task in enumerate(("levels", "counts"))
+]
+
+
+@pytest.mark.parametrize(("name", "task"), TASKS)
 def test_every_objective_takes_levels_and_counts(name: str, task: str, tmp_path: Path) -> None:
     patients().to_csv(tmp_path / "p.csv", index=False)
     options = {"objective": name, "epochs": 1, "batch_size": 20}
