@@ -94,7 +94,10 @@ STARTER = "import os, sys; from concord.exit_watchdog import run_group; sys.exit
 
 
 @linux
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+)
 def test_a_servers_processes_end_with_the_process_that_started_it(number: int, tmp_path: Path) -> None:
     said = tmp_path / "pids"
     starter = subprocess.Popen(

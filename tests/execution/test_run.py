@@ -350,7 +350,7 @@ def test_an_example_that_one_worker_cannot_read_ends_the_run_at_once(ray_cluster
     assert not (output / "runs" / "wrong").exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_non_finite_gradient_fails_the_run_at_once_and_says_where(
     ray_cluster: None, output: Path, workers: int
 ) -> None:
@@ -402,7 +402,7 @@ def test_a_mistake_in_the_job_ends_the_run_with_one_traceback(
     assert "ZeroDivisionError" not in "".join(capfd.readouterr())
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("where", ["in the first batch", "later"])
 def test_a_job_that_calls_exit_fails_with_a_line(ray_cluster: None, output: Path, where: str, workers: int) -> None:
     kind, line = (InputError, "SystemExit: 0") if where == "in the first batch" else (RunFailedError, "SystemExit: 0")

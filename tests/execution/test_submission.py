@@ -692,15 +692,12 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     kept = [path.read_bytes() for path in (head.folder / "runs").rglob("*") if path.is_file()]
     assert not any(b"this place" in text for text in [*kept, (printed.err + printed.out).encode()])
     # The same name again is refused there, as it would be here, with the same exit status.
-    assert main([*run, "--json"]) == 2
-    assert "ended with exit status 2" in capfd.readouterr().err
     assert main([*run, "--no-wait", "--json"]) == 2
     said = f"invalid input; --name first: there is a run of this name in {head.folder / 'runs'}; add --resume"
     assert said in json.loads(capfd.readouterr().out)["error"]
     assert main(["submissions", "--mine", *where, "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)["submissions"]
     assert [(each["name"], each["owner"], each["status"], each["exit_status"]) for each in listed] == [
-        ("first", "ann", "failed", 2),
         ("first", "ann", "failed", 2),
         ("first", "ann", "succeeded", 0),
     ]
@@ -709,6 +706,19 @@ def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     assert json.loads(capfd.readouterr().out)["submissions"] == []
     assert main(["logs", result["submission"], *where]) == 0
     assert "data: 3 environments for training" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_who_waits_for_a_command_that_is_refused_on_the_cluster_has_its_exit_status(
+    head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = head.folder / "runs" / "runs" / "taken"
+    taken.mkdir(parents=True)
+    (taken / "notes").write_text("mine")
+    monkeypatch.chdir(JOB.parent)
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    assert main(["submit", "train", JOB.name, "--name", "taken", *where, "--json"]) == 2
+    assert "ended with exit status 2" in capfd.readouterr().err
 
 
 def test_a_submitted_comparison_takes_its_tables_and_options_along(

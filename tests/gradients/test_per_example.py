@@ -441,7 +441,10 @@ def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return torch.compile(model, backend="aot_eager")
 
 
-@pytest.mark.parametrize(("name", "way"), [("mlp", layer_by_layer), ("mlp", compiled), ("conv", compiled)])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("mlp", layer_by_layer), pytest.param("mlp", compiled, marks=pytest.mark.slow), ("conv", compiled)],
+)
 def test_a_model_may_be_compiled_or_called_layer_by_layer(name, way):
     model, inputs, targets = made(name)
     expected = updates(AndMask(0.4), model, inputs, targets)

@@ -81,7 +81,14 @@ def test_on_ray_train_the_driver_s_callback_hears_of_all_but_steps(ray_cluster: 
         concord.train(made_job(), callbacks=[Wrong()], output=output, workers=2, register=False)
 
 
-@pytest.mark.parametrize("method", ["on_train_begin", "on_step", "on_metrics", "on_evaluation", "on_checkpoint"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "on_train_begin",
+        "on_step",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("on_metrics", "on_evaluation", "on_checkpoint")),
+    ],
+)
 def test_an_exception_of_a_callback_ends_the_run_with_its_line(output: Path, method: str) -> None:
     def wrong(*_: Any) -> None:
         raise KeyError("mine")

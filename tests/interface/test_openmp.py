@@ -55,6 +55,7 @@ def spins(*_: object) -> dict[str, float]:
     return {"spins": float(os.environ.get("GOMP_SPINCOUNT", 0))}
 
 
+@pytest.mark.slow
 def test_workers_and_trials_of_a_program_wait_briefly_and_the_program_as_before(
     ray_cluster: None, output: Path
 ) -> None:

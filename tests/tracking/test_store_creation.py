@@ -64,6 +64,7 @@ def number_of_tables(file: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0])
 
 
+@pytest.mark.slow
 def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path) -> None:
     run_program(KILLED, tmp_path)
     folders = [file.parent for file in tmp_path.glob("*/mlflow.db")]
