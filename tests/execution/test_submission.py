@@ -819,6 +819,7 @@ class Tunnel:
             end.close()
 
 
+@pytest.mark.slow
 def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> None:
     submit = ray_jobs(head).submit_job
     identity, end = "", time.monotonic() + 60

@@ -864,6 +864,7 @@ def test_trials_with_the_same_point_have_one_run(ray_cluster: None, output: Path
     assert trainings(witness) == 2
 
 
+@pytest.mark.slow
 def test_a_study_leaves_alone_a_folder_that_has_the_name_of_its_trial(ray_cluster: None, output: Path) -> None:
     own = ["train", JOB_FILE, "--output", str(output), "--name", "s-trial-0", "--no-register"]
     assert main(own) == 0
