@@ -100,7 +100,6 @@ def test_a_benchmark_without_its_package_is_left_out_with_a_line(
         assert f"left out: {name} needs the package not_there, which is not installed" in said.err.splitlines()
 
 
-@pytest.mark.slow
 def test_the_rows_of_a_gpu_are_tried_on_a_cpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
