@@ -176,6 +176,29 @@ def test_the_ratio_is_the_largest_generalized_eigenvalue(seed: int, epsilon: flo
     assert float(found.direction.norm()) == pytest.approx(1)
 
 
+@given(st.integers(0, 1000), st.sampled_from([30.0, 60.0, 100.0]))
+@example(2, 60.0)  # from sums of earlier products it was 3e8
+@example(0, 100.0)
+@settings(max_examples=6, deadline=None)
+def test_where_curvature_is_rounding_the_ratio_is_still_that_of_its_direction(seed: int, scale: float) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 2))
+    with torch.no_grad():
+        model[2].weight *= scale  # so sure of its classes that the losses are next to nothing
+        inputs = torch.randn(2, 40, 8)
+        outputs = model(inputs)
+        margins = outputs.diff(dim=2).abs()[..., 0]
+        sure = [of_one > of_one.median() for of_one in margins]
+        data = {
+            name: (inputs[at][sure[at]], outputs[at][sure[at]].argmax(1)) for at, name in enumerate(("one", "other"))
+        }
+    of = EnvironmentLosses(model, nn.functional.cross_entropy, data)
+    found = pair_ratio(of, *of.names, 0.01, 1.0)
+    along = found.direction.double()
+    quotient = float(along @ of.product("other", along)) / float(along @ (of.product("one", along) + 0.02 * along))
+    assert found.value == pytest.approx(quotient, rel=1e-3, abs=1e-12)
+
+
 @given(st.integers(0, 1000))
 @settings(max_examples=10, deadline=None)
 def test_without_damping_the_ratio_has_no_scale_of_parameters(seed: int) -> None:

@@ -7,8 +7,8 @@ N_e lies between two ellipsoids: ½ δᵀ (G_e + γI) δ ≤ ε and ≤ 2ε, wit
 
 μ is computed from products with G, without forming a matrix: by LOBPCG (Knyazev: Toward the optimal preconditioned
 eigensolver, 2001) with a few steps of conjugate gradients for (G_e + γI)⁻¹. Each iterate is a Rayleigh quotient, which
-never exceeds μ. SciPy's LOBPCG keeps the iterate of the least residual, which may be the first one, since residuals
-grow before they fall.
+never exceeds μ, of products that are computed anew: the sums of earlier products may be rounding alone. SciPy's LOBPCG
+keeps the iterate of the least residual, which may be the first one, since residuals grow before they fall.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,12 @@ def largest_ratio(own: Product, other: Product, damping: float, start: Tensor) -
         return vector, other(vector), damped(vector)
 
     second = torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    points, moves = _ritz([with_products(start.double()), with_products(second.to(start.device))], [])
+
+    def best(points: Sequence[_WithProducts], directions: Sequence[_WithProducts]) -> tuple[_Points, _Points]:
+        vectors, moves = _ritz(points, directions)
+        return [with_products(each) for each in vectors], moves
+
+    points, moves = best([with_products(start.double()), with_products(second.to(start.device))], [])
     value, converged = 0.0, False
     for _ in range(_MOST):
         residuals = [_residual(point, damped) for point in points]
@@ -68,27 +73,36 @@ def largest_ratio(own: Product, other: Product, damping: float, start: Tensor) -
         steps = [with_products(step) for _, _, step in residuals if float(step.norm()) > 0]
         if converged or not steps:
             break
-        points, moves = _ritz(points, [*steps, *moves])
-    direction = (points[0][0] / points[0][0].norm()).to(start.dtype)
+        found, moves = best(points, [*steps, *moves])
+        if _quotient(found[0]) < value * (1 - _TOLERANCE):  # the sums of products have misled it
+            found, moves = best(points, steps)
+        if _quotient(found[0]) < value * (1 - _TOLERANCE):
+            break
+        points = found
+    direction = points[0][0].to(start.dtype)
     return Ratio(value, direction, converged or value == 0)
 
 
 _WithProducts = tuple[Tensor, Tensor, Tensor]
 """A vector x, and with it G'x and (G + γI)x."""
+_Points = list[_WithProducts]
+
+
+def _quotient(point: _WithProducts) -> float:
+    x, ax, bx = point
+    return float(x @ ax) / float(x @ bx)
 
 
 def _residual(point: _WithProducts, damped: Product) -> tuple[float, float, Tensor]:
     """A point's ratio, the norm of its residual, and the step that would remove the residual."""
     x, ax, bx = point
-    value = float(x @ ax) / float(x @ bx)
+    value = _quotient(point)
     residual = ax - value * bx
     step = _solved(damped, residual)
     return value, (max(float(residual @ step), 0.0) / float(x @ bx)) ** 0.5, step
 
 
-def _ritz(
-    points: Sequence[_WithProducts], directions: Sequence[_WithProducts]
-) -> tuple[list[_WithProducts], list[_WithProducts]]:
+def _ritz(points: Sequence[_WithProducts], directions: Sequence[_WithProducts]) -> tuple[Sequence[Tensor], _Points]:
     """The two vectors with the largest ratios in the span of points and directions; and their parts of directions."""
     parts = [torch.stack(each) for each in zip(*points, *directions, strict=True)]
     lengths = parts[0].norm(dim=1, keepdim=True)
@@ -101,7 +115,7 @@ def _ritz(
     weights = axes @ scipy.linalg.eigh(axes.T @ ((a + a.T) / 2) @ axes)[1][:, :-3:-1]
     by = torch.as_tensor(weights.T.copy(), device=vectors.device)
     n = len(points)
-    best = [tuple(w @ each for each in scaled) for w in by]
+    best = [w @ vectors for w in by]
     moved = [tuple(w[n:] @ each[n:] for each in scaled) for w in by] if directions else []
     return best, moved
 
