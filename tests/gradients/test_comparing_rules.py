@@ -1,6 +1,7 @@
 """Rules that compare environments (weightings, column rules) are the same in every placement."""
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,9 +39,11 @@ from concord.gradients import (
     NonFiniteGradientError,
     PerExampleGradients,
     StackedGradients,
+    group_gradients,
     per_example,
     register_aggregation_hook,
 )
+from concord.gradients.group_gradients import Product
 
 RULES: dict[str, Any] = {
     "pcgrad": PCGrad(seed=3),
@@ -437,3 +440,19 @@ def test_gradients_that_are_compared_take_little_more_memory_than_their_limit(ru
             gradients(batch)
         assert memory.peak < 1.25 * limit
     assert gradients.vectorize == "pooled"
+
+
+@given(
+    st.integers(1, 7), st.integers(1, 3), st.integers(9, 12), st.integers(9, 12), st.sampled_from([1, 1 << 10, 1 << 30])
+)
+@settings(max_examples=20, deadline=None)
+def test_inner_products_by_examples_are_those_of_the_gradients_however_many_fit(
+    groups: int, positions: int, m: int, n: int, memory: int
+) -> None:
+    generator = torch.Generator().manual_seed(groups)
+    draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+    form = Product(draw(groups, m, positions), draw(groups, positions, n))
+    gradients = form.of_groups(slice(None)).flatten(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_gradients, "_GRAM_BYTES", memory)
+        torch.testing.assert_close(group_gradients.gram_of_groups(form, groups), gradients @ gradients.T)

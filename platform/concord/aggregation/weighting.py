@@ -55,30 +55,30 @@ class GramFunction:
         return weights
 
 
-def gram_of(rows: Tensor) -> Tensor:
-    """The inner products of these rows; float64 on the CPU.
+def gram_of(rows: Tensor, some: slice = slice(None)) -> Tensor:
+    """The inner products of these rows, or of some of them with all; float64 on the CPU.
 
     Products are formed in float32, or float64 where these overflow, and added in float64.
     """
     for dtype in (torch.promote_types(rows.dtype, torch.float32), torch.float64):
-        result = products_of(rows, dtype).cpu()
+        result = products_of(rows, dtype, some).cpu()
         if bool(torch.isfinite(result).all()):
             break
     return result
 
 
-def products_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inner products of these rows, formed in this dtype and added in float64, on the rows' device."""
+def products_of(rows: Tensor, dtype: torch.dtype, some: slice = slice(None)) -> Tensor:
+    """The inner products of some of these rows with all, on their device: formed in this dtype, added in float64."""
     components = rows.shape[1]
     product = _PRODUCT if len(rows) <= _FEW_ROWS else _BLOCK
     block = max(product * (_GPU_PRODUCTS // len(rows) ** 2), _GPU_BLOCK) if is_asynchronous(rows.device) else _BLOCK
     whole = components - components % product
-    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    total = torch.zeros(len(rows[some]), len(rows), dtype=torch.float64, device=rows.device)
     for start, stop in itertools.pairwise([*range(0, whole, block), whole, components]):
         pieces = max(1, (stop - start) // product)
         shape = pieces, (stop - start) // pieces
         parts = rows[:, start:stop].to(dtype).unflatten(1, shape).transpose(0, 1)
-        total += torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
+        total += torch.bmm(parts[:, some], parts.mT).sum(0, dtype=torch.float64)
     return total
 
 

@@ -43,6 +43,8 @@ _PATCH_BYTES = 32 << 20
 _PRODUCT_BYTES = 2 << 20
 # Bytes of all groups' gradients of some components.
 _COLUMN_BYTES = 8 << 20
+# Bytes of the inner products of single examples, before they are added to those of the groups.
+_GRAM_BYTES = 64 << 20
 
 
 class GroupGradients(Protocol):
@@ -347,8 +349,13 @@ def gram_of_groups(form: GroupGradients, groups: int) -> Tensor:
         _, m, positions = form.rows.shape
         n = form.columns.shape[2]
         if groups * positions**2 * (m + n) < m * n * (positions + groups):
-            left, right = gram_of(form.rows.mT.reshape(-1, m)), gram_of(form.columns.reshape(-1, n))
-            return left.mul_(right).view(groups, positions, groups, positions).sum((1, 3))
+            rows, columns = form.rows.mT.reshape(-1, m), form.columns.reshape(-1, n)
+            gram = torch.empty(groups, groups, dtype=torch.float64)
+            for part in chunks(groups, _GRAM_BYTES // (positions * len(rows) * gram.itemsize)):
+                some = slice(part.start * positions, part.stop * positions)
+                products = gram_of(rows, some).mul_(gram_of(columns, some))
+                torch.sum(products.view(-1, positions, groups, positions), (1, 3), out=gram[part])
+            return gram
     return torch.stack([gram_of(columns) for _, columns in columns_of(form, groups)]).sum(0)
 
 
