@@ -22,10 +22,9 @@ def read_lines(job: str, name: str, results: Path) -> list[ResultLine]:
     return ResultLine.read_all(results / results_file(job_of(job).name, name))
 
 
-def read_table(job: str, name: str, results: Path, first_seed: int = 0) -> Table:
-    """A table over its kept lines, from this seed on."""
-    file = job_of(job)
-    lines = [line for line in read_lines(job, name, results) if line.seed >= first_seed]
+def read_table(job: str, name: str, results: Path) -> Table:
+    """A table over its kept lines."""
+    file, lines = job_of(job), read_lines(job, name, results)
     if name == ANALYZED:
         return analyses_table(lines)
     if name.startswith(LEAVE_ONE_OUT):  # followed by which environments, if the data have several kinds

@@ -65,7 +65,6 @@ class Protocol:
         settings: whose they are, or what chose them.
         fixed: the day on which the protocol was written.
         unequal: rows of another length, and why that is no fault.
-        first_seed: the first of them, if earlier ones were looked at before the statements were written.
     """
 
     seeds: int
@@ -73,12 +72,10 @@ class Protocol:
     settings: str
     fixed: datetime.date
     unequal: str = ""
-    first_seed: int = 0
 
     def __str__(self) -> str:
         unequal = f" ({self.unequal})" if self.unequal else ""
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        seeds += f" from {self.first_seed}" if self.first_seed else ""
         return f"{seeds}; {self.length}{unequal}; settings: {self.settings}; fixed {self.fixed}"
 
 
@@ -102,7 +99,7 @@ class Item:
 
     item: str
     shows: str
-    table: Callable[..., Table]
+    table: Callable[[str, str], Table]
     paper: str = ""
     rows: str = ""
     holds: Sequence[str] = ()
@@ -163,13 +160,13 @@ class Item:
         if "[" not in text:
             return Side(float(text))
         row, heading, *other = text[text.index("[") + 1 : -1].split("; ")
-        assert self.protocol is not None
-        table = self.table(*(other[0] if other else self.rows).split(" "), first_seed=self.protocol.first_seed)
+        table = self.table(*(other[0] if other else self.rows).split(" "))
         names = [each.name for each in table.rows]
         rows = [each for each in names if each == row or (row[-2:] == " *" and each.startswith(row[:-1]))]
         column = next((each for each in table.columns if each.title == heading), None)
         if not rows or column is None:
             raise InputError(f"{self.item}: {text}: no such row or column")
+        assert self.protocol is not None
         by_row = [table.numbers(each, heading)[: self.protocol.seeds] for each in rows]
         values = [value for each in by_row for value in each]
         heading = " in ".join([heading, *other])
@@ -214,7 +211,7 @@ def read_papers(results: Path) -> Papers:
     return {paper: [_item(table, entry) for entry in items] for paper, items in papers.items()}
 
 
-def _item(table: Callable[..., Table], entry: Mapping[str, Any]) -> Item:
+def _item(table: Callable[[str, str], Table], entry: Mapping[str, Any]) -> Item:
     protocol = Protocol(**entry["protocol"]) if entry.get("protocol") else None
     return Item(table=table, **{**entry, "protocol": protocol})
 
