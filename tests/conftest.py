@@ -32,8 +32,6 @@ from concord.errors import InputError
 from concord.extras import require_extra
 from concord.tracking import Store
 
-# Nothing is freed while tests are collected: the collector would examine a million objects of imports again and again.
-gc.disable()
 # Tests use no cluster, tracking server, profile or data of the shell that starts them.
 for _variable in ("CONCORD_DATA", "CONCORD_PROFILE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
     os.environ.pop(_variable, None)
@@ -105,13 +103,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
     if hasattr(config, "workerinput") and hasattr(config, "cache"):
         config.cache.set(GROUPED, {item.nodeid: group for item in items if (group := group_of(item))})
-
-
-def pytest_collection_finish() -> None:
-    """Let the collector examine what tests leave, and that seldom: each file freezes what is left of earlier ones."""
-    gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
-    gc.enable()
 
 
 def pytest_unconfigure() -> None:
