@@ -94,7 +94,7 @@ AT_PATCHES: dict[str, dict[str, Any]] = {
         **BY_HAND,
         "evaluations": 80,
         "stop_spread": 0.0,
-        "stop_from": 0.1,  # not used
+        "stop_from": 0.1,  # the default: nothing stops these runs
         "hidden_layers": layers,
         "inner_lr": alpha,
         "drop_grad": drop,
