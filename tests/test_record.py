@@ -68,9 +68,10 @@ def mirrored(store: Store, run: OpenRun, group: OpenRun | None = None) -> Mirror
     return mirror
 
 
-def tracking_said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What Concord's tracking logged; a thread that an earlier test left may log of its own server."""
-    return [each.getMessage() for each in caplog.records if each.name == "concord.tracking"]
+def tracking_said(caplog: pytest.LogCaptureFixture, uri: str) -> list[str]:
+    """What Concord's tracking logged of this store; the thread of a mirror that was left logs of its own."""
+    said = [each.getMessage() for each in caplog.records if each.name == "concord.tracking"]
+    return [line for line in said if line.startswith(f"tracking at {uri} ")]
 
 
 def evaluations_of(folder: Path) -> dict[tuple[int, int], dict[str, float]]:
@@ -265,20 +266,20 @@ def test_events_recorded_through_an_outage_arrive_exactly_once(
     server.kill()
     for step in range(100, 2000):
         run.append("metrics", step=step, metrics={"loss": 1 / (step + 1)})
-    wait_for(lambda: len(tracking_said(caplog)) == 1)
+    wait_for(lambda: len(tracking_said(caplog, server.uri)) == 1)
     time.sleep(2)  # a second attempt, but no second message
     reason = "(?:Connection refused|the connection broke in mid answer)"
     kept = rf"tracking at {server.uri} is not answering \({reason}\); events are kept in {folder / EVENTS}"
-    (said,) = tracking_said(caplog)
+    (said,) = tracking_said(caplog, server.uri)
     assert re.fullmatch(kept, said)
     server.start()
     run.append("metrics", step=7, metrics={"odd": math.nan, "high": math.inf, "low": -math.inf})
     run.append("ended", status="FINISHED")
-    wait_for(lambda: len(tracking_said(caplog)) == 2)
-    assert "answers again" in tracking_said(caplog)[1]
+    wait_for(lambda: len(tracking_said(caplog, server.uri)) == 2)
+    assert "answers again" in tracking_said(caplog, server.uri)[1]
     assert mirror.close(20.0) == 0
 
-    assert len(tracking_said(caplog)) == 2
+    assert len(tracking_said(caplog, server.uri)) == 2
     assert logged(store, run_id, "loss") == [(step, 1 / (step + 1)) for step in range(2000)]
     metrics = store.run(run_id).metrics
     assert math.isnan(metrics["odd"])
@@ -363,10 +364,10 @@ def test_a_store_that_refuses_events_is_not_asked_for_ever(
     run = opened(tmp_path, run_id=run_id)
     run.append("metrics", step=1, metrics={"a": 1.0})
     mirror = mirrored(store, run)
-    wait_for(lambda: bool(tracking_said(caplog)))
+    wait_for(lambda: bool(tracking_said(caplog, store.uri)))
     run.append("metrics", step=2, metrics={"a": 2.0})
     assert mirror.close(10.0) == 2
-    (message,) = tracking_said(caplog)
+    (message,) = tracking_said(caplog, store.uri)
     assert "refuses events" in message
     assert "no metric of this name" in message
 
@@ -405,7 +406,7 @@ def test_a_run_that_is_deleted_or_lost_in_the_store_has_all_events_in_the_end(
     assert logged(store, str(run.run_id), "a") == [(1, 1.0), (2, 2.0)]
     assert store.run(str(run.run_id)).status == "FINISHED"
     then = "lost run {}; a new run takes the whole record" if what == "lost" else "deleted run {}; it is restored"
-    assert tracking_said(caplog) == [f"tracking at {store.uri} has {then.format(run_id)}"]
+    assert tracking_said(caplog, store.uri) == [f"tracking at {store.uri} has {then.format(run_id)}"]
 
 
 def test_a_run_s_description_is_kept_with_its_record_and_sent_again(store: Store, tmp_path: Path) -> None:
@@ -526,7 +527,7 @@ def test_a_run_that_the_store_refuses_does_not_hold_up_its_group(
         group.begin(number).append("ended", status="FINISHED")
     ended = [(f"s-trial-{number}", status) for number, status in enumerate(("RUNNING", "RUNNING", "FINISHED"))]
     assert [(run.name, run.status) for run in group.children()] == ended
-    (message,) = tracking_said(caplog)
+    (message,) = tracking_said(caplog, store.uri)
     assert "refuses some runs" in message
 
 

@@ -687,3 +687,5 @@ def test_an_unfinished_trial_continues_on_another_machine(
     assert (again.run.checkpoints, again.run.evaluations) == (first.run.checkpoints, first.run.evaluations)
     assert trained(again, None) == [6, 7, 8]
     assert without_time(again.run.metrics) == trained_here("tiny_study.py", epochs=8, evaluations=8)[0]
+    for each in (first, again):  # else their threads would ask for the store as long as this process lives
+        each.mirror.discard()
