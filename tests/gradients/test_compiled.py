@@ -27,7 +27,7 @@ from concord.aggregation import (
     UPGrad,
     aggregator,
 )
-from concord.gradients import PerExampleGradients, StackedGradients, compiled
+from concord.gradients import PerExampleGradients, StackedGradients, compiled, layer_gradients
 from concord.models import MLP
 
 RULES: dict[str, Any] = {name: aggregator(name, 0.5) for name in AGGREGATORS}
@@ -51,9 +51,15 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 def _with(backend: Any, monkeypatch: pytest.MonkeyPatch, found: list[object]) -> Iterator[list[object]]:
     compile_function = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **how: compile_function(function, backend=backend, **how))
-    compiled._cached.cache_clear()
+    _forget()
     yield found
+    _forget()
+
+
+def _forget() -> None:
+    """Forget what was compiled."""
     compiled._cached.cache_clear()
+    layer_gradients._compiled.cache_clear()
 
 
 def batch(step: int, environments: int = 6, examples: int = 3) -> tuple[Tensor, Tensor]:
@@ -119,7 +125,7 @@ def test_more_numbers_of_environments_than_are_compiled_are_computed_as_ever(
         for way in (True, False)
     ]
     assert_close(*ways, rtol=1e-6, atol=1e-9)
-    assert capsys.readouterr().err.count("AndMask: compiled for 2 numbers of environments") == 1
+    assert capsys.readouterr().err.count("AndMask: compiled for 2 forms of its tensors") == 1
     assert len([each for each in graphs if "ge_" in str(getattr(each, "code", ""))]) == 2
 
 
@@ -213,10 +219,56 @@ def test_a_source_with_a_compiled_rule_can_be_copied(graphs: list[object]) -> No
     assert graphs == []  # nothing before the first step
 
 
+def gradients_of_norms(source: Callable[..., Any], way: bool, train: bool, **options: Any) -> list[Tensor | None]:
+    """Of a model with the norms that have a formula, two of them batch norms where examples are environments."""
+    torch.manual_seed(0)
+    each = source is PerExampleGradients
+    norms = [nn.BatchNorm2d(4), nn.BatchNorm2d(6)] if each else [nn.GroupNorm(2, 4), nn.GroupNorm(3, 6)]
+    images = [nn.Conv2d(3, 4, 3), norms[0], nn.Conv2d(4, 6, 3), norms[1], nn.GroupNorm(2, 6), nn.Flatten()]
+    model = nn.Sequential(*images, nn.LayerNorm(24), nn.Linear(24, 5), nn.RMSNorm(5), nn.Linear(5, 3)).train(train)
+    gradients = source(model, cross_entropy, AndMask(0.5), compile=way, **options)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(2, 6, 3, 6, 6, generator=generator)
+        gradients((inputs, torch.randint(0, 3, (2, 6), generator=generator)))
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        pytest.param(PerExampleGradients, {}, id="each"),
+        pytest.param(StackedGradients, {"vectorize": "pooled"}, marks=pytest.mark.slow, id="pooled"),
+    ],
+)
+def test_norms_are_compiled_once_for_layers_of_all_sizes(
+    source: Callable[..., Any], options: dict[str, Any], graphs: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ways = [gradients_of_norms(source, way, True, **options) for way in (True, False)]
+    assert_close(*ways, rtol=1e-5, atol=1e-8)
+    # Layer, group, RMS and batch norm; or the first three, and group norm once more for another number of groups.
+    assert len([each for each in graphs if "norm" in str(getattr(each, "code", ""))]) == 4
+    assert "not compiled" not in capsys.readouterr().err
+
+
+def test_without_compile_no_norm_is_compiled(graphs: list[object]) -> None:
+    gradients_of_norms(PerExampleGradients, False, True)
+    assert graphs == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [True, False])
+def test_inductor_gives_the_ordinary_gradients_of_norms(train: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    _forget()
+    ways = [gradients_of_norms(PerExampleGradients, way, train) for way in (True, False)]
+    assert_close(*ways, rtol=1e-4, atol=1e-6)
+    assert "not compiled" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_inductor_gives_the_ordinary_gradients(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    compiled._cached.cache_clear()
+    _forget()
     ways = [gradients_of(StackedGradients, RULES[name], compile=way, batches=BATCHES) for way in (True, False)]
     assert_close(*ways, rtol=1e-4, atol=1e-7)
     assert "not compiled" not in capsys.readouterr().err

@@ -1,4 +1,7 @@
-"""A rule's statistics, finish or combination under ``torch.compile``: one pass over the gradients in place of several.
+"""Functions of gradients under ``torch.compile``: one pass over the gradients in place of several.
+
+They are a rule's statistics, finish or combination, and the gradients of norms by group of examples
+(:mod:`~concord.gradients.layer_gradients`).
 
 What is compiled is tried first: the first call of each form computes both ways, and the compiled one is used from then
 on if the results agree. What PyTorch cannot compile (a rule that reads values, a machine without a compiler) is
@@ -22,7 +25,7 @@ AGREEMENT = 1e-3
 """How far a compiled result may be from the ordinary one, in parts of its norm. Both round, each in its own order; a
 mask may have another component where a number is a threshold up to rounding."""
 
-# Forms of one function's calls that are compiled, of some seconds each: numbers of environments, dtypes.
+# Forms of one function's calls that are compiled, of some seconds each: numbers of environments, dtypes, dimensions.
 _MOST_FORMS = 8
 # Environments whose values a compiled network of comparisons orders: of 32 it has 191, of 64 already 543.
 _MOST_ORDERED = 32
@@ -63,7 +66,7 @@ class Compiled:
             return self._function(tensors, *constants)
         if len(self._tried) >= _MOST_FORMS and not self._told:
             self._told = True
-            info(f"{self._name}: compiled for {_MOST_FORMS} numbers of environments, and for no others")
+            info(f"{self._name}: compiled for {_MOST_FORMS} forms of its tensors, and for no others")
         if self._told or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             return self._function(tensors, *constants)
         return self._first(tensors, constants, changed, key)

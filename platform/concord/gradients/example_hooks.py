@@ -315,7 +315,9 @@ class ExampleHooks(Capture[_Pass]):
         scaled = [None if grad is None else _scaled(grad, self._scale) for grad in grads]
         self._half |= any(grad is not None and grad.itemsize < 4 for grad in grads)
         with self.paused(), torch.no_grad(), torch.autocast(self._sums.device.type, enabled=False):
-            forms, general = call.gradients(scaled, current.examples, current.groups)
+            forms, general = call.gradients(
+                scaled, current.examples, current.groups, compiled=self._sums.aggregation.compile
+            )
             if self._finite is not None:
                 for name, form in forms.items():
                     size = max(call.layer.parameters[name].nbytes, 1)

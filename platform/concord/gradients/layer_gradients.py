@@ -10,8 +10,9 @@ separately it is the derivative of the group's loss; behind batch norm's shared 
 
 import collections
 import copy
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from concord.errors import InputError, first_line
+from concord.gradients.compiled import Compiled
 from concord.gradients.example_tracing import Spread, spread_out
 from concord.gradients.group_gradients import (
     Convolution,
@@ -77,37 +79,33 @@ def geometry_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry | None:
     return Geometry(module.stride, tuple(reversed(edges[::2])), module.dilation, module.groups)
 
 
-def layer_norm(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Forms:
+def layer_norm(module: nn.LayerNorm, inputs: Tensor, grad: Tensor, compiled: bool = False) -> Forms:
     """The gradient times the normalized input, summed over the dimensions between the group and the normalized ones."""
-    normalized = functional.layer_norm(inputs.to(grad.dtype), module.normalized_shape, eps=module.eps)
-    return _affine(grad, normalized, tuple(range(1, grad.ndim - len(module.normalized_shape))))
+    summed = tuple(range(1, grad.ndim - len(module.normalized_shape)))
+    return _affine(compiled, [inputs, grad], _by_layer, summed, tuple(module.normalized_shape), module.eps)
 
 
-def rms_norm(module: Any, inputs: Tensor, grad: Tensor) -> Forms:
+def rms_norm(module: Any, inputs: Tensor, grad: Tensor, compiled: bool = False) -> Forms:
     """As layer norm's; in other libraries it normalizes the last dimension, and ε has another name."""
-    shape = list(getattr(module, "normalized_shape", inputs.shape[-1:]))
+    shape = tuple(getattr(module, "normalized_shape", inputs.shape[-1:]))
     eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
-    normalized = functional.rms_norm(inputs.to(grad.dtype), shape, eps=eps)
-    return {"weight": _affine(grad, normalized, tuple(range(1, grad.ndim - len(shape))))["weight"]}
+    summed = tuple(range(1, grad.ndim - len(shape)))
+    return {"weight": _affine(compiled, [inputs, grad], functional.rms_norm, summed, shape, None, eps)["weight"]}
 
 
-def group_norm(module: nn.GroupNorm, inputs: Tensor, grad: Tensor) -> Forms:
+def group_norm(module: nn.GroupNorm, inputs: Tensor, grad: Tensor, compiled: bool = False) -> Forms:
     """As layer norm's, summed over examples and positions."""
-    normalized = functional.group_norm(inputs.to(grad.dtype).flatten(0, 1), module.num_groups, eps=module.eps)
-    return _affine(grad, normalized.view_as(grad), (1, *range(3, grad.ndim)))
+    summed = (1, *range(3, grad.ndim))
+    return _affine(compiled, [inputs, grad], _by_group, summed, module.num_groups, module.eps)
 
 
-def batch_norm(module: nn.modules.batchnorm._BatchNorm, inputs: Tensor, grad: Tensor) -> Forms:
+def batch_norm(module: nn.modules.batchnorm._BatchNorm, inputs: Tensor, grad: Tensor, compiled: bool = False) -> Forms:
     """As group norm's, with the batch's statistics, or the running ones if those were used."""
-    own = module.training or module.running_mean is None
-    normalized = functional.batch_norm(
-        inputs.to(grad.dtype).flatten(0, 1),
-        None if own else module.running_mean,
-        None if own else module.running_var,
-        training=own,
-        eps=module.eps,
-    )
-    return _affine(grad, normalized.view_as(grad), (1, *range(3, grad.ndim)))
+    summed = (1, *range(3, grad.ndim))
+    if module.training or module.running_mean is None or module.running_var is None:
+        return _affine(compiled, [inputs, grad], _by_batch, summed, module.eps)
+    running = [module.running_mean, module.running_var]
+    return _affine(compiled, [inputs, grad, *running], _by_running, summed, module.eps)
 
 
 def embedding(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Forms | None:
@@ -125,14 +123,61 @@ def _bias(module: nn.Module, grad: Tensor, summed: tuple[int, ...]) -> Forms:
     return {} if module.bias is None else {"bias": _total(grad, summed)}
 
 
-def _affine(grad: Tensor, normalized: Tensor, summed: tuple[int, ...]) -> Forms:
-    return {"weight": _total(grad * normalized, summed), "bias": _total(grad, summed)}
+def _by_layer(inputs: Tensor, shape: tuple[int, ...], eps: float) -> Tensor:
+    return functional.layer_norm(inputs, shape, eps=eps)
+
+
+def _by_group(inputs: Tensor, groups: int, eps: float) -> Tensor:
+    return functional.group_norm(inputs.flatten(0, 1), groups, eps=eps).view_as(inputs)
+
+
+def _by_batch(inputs: Tensor, eps: float) -> Tensor:
+    return functional.batch_norm(inputs.flatten(0, 1), None, None, training=True, eps=eps).view_as(inputs)
+
+
+def _by_running(inputs: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
+    return functional.batch_norm(inputs.flatten(0, 1), mean, variance, eps=eps).view_as(inputs)
+
+
+def _affine_sums(
+    tensors: Sequence[Tensor], normalize: Callable[..., Tensor], summed: tuple[int, ...], *settings: Hashable
+) -> tuple[Tensor, Tensor]:
+    """The gradients of a norm's weight and bias, summed over these dimensions.
+
+    ``tensors`` are the input, the gradient of the output, and what ``normalize`` takes beside the input.
+    """
+    inputs, grad, *running = tensors
+    normalized = normalize(inputs.to(grad.dtype), *running, *settings)
+    return _summed(grad * normalized, summed), _summed(grad, summed)
+
+
+@functools.cache
+def _compiled(normalize: Callable[..., Tensor]) -> Compiled:
+    """These sums, in one pass for the layers of all sizes; ``normalize`` only keeps the kinds of norms apart."""
+    del normalize
+    return Compiled(_affine_sums, "the gradients of norms")
+
+
+def _affine(
+    compiled: bool,
+    tensors: Sequence[Tensor],
+    normalize: Callable[..., Tensor],
+    summed: tuple[int, ...],
+    *settings: Hashable,
+) -> Forms:
+    sums = _compiled(normalize) if compiled else _affine_sums
+    weight, bias = sums(tensors, normalize, summed, *settings)
+    return {"weight": StoredGradients(weight), "bias": StoredGradients(bias)}
 
 
 def _total(values: Tensor, summed: tuple[int, ...]) -> StoredGradients:
+    return StoredGradients(_summed(values, summed))
+
+
+def _summed(values: Tensor, summed: tuple[int, ...]) -> Tensor:
     """The sum over these dimensions; a dimension of length 1 costs no copy."""
     longer = [each for each in summed if values.shape[each] > 1]
-    return StoredGradients((values.sum(longer, keepdim=True) if longer else values).squeeze(summed))
+    return (values.sum(longer, keepdim=True) if longer else values).squeeze(summed)
 
 
 LAYERS: dict[type[nn.Module] | str, Formula] = {
@@ -157,6 +202,12 @@ LAYERS: dict[type[nn.Module] | str, Formula] = {
 
 Add to it for a layer of your own.
 """
+
+
+_NORMS: dict[Any, Formula] = {
+    each: functools.partial(each, compiled=True) for each in (layer_norm, rms_norm, group_norm, batch_norm)
+}
+"""The formulas of norms, and the same compiled."""
 
 
 def formula_of(module: nn.Module) -> Formula | None:
@@ -274,12 +325,19 @@ class Call:
         return 1 if isinstance(self.layer.module, nn.RNNBase) else 0  # a state of layers, examples, units
 
     def gradients(
-        self, grads: Sequence[Tensor | None], examples: int, groups: int, *, alternate: bool = False
+        self,
+        grads: Sequence[Tensor | None],
+        examples: int,
+        groups: int,
+        *,
+        alternate: bool = False,
+        compiled: bool = False,
     ) -> tuple[Forms, bool]:
         """The gradients of the layer's parameters by name, for groups of examples, all of one size.
 
         The examples of a group are neighbours, or they ``alternate`` with those of the other groups. ``grads`` are the
-        gradients of the output tensors. Also returns whether the general way was used.
+        gradients of the output tensors. With ``compiled`` the sums of norms are computed by ``torch.compile``. Also
+        returns whether the general way was used.
         """
         name, module = self.layer.name, self.layer.module
         if self._versions() != self.versions:
@@ -302,6 +360,8 @@ class Call:
                 inputs = spread_out(inputs, self.spreads[0], examples)
             size = (examples // groups, groups) if alternate else (groups, examples // groups)
             inputs, first = (each.reshape(*size, *each.shape[1:]) for each in (inputs, first))
+            if compiled and formula in _NORMS:
+                formula = _NORMS[formula]
             forms = formula(module, *(each.transpose(0, 1) if alternate else each for each in (inputs, first)))
             if forms is not None and forms.keys() >= self.layer.parameters.keys():
                 return {name: forms[name] for name in self.layer.parameters}, False

@@ -139,7 +139,13 @@ class PooledPass(Capture[Pass]):
     def arrived(self, current: Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
         """Add the gradients of parameters of which all uses have arrived."""
         unscaled = [None if grad is None else self._unscaled(grad) for grad in grads]
-        forms, general = call.gradients(unscaled, current.examples, current.groups, alternate=current.alternate)
+        forms, general = call.gradients(
+            unscaled,
+            current.examples,
+            current.groups,
+            alternate=current.alternate,
+            compiled=self._sums.aggregation.compile,
+        )
         if general:
             raise InputError(f"pooled: module {call.layer.name} is called in a way that is not known")
         for index in current.take(call.layer, forms):
