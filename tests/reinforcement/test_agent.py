@@ -249,6 +249,7 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
     assert finished.metrics["steps"] == 256
     assert finished.report is None
     assert "the model could not be kept in MLflow: " in lines[-1]
+    assert str(in_the_way) in lines[-1]
     assert store.run(str(finished.run_id)).status == "FINISHED"
     assert points_of(store, str(finished.run_id), "unseen_return")[-1] == (256, finished.metrics["unseen_return"])
     in_the_way.unlink()

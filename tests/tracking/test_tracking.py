@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from test_champion import the_best_of_those_at_once_is_the_champion
 from tracked import points_of, tracked_runs
 from unpickled import Program
 
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, UnansweredError
 from concord.metric_name import metric_name
 from concord.tracking import Store, load_program, log_model, models, promote, register, show
 from concord.tracking import store as store_module
@@ -147,6 +149,16 @@ def test_a_server_that_is_slow_to_answer_at_first_is_waited_for(server: Server, 
 
 
 # Runs
+
+
+def test_what_is_in_the_way_of_a_file_is_named_and_not_waited_for(store: Store, run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "figure.txt").write_text("a figure")
+    in_the_way = Path(unquote(urlsplit(store.client.get_run(run_id).info.artifact_uri).path)) / "figures"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("no folder")
+    with pytest.raises(RunFailedError, match=re.escape(str(in_the_way))) as refused:
+        store.log_files(run_id, tmp_path, "figures")
+    assert not isinstance(refused.value, UnansweredError)
 
 
 def test_a_run_keeps_what_it_is_given(store: Store, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ The rest of the package gets its client here, so MLflow's output, logs and telem
 standard output is for the command line's JSON, and no text from this package holds a URI's credentials.
 """
 
+import errno
 import logging
 import os
 import re
@@ -17,10 +18,14 @@ from concord.redaction import redact
 # Final answers of the store: a retry would get the same one.
 LOGIN_CODES = ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED")
 _FINAL_CODES = (*LOGIN_CODES, "BAD_REQUEST", "INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
+# The same of files: something is in the way, or may not be written to.
+_FINAL_ERRNOS = (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 
 def one_line(error: BaseException) -> str:
     """Return the reason in `error` as one redacted line of at most 300 characters."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return redact(f"{error.strerror}: {error.filename}")
     text = redact(str(error))
     if "timed out" in text or "timeout" in text.lower():
         return "no answer in time"
@@ -114,7 +119,7 @@ class TrackingError(RunFailedError, UnansweredError):
 def failures(uri: str, doing: str) -> Iterator[None]:
     """Turn an error of the store at `uri` into a RunFailedError of one redacted line, naming the action `doing`.
 
-    It is a TrackingError unless the error is the store's final answer.
+    It is a TrackingError unless the error is the store's final answer, or one of files that waiting does not mend.
     """
     import_mlflow()
     from mlflow.exceptions import MlflowException
@@ -123,6 +128,7 @@ def failures(uri: str, doing: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        kind = RunFailedError if is_final(error) else TrackingError
+        of_files = isinstance(error, OSError) and error.errno in _FINAL_ERRNOS
+        kind = RunFailedError if is_final(error) or of_files else TrackingError
         # Without the cause, whose text may hold the URI's password.
         raise kind(f"tracking at {redact(uri)} could not {doing}: {one_line(error)}") from None
