@@ -8,7 +8,7 @@ import os
 
 _VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # Enough for the next operation of a step: one process alone is no slower, and two at once take half the time.
-_SHARED = {"GOMP_SPINCOUNT": "1000"}
+_SHARED = {"GOMP_SPINCOUNT": "2000"}
 
 
 def wait_variables() -> dict[str, str]:

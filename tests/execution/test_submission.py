@@ -728,7 +728,7 @@ def test_a_submitted_comparison_takes_its_tables_and_options_along(
     (work / "tables").mkdir(parents=True)
     elsewhere.mkdir()
     rule = 'comparisons="tables/masks.py")'
-    text = job_that_requires("os.environ['GOMP_SPINCOUNT'] == '1000'")
+    text = job_that_requires("os.environ['GOMP_SPINCOUNT'] == '2000'")
     (work / JOB.name).write_text(text.removesuffix(", config=Config)\n") + f", config=Config, {rule}\n")
     (work / "tables" / "masks.py").write_text(
         "from concord.training import Comparison\n"

@@ -12,7 +12,7 @@ from made_job import made_job
 import concord
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-SHARED = {"GOMP_SPINCOUNT": "1000"}
+SHARED = {"GOMP_SPINCOUNT": "2000"}
 SHOWN = f"print(json.dumps([{{n: v for n, v in os.environ.items() if n in {NAMES}}}, 'torch' in sys.modules]))"
 
 pytestmark = pytest.mark.usefixtures("without_figures")

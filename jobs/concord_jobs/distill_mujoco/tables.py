@@ -1,5 +1,5 @@
 """Table C.7 of the thesis, whole, in a tenth of the epochs, and on Hopper in three tenths, the ablations of figure 4.9,
-and the model-based baselines of C.2.2.3: squared errors of predicted returns.
+the neighbours of Table C.5's settings, and the model-based baselines of C.2.2.3: squared errors of predicted returns.
 """
 
 from collections.abc import Mapping
@@ -37,6 +37,18 @@ ABLATIONS: dict[str, tuple[dict[str, Any], str]] = {  # of LDT, and the thesis' 
         "slightly worse than no teacher",
     ),
     "RT-8: the last 8 frames noise": ({"noise_frames": 8}, ""),
+}
+
+
+OTHERS: dict[str, dict[str, Any]] = {  # each other value of the grid of Table C.4, beside those found for Hopper
+    "as published": {},
+    "β₁ 0.9": {"meta_beta1": 0.9},
+    "inner rate 0.001": {"unrolled_lr": 1e-3},
+    "inner rate 0.005": {"unrolled_lr": 5e-3},
+    "α 100": {"teaching_weight": 100.0},
+    "α 1000": {"teaching_weight": 1000.0},
+    "judges 0.5": {"validation_fraction": 0.5},
+    "judges 0.7": {"validation_fraction": 0.7},
 }
 
 
@@ -97,6 +109,12 @@ comparisons = {
             for row, (options, _) in ABLATIONS.items()
         },
         {row: words for row, (_, words) in ABLATIONS.items() if words},
+        ends=False,
+    ),
+    "C.5": errors(
+        "the settings found for Hopper and their neighbours, 20 epochs, two seeds",
+        {row: {"simulator": "Hopper", "epochs": 20, "evaluations": 20, **options} for row, options in OTHERS.items()},
+        {},
         ends=False,
     ),
     "model-based": errors(
