@@ -28,6 +28,7 @@ from concord.aggregation import (
     aggregator,
 )
 from concord.gradients import PerExampleGradients, StackedGradients, compiled, layer_gradients
+from concord.gradients.group_gradients import StoredGradients
 from concord.models import MLP
 
 RULES: dict[str, Any] = {name: aggregator(name, 0.5) for name in AGGREGATORS}
@@ -254,6 +255,40 @@ def test_norms_are_compiled_once_for_layers_of_all_sizes(
 def test_without_compile_no_norm_is_compiled(graphs: list[object]) -> None:
     gradients_of_norms(PerExampleGradients, False, True)
     assert graphs == []
+
+
+@dataclass
+class FormulaOfGain:
+    """A formula of one's own that cannot be hashed, as a dataclass that may change."""
+
+    summed: tuple[int, ...] = (1,)
+
+    def __call__(self, _: nn.Module, inputs: Tensor, grad: Tensor) -> layer_gradients.Forms:
+        return {"weight": StoredGradients((inputs * grad).sum(self.summed))}
+
+
+class Gain(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight
+
+
+def test_a_formula_of_one_s_own_is_used_beside_compiled_norms(
+    graphs: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(layer_gradients.LAYERS, Gain, FormulaOfGain())
+
+    def gradients(way: bool) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 8), Gain(8), nn.LayerNorm(8), nn.Linear(8, 3))
+        StackedGradients(model, cross_entropy, AndMask(0.5), vectorize="pooled", compile=way)(batch(0))
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert_close(gradients(True), gradients(False), rtol=1e-5, atol=1e-8)
+    assert graphs != []
 
 
 @pytest.mark.slow

@@ -204,10 +204,7 @@ Add to it for a layer of your own.
 """
 
 
-_NORMS: dict[Any, Formula] = {
-    each: functools.partial(each, compiled=True) for each in (layer_norm, rms_norm, group_norm, batch_norm)
-}
-"""The formulas of norms, and the same compiled."""
+_NORMS = (layer_norm, rms_norm, group_norm, batch_norm)  # the formulas that can be compiled
 
 
 def formula_of(module: nn.Module) -> Formula | None:
@@ -360,8 +357,9 @@ class Call:
                 inputs = spread_out(inputs, self.spreads[0], examples)
             size = (examples // groups, groups) if alternate else (groups, examples // groups)
             inputs, first = (each.reshape(*size, *each.shape[1:]) for each in (inputs, first))
-            if compiled and formula in _NORMS:
-                formula = _NORMS[formula]
+            norm = next((each for each in _NORMS if each is formula), None)
+            if compiled and norm is not None:
+                formula = functools.partial(norm, compiled=True)
             forms = formula(module, *(each.transpose(0, 1) if alternate else each for each in (inputs, first)))
             if forms is not None and forms.keys() >= self.layer.parameters.keys():
                 return {name: forms[name] for name in self.layer.parameters}, False
