@@ -51,8 +51,8 @@ from concord.objectives import (
     reverse_gradient,
 )
 from concord.training import Job, ProcessContext, TrainConfig, build_model, train
+from concord.training.build import initialize_objective
 from concord.training.context import Silent
-from concord.training.loop import initialize_objective
 
 ENVIRONMENTS, BATCH, CLASSES = 3, 12, 3
 

@@ -33,8 +33,8 @@ from concord.gradients.risk import as_risk
 from concord.objectives import ERM
 from concord.space import Choice
 from concord.training import Job, ProcessContext, load_job, train
+from concord.training.build import build_model
 from concord.training.context import Silent
-from concord.training.loop import build_model
 from concord_jobs.distill_life.frame_attention import FrameAttention
 from concord_jobs.distill_life.life import boards_figure, following, random_trajectories
 from concord_jobs.distill_mujoco.data import ReturnOptions, examples_of, make_returns, returns_of

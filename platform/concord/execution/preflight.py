@@ -20,6 +20,7 @@ from concord.gradients.layout import trainable
 from concord.objectives import Objective
 from concord.source_file import refusing
 from concord.tracking.model_call import ModelCall, first_call
+from concord.training.build import build_model, initialize_objective
 from concord.training.declared_measures import Measure, Mode
 from concord.training.evaluation import (
     as_measures,
@@ -31,7 +32,6 @@ from concord.training.evaluation import (
 )
 from concord.training.job import Job, JobFile
 from concord.training.kept_weights import best_by
-from concord.training.loop import build_model, initialize_objective
 from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig, RunConfig

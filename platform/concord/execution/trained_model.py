@@ -12,9 +12,9 @@ from concord.execution.execute import CHECKPOINTS, kept_checkpoint
 from concord.execution.restored_options import restored_config
 from concord.record import Run, folder_of, require_run
 from concord.tracking import Store, load_program, show
+from concord.training.build import build_model
 from concord.training.checkpoint import read_weights
 from concord.training.job import Job, JobFile, with_recorded_rule
-from concord.training.loop import build_model
 from concord.training.metric_names import short_metrics
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.rule_file import RuleFile

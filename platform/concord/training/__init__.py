@@ -13,9 +13,10 @@ from concord.training.job import Data, Job, JobFile, Loop, Report, Study, load_j
 from concord.training.options import RunConfig, TrainConfig
 
 if TYPE_CHECKING:
+    from concord.training.build import build_model
     from concord.training.context import ProcessContext, RunContext, Silent
     from concord.training.evaluation import correct
-    from concord.training.loop import build_model, train
+    from concord.training.loop import train
     from concord.training.worker_data import share
 
 __all__ = [
@@ -47,9 +48,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "concord.training.build": ("build_model",),
         "concord.training.context": ("ProcessContext", "RunContext", "Silent"),
         "concord.training.evaluation": ("correct",),
-        "concord.training.loop": ("build_model", "train"),
+        "concord.training.loop": ("train",),
         "concord.training.worker_data": ("share",),
     },
 )

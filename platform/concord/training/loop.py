@@ -5,8 +5,7 @@ import functools
 import itertools
 import math
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.aggregation.families import masks
-from concord.environments import BatchStream, Environment
+from concord.environments import BatchStream
 from concord.environments.batches import names_of_batches
-from concord.environments.collection import some_examples
-from concord.environments.tree import difference
-from concord.errors import InputError, picklable
 from concord.gradients import (
     AggregationHook,
     EnvironmentStep,
@@ -31,13 +27,13 @@ from concord.gradients import (
     StackedGradients,
 )
 from concord.gradients.layout import Layout, trainable
-from concord.gradients.risk import Supervised, take, with_outputs
+from concord.gradients.risk import take
 from concord.gradients.stacked import Vectorize
-from concord.objectives import Objective, ObjectiveGradients, WeightedERM
+from concord.objectives import ObjectiveGradients
 from concord.options import option_values
 from concord.record import Evaluation, Run
-from concord.source_file import reason
 from concord.training.baseline import Fit
+from concord.training.build import build_model, initialize_objective
 from concord.training.callback import Callback
 from concord.training.checkpoint import (
     TRAINED,
@@ -48,41 +44,22 @@ from concord.training.checkpoint import (
     write_checkpoint,
 )
 from concord.training.context import ProcessContext, RunContext, StepsSoFar
-from concord.training.declared_measures import Measure, Mode, PerExample
-from concord.training.evaluation import (
-    EvaluatedPart,
-    as_measures,
-    check_targets,
-    default_measures,
-    evaluate,
-    evaluate_batch,
-    modes,
-    reads_outputs,
-    reported_metrics,
-)
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
-from concord.training.kept_weights import BestWeights, WeightAverage, best_by
-from concord.training.left_out import PREDICTIONS, LeftOutPredictions
-from concord.training.measures import mean_of
+from concord.training.kept_weights import BestWeights, WeightAverage
+from concord.training.left_out import PREDICTIONS
 from concord.training.metric_names import (
     MODEL_EVALUATIONS,
-    environment_metric,
     layer_metric,
-    names_by_split,
-    without_clashes,
 )
 from concord.training.optimization import Optimization
-from concord.training.options import ResolvedTrainConfig, RunConfig, TrainConfig
+from concord.training.options import ResolvedTrainConfig, TrainConfig
+from concord.training.run_evaluation import RunEvaluation, check_all_targets, final_measures
 from concord.training.whole_step import obstacle, whole_step
-from concord.training.within_environment import ITSELF, cross_validated
-from concord.training.worker_data import WorkerData, prepare, share
-from concord.weighted import Weighted
+from concord.training.worker_data import WorkerData, on_all_ranks, prepare, share
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
-# Of more numbers of single environments by a job's own evaluation, only those of the last evaluation are kept.
-_MOST_OF_ENVIRONMENTS = 400
 # A process that trains alone also writes a checkpoint after an epoch that ends this long after its last one. Several
 # processes average batch norm's statistics for a checkpoint, so its moment must not depend on time.
 _CHECKPOINT_SECONDS = 300.0
@@ -90,40 +67,6 @@ _CHECKPOINT_SECONDS = 300.0
 _WARM_UP, _TIMED = 3, 20
 # The values of --vectorize, as StackedGradients takes them.
 _VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
-
-
-def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
-    """The job's model, its first weights drawn from the run's seed."""
-    torch.manual_seed(config.run.seed)
-    return job.model(config)
-
-
-def initialize_objective(
-    job: Job[Any], config: ResolvedTrainConfig, model: nn.Module, rows: Sequence[float], steps: int
-) -> Objective:
-    """The objective of the run, ready for its first step: the job's own, or the one of ``--objective``.
-
-    ``rows`` are the numbers of examples of all training environments, or the sums of their weights. Call it after
-    :func:`build_model`, whose random numbers it continues.
-    """
-    autocast = None if config.optimizer.precision == "float32" else getattr(torch, config.optimizer.precision)
-    if job.objective is None and config.data.environment_weights == "rows":
-        objective: Objective = WeightedERM(job.risk_of(config), rows, autocast)
-    elif job.objective is None:
-        objective = config.objective.build(job.risk_of(config), steps, autocast)
-    else:
-        objective = job.objective(config)
-        if not isinstance(objective, Objective):
-            raise InputError(f"job {job.name}: objective gave {type(objective).__name__}, expected an Objective")
-        objective.autocast = autocast
-        check_own_objective(config, objective)
-    accumulate = config.aggregation.accumulate
-    expected = f"the objective {type(objective).__name__} is no mean over the examples of a batch; give 1"
-    config.require("accumulate", accumulate == 1 or objective.averages, expected)
-    objective.begin(model, len(rows), steps)
-    if objective.module is not None and not objective.coupled:
-        raise InputError("objective: has a module of its own, which only a coupled one can have; set coupled = True")
-    return objective
 
 
 def train(
@@ -167,7 +110,7 @@ def training(
             the process that reads it.
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
-    prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
+    prepared = on_all_ranks(load or (lambda: prepare(job, config, process)), process)
     run = _Run(job, config, process, prepared, so_far or StepsSoFar(), callbacks)
     with contextlib.closing(run.batches):
         if (fit := job.fit_of(config)) is not None:
@@ -182,14 +125,16 @@ def _fitted(run: "_Run", fit: Fit, context: RunContext, resume_from: Path | None
         return
     epochs = run.config.schedule.epochs
     step = epochs * run.steps_per_epoch
-    parts = [part.data.take(slice(None)) for part in run.parts if part.split == "train" and part.data is not None]
+    parts = [
+        part.data.take(slice(None)) for part in run.evaluation.parts if part.split == "train" and part.data is not None
+    ]
     examples = (torch.cat([each.cpu() for each in of_parts]) for of_parts in zip(*parts, strict=True))
     fit(run.model.cpu(), *examples)
     run.model.to(run.process.device)
     metrics = {"epoch": float(epochs)} | run.evaluate(step)
-    if run.left_out is not None:
-        context.keep(PREDICTIONS, run.left_out.write)
-        metrics |= run.within_environments(fit)
+    if run.evaluation.left_out is not None:
+        context.keep(PREDICTIONS, run.evaluation.left_out.write)
+        metrics |= run.evaluation.within_environments(fit)
     run.so_far.evaluated(metrics)
     yield Evaluation(epochs, step, metrics)
     progress = Progress(epochs)
@@ -198,13 +143,13 @@ def _fitted(run: "_Run", fit: Fit, context: RunContext, resume_from: Path | None
 
 def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Iterator[Evaluation]:
     job, config, process, schedule = run.job, run.config, run.process, run.config.schedule
-    progress = _on_all_ranks(lambda: run.read(resume_from), process) if resume_from else Progress()
+    progress = on_all_ranks(lambda: run.read(resume_from), process) if resume_from else Progress()
     stopping: BestWeights | None = None
     if schedule.stop_spread > 0:
         first = math.ceil(schedule.stop_from * schedule.epochs)
         stopping = BestWeights("held_out_spread", "min", schedule.stop_spread, first)
     elif schedule.keep != "last":
-        stopping = BestWeights(*run.best_by(), patience=schedule.patience)
+        stopping = BestWeights(*run.evaluation.best_by(), patience=schedule.patience)
     if resume_from and stopping is not None:
         stopping.read(resume_from)
     if resume_from and process.rank == 0:
@@ -246,11 +191,11 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
                     metrics["out_of_patience"] = float(progress.ended)
                 last = last or progress.ended
             if progress.epoch in compare_after:
-                metrics |= run.consistency()
+                metrics |= run.evaluation.consistency(run.evaluated)
             if last and job.final_measures is not None and process.rank == 0:
-                metrics |= _final_measures(job, config, run.evaluated.eval(), metrics)
+                metrics |= final_measures(job, config, run.evaluated.eval(), metrics)
             if not last:
-                metrics = run.without_many(metrics)
+                metrics = run.evaluation.without_many(metrics)
             run.so_far.evaluated(metrics)
         if process.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
@@ -258,8 +203,8 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
                     context.log(at_step, at)
             if not evaluated and step // every > (step - len(steps.each)) // every:
                 context.log(metrics, step)
-        if evaluated and last and run.left_out is not None:
-            context.keep(PREDICTIONS, run.left_out.write)
+        if evaluated and last and run.evaluation.left_out is not None:
+            context.keep(PREDICTIONS, run.evaluation.left_out.write)
         if evaluated:
             yield Evaluation(progress.epoch, step, metrics)
         if checkpointed or last:
@@ -371,13 +316,12 @@ class _Run:
         if not config.aggregation.per_example:  # where each process has all of them
             rows = list(itertools.chain.from_iterable(process.all_gather(rows)))
         self.objective = initialize_objective(job, config, self.model, rows, steps)
-        self.risk, self.evaluation = job.risk_of(config), job.evaluation_of(config)
         for module in [*self._modules, *([] if self.average is None else [self.average.averaged])]:
             module.to(process.device)
             if process.world_size > 1:
                 _same_everywhere(module)
         if job.loss is not None and job.measures is None:
-            _on_all_ranks(lambda: _check_all_targets(self.model, prepared, process.device), process)
+            on_all_ranks(lambda: check_all_targets(self.model, prepared, process.device), process)
         without_graph = obstacle(config, process, coupled=self.objective.coupled)
         self.optimization = Optimization(
             job.parameters_of(self.model, config), config, steps, self.objective, capturable=without_graph is None
@@ -413,13 +357,7 @@ class _Run:
         self.whole_step = whole_step(
             self.gradients, self.optimization, config, process.device, without_graph, self._not_finite
         )
-        self.parts = self._parts(prepared)
-        self.measures = as_measures(_measures(job, self.model, training[0], process.device))
-        self.left_out = None
-        if config.data.left_out and process.rank == 0 and isinstance(self.risk, Supervised):
-            self.left_out = LeftOutPredictions(
-                self.environments, None if self.evaluation is None else self.evaluation.cutoff
-            )
+        self.evaluation = RunEvaluation(job, config, process, prepared, self.model)
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.schedule.epochs
@@ -436,8 +374,8 @@ class _Run:
             read_weights(folder, self.average.averaged.module)
             self.average.averaged.n_averaged.fill_(progress.averaged)
             read_weights(folder, self.model, TRAINED)
-        if self.left_out is not None:
-            self.left_out.read_state(folder)
+        if self.evaluation.left_out is not None:
+            self.evaluation.left_out.read_state(folder)
         if self._averaging is not None and self.config.aggregation.environment_momentum > 0:
             self._averaging.load_state_dict(read_momentum(folder, self._own_names()))
         return progress
@@ -447,6 +385,11 @@ class _Run:
         """The model that is evaluated and kept: the average of the weights, once there is one."""
         average = self.average
         return self.model if average is None or average.count == 0 else average.averaged.module
+
+    def evaluate(self, step: int = 0) -> dict[str, float]:
+        """The metrics of the model on all parts of the data."""
+        self.average_buffers()
+        return self.evaluation.metrics(self.evaluated, step)
 
     def average_weights(self, epoch: int) -> None:
         """Add the weights after this many epochs to a mean over epochs."""
@@ -461,13 +404,7 @@ class _Run:
         _seed_step(self.config.run.seed, self.process.rank, first)
         each = (self.batches.batch(step) for step in range(first, first + self.steps_per_epoch))
         batches = (take(batch, place) for batch in each for place in range(len(pytree.tree_leaves(batch)[0])))
-        self.average.renew_batch_norm(batches, self.risk)
-
-    def best_by(self) -> tuple[str, Mode]:
-        """The metric of ``--keep`` and its mode."""
-        measures = modes(self.measures, self.evaluation)
-        reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
-        return best_by(self.job, self.config, reported, () if self.evaluation is None else self.evaluation.criteria)
+        self.average.renew_batch_norm(batches, self.evaluation.risk)
 
     def momentum(self) -> dict[str, Tensor]:
         """The averages of all environments' gradients, in the first process; called in every one."""
@@ -593,97 +530,6 @@ class _Run:
             counts = self.config.data.environments_per_step or len(self.environments.train)
         return (sums / counts).tolist(), worst.tolist()
 
-    def evaluate(self, step: int = 0) -> dict[str, float]:
-        """Metrics on all environments; without validation environments the held-out parts are ``validation``."""
-        self.average_buffers()
-        own, model = self.evaluation, self.evaluated
-        numbers: list[dict[str, float | None]] = []
-        if own is not None and not reads_outputs(self.risk, own):
-            numbers = _on_all_ranks(
-                lambda: [own(model, part, self.config.run.seed, step) for part in self.parts], self.process
-            )
-        metrics = evaluate(
-            model,
-            self.risk,
-            self.measures,
-            self.parts,
-            self.process,
-            # As many examples as a training step, so that evaluation needs no more memory.
-            examples_at_once=self.config.data.batch_size
-            * max(self.config.data.environments_per_step // self.process.world_size or len(self._own_names()), 1)
-            // self.config.aggregation.accumulate,
-            step=step,
-            evaluation=own,
-            numbers=numbers,
-            readers=self.config.data.readers,
-            see=None if self.left_out is None else functools.partial(self._see, step),
-        )
-        if self.config.data.held_out > 0:
-            losses = [metrics[f"loss/held_out/{name}"] for name in names_by_split(self.environments)["held_out"]]
-            metrics["held_out_spread"] = float(np.std(losses))
-        if not self.environments.validation:
-            for measure in modes(self.measures, own):
-                for prefix in ("", "worst_"):
-                    if f"{prefix}held_out_{measure}" in metrics:
-                        metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
-        return metrics
-
-    def _see(
-        self, step: int, part: EvaluatedPart, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
-    ) -> None:
-        """Take the outputs for an environment that is left out; no others are for validation."""
-        if part.split == "validation" and self.left_out is not None:
-            self.left_out.add(step, part.name, outputs, targets, weights)
-
-    def within_environments(self, fit: Fit) -> dict[str, float]:
-        """The measures of a baseline fitted in each left-out environment itself, where there are rows enough."""
-        assert isinstance(self.risk, Supervised)
-        found: dict[str, float] = {}
-        for part in self.parts:
-            if part.split != "validation" or part.data is None:
-                continue
-            batch = pytree.tree_map(lambda leaf: leaf.cpu(), part.data.take(slice(None)))
-            weights = batch.weights if isinstance(batch, Weighted) else None
-            build, units = functools.partial(build_model, self.job, self.config), self.environments.clusters
-            inputs, targets = batch[:2]
-            seed, of_rows = self.config.run.seed, units.get(part.name)
-            outputs = cross_validated(build, fit, inputs, targets, seed, weights=weights, units=of_rows)
-            if outputs is None:
-                continue
-            evaluated = evaluate_batch(nn.Identity(), self.risk, self.measures, with_outputs(batch, outputs))
-            numbers: dict[str, float | None] = {"loss": float(evaluated.risk)}
-            numbers |= {name: float(mean_of(each.double(), weights)) for name, each in evaluated.values.items()}
-            if self.evaluation is not None and reads_outputs(self.risk, self.evaluation):
-                numbers |= self.evaluation.function(outputs, *batch[1:])
-            known = {name: value for name, value in numbers.items() if value is not None}
-            found |= {environment_metric(name, ITSELF, part.name): value for name, value in known.items()}
-        return found
-
-    def without_many(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics without the evaluation's of single environments if they are many: to keep them takes longer.
-
-        Those of environments that are left out are kept, since which evaluation counts is decided later.
-        """
-        measures = () if self.evaluation is None else tuple(self.evaluation.modes)
-        if len(measures) * len(self.parts) <= _MOST_OF_ENVIRONMENTS:
-            return metrics
-        left_out = "validation" if self.config.data.left_out else None
-        others = [part for part in self.parts if part.split != left_out]
-        many = {environment_metric(name, part.split, part.name) for name in measures for part in others}
-        return {name: value for name, value in metrics.items() if name not in many}
-
-    def consistency(self) -> dict[str, float]:
-        """The agreement of the training environments, see :func:`consistency_metrics`, and the seconds it took."""
-        # Imports SciPy, which few runs need.
-        from concord.analysis.consistency.monitoring import EXAMPLES, consistency_metrics
-
-        started = time.perf_counter()
-        own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
-        batches = {each.name: some_examples(each, EXAMPLES, self.config.run.seed, "consistency") for each in own}
-        count = len(self.environments.train)
-        found = consistency_metrics(self.evaluated, self.risk, batches, count, self.process.all_reduce)
-        return found | {"consistency/seconds": time.perf_counter() - started}
-
     def write(
         self, folder: Path, progress: Progress, stopping: BestWeights | None, momentum: Mapping[str, Tensor]
     ) -> None:
@@ -692,23 +538,9 @@ class _Run:
         trained = self.model if progress.averaged > 0 else None
         if stopping is not None:
             stopping.write(folder)
-        if self.left_out is not None:
-            self.left_out.write_state(folder)
+        if self.evaluation.left_out is not None:
+            self.evaluation.left_out.write_state(folder)
         write_checkpoint(folder, self.evaluated, self.optimization, progress, momentum, trained)  # checksums last
-
-    def _parts(self, prepared: WorkerData) -> list[EvaluatedPart]:
-        """One row for every part of the data, the same list in every process."""
-        own = {pair.training.name: pair for pair in prepared.training if pair.training.name in self._own_names()}
-        data = {("train", name): pair.training for name, pair in own.items()}
-        data |= {("held_out", name): pair.held_out for name, pair in own.items() if pair.held_out is not None}
-        others = dict(prepared.eval_only)
-        by_split = names_by_split(self.environments, self.config.data.held_out > 0)
-        by_split["validation"] = self.environments.validation  # else a copy of the held-out numbers, see evaluate
-        return [
-            EvaluatedPart(split, name, data.get((split, name), others.get(name)))
-            for split, names in by_split.items()
-            for name in names
-        ]
 
     def average_buffers(self) -> None:
         """Average batch norm's running statistics over all environments, in which they are linear.
@@ -729,90 +561,6 @@ class _Run:
 
     def _own_names(self) -> list[str]:
         return share(self.environments.train, self.process)
-
-
-def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, reported: Iterable[str]) -> dict[str, float]:
-    """The job's final measures; if they fail, training and reported metrics are kept."""
-    assert job.final_measures is not None
-    try:
-        with torch.no_grad():
-            numbers = {name: float(value) for name, value in job.final_measures(config, model).items()}
-        measured, left_out = without_clashes(numbers, reported)
-    except Exception as error:
-        warnings.warn(f"the job's final measures are missing: {reason(error)}", stacklevel=2)
-        return {}
-    if left_out:
-        shown = ", ".join(map(repr, left_out))
-        warnings.warn(f"final measures {shown}: left out, other metrics have these names; rename them", stacklevel=2)
-    return measured
-
-
-def check_own_objective(config: ResolvedTrainConfig, objective: Objective) -> None:
-    """Refuse options that do not fit a job's own objective (InputError)."""
-    config.require(
-        "objective", config.objective.objective == "erm", "the job has an objective of its own; leave out this option"
-    )
-    trained = "the objective trains its module itself, whose loss is not scaled; give bfloat16"
-    config.require("precision", not (objective.alternates and config.optimizer.precision == "float16"), trained)
-    equal = config.data.environment_weights == "equal"
-    config.require("environment_weights", equal, "the job has an objective of its own; give equal")
-    if objective.alternates or objective.every:
-        expected = "the job's objective needs the same environments at each step; give 0"
-        config.require("environments_per_step", config.data.environments_per_step == 0, expected)
-    if objective.coupled:
-        coupled = "the job's objective couples the environments, so there is one gradient"
-        right = config.aggregation.aggregator == "mean" or objective.takes_aggregator
-        config.require("aggregator", right, f"{coupled}; give mean")
-        config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{coupled}; give 1")
-        config.require("environment_momentum", config.aggregation.environment_momentum == 0, f"{coupled}; give 0")
-        config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{coupled}; give raise")
-        config.require("per_example", not config.aggregation.per_example, f"{coupled}; leave it out")
-        config.require("compile", not config.optimizer.compile, f"{coupled}; leave it out")
-
-
-def _check_all_targets(model: nn.Module, prepared: WorkerData, device: torch.device) -> None:
-    training = [part for pair in prepared.training for part in pair if part is not None]
-    for part in [*training, *(environment for _, environment in prepared.eval_only)]:
-        check_targets(part, _outputs(model, part, device))
-
-
-def _measures(
-    job: Job[Any], model: nn.Module, environment: Environment, device: torch.device
-) -> Mapping[str, Measure | PerExample]:
-    if job.measures is not None:
-        return job.measures
-    if job.loss is None:
-        return {}
-    return default_measures(_outputs(model, environment, device), environment.targets)
-
-
-def _outputs(model: nn.Module, environment: Environment, device: torch.device) -> Tensor:
-    training = model.training
-    with torch.no_grad():
-        outputs: Tensor = model.eval()(environment.pairs(slice(0, 1))[0].to(device))
-    model.train(training)
-    return outputs
-
-
-def _on_all_ranks(do: Callable[[], Any], process: ProcessContext) -> Any:
-    """Call a function in every process; an InputError in one is raised in all, so that none waits."""
-    problem: InputError | None = None
-    result = None
-    try:
-        result = do()
-    except InputError as error:
-        problem = picklable(error)
-    if process.world_size > 1:
-        part = result.training[0].training if isinstance(result, WorkerData) else None
-        gathered = process.all_gather((problem, None if part is None else (part.name, part.form)))
-        problem = next((error for error, _ in gathered if error is not None), None)
-        forms = [form for _, form in gathered if form is not None]
-        if problem is None and forms:
-            differing = (difference(name, form, *forms[0]) for name, form in forms)
-            problem = next((InputError(line) for line in differing if line), None)
-    if problem is not None:
-        raise problem
-    return result
 
 
 def _same_everywhere(model: nn.Module) -> None:

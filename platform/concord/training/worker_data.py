@@ -1,13 +1,14 @@
 """The data of one training process: its share of the environments, which must fit the options."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.summary import DataSummary, summarize
-from concord.errors import InputError
+from concord.environments.tree import difference
+from concord.errors import InputError, picklable
 from concord.objectives import objective_type
 from concord.training.context import ProcessContext
 from concord.training.job import Job
@@ -97,3 +98,24 @@ def check_environments(config: ResolvedTrainConfig, environments: Environments) 
             f"--workers {workers}: more than the {len(environments.train)} training environments; "
             "a worker needs at least one of its own"
         )
+
+
+def on_all_ranks(do: Callable[[], Any], process: ProcessContext) -> Any:
+    """Call a function in every process; an InputError in one is raised in all, so that none waits."""
+    problem: InputError | None = None
+    result = None
+    try:
+        result = do()
+    except InputError as error:
+        problem = picklable(error)
+    if process.world_size > 1:
+        part = result.training[0].training if isinstance(result, WorkerData) else None
+        gathered = process.all_gather((problem, None if part is None else (part.name, part.form)))
+        problem = next((error for error, _ in gathered if error is not None), None)
+        forms = [form for _, form in gathered if form is not None]
+        if problem is None and forms:
+            differing = (difference(name, form, *forms[0]) for name, form in forms)
+            problem = next((InputError(line) for line in differing if line), None)
+    if problem is not None:
+        raise problem
+    return result
