@@ -340,11 +340,13 @@ class HookedGradients:
         with self._risk.no_sync():
             sums = [self._add_sum(piece, scale) for piece in others]
         risk, weight = self._risk(last, self.hook.step)
+        share = weight
+        if sums:
+            weight = torch.stack([of_piece for _, of_piece in sums]).sum() + weight
         if self._risk.module.weighted:
             check_weights(weight)
         mean = risk.detach()
         if sums:
-            share, weight = weight, torch.stack([of_piece for _, of_piece in sums]).sum() + weight
             risk = risk * (share / weight)
             mean = torch.stack([total for total, _ in sums]).sum() / weight + risk.detach()
             torch._foreach_div_([each.grad for each in self._parameters if each.grad is not None], weight)
@@ -366,8 +368,6 @@ class HookedGradients:
     def _add_sum(self, piece: Batch, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add the gradient of a piece's sum of risks in this process; return the sum and its weight."""
         risk, weight = self._risk(piece, self.hook.step)
-        if self._risk.module.weighted:
-            check_weights(weight)
         total = risk * weight
         (total if scale is None else total * scale).backward()
         return total.detach(), weight
