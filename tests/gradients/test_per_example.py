@@ -1159,7 +1159,8 @@ def test_a_model_without_parameters_and_a_wrong_reduction_are_refused():
         per_example(MLP(4, 3, 8, 1), AndMask(), reduction="none")
 
 
-def test_a_model_may_give_a_dictionary():
+@pytest.mark.parametrize("definition", ["contribution", "loss"])
+def test_a_model_may_give_a_dictionary(definition):
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1170,11 +1171,15 @@ def test_a_model_may_give_a_dictionary():
 
     torch.manual_seed(0)
     model, inputs, targets = Named(), torch.randn(3, 5, 4), torch.randint(0, 3, (3, 5))
-    named = PerExampleGradients(model, lambda outputs, y: nn.functional.cross_entropy(outputs["logits"], y), AndMask())
-    step = named(inputs, targets)
+
+    def loss(outputs, y):
+        return cross_entropy(outputs["logits"], y["label"])
+
+    named = PerExampleGradients(model, loss, AndMask(), definition=definition)
+    step = named((inputs, {"label": targets}))
     found = [parameter.grad.clone() for parameter in model.parameters()]
     named.remove()
-    plain = PerExampleGradients(model.layer, nn.functional.cross_entropy, AndMask())(inputs, targets)
+    plain = PerExampleGradients(model.layer, cross_entropy, AndMask(), definition=definition)(inputs, targets)
     assert torch.equal(step.losses, plain.losses)
     assert_gradients(model, found, rtol=0, atol=0)
 
@@ -1234,3 +1239,31 @@ def test_bfloat16_keeps_no_float32_inputs_of_linear_layers(linear):
         gradients.remove()
         peaks[dtype] = memory.peak
     assert peaks[torch.bfloat16] < 0.8 * peaks[None]
+
+
+class Causal(nn.Module):
+    """Attention of each position to those before it, by a mask that all examples share."""
+
+    def __init__(self, length: int, *, batch_first: bool = True) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=batch_first)
+        self.head = nn.Linear(6, 3)
+        self.mask = nn.Transformer.generate_square_subsequent_mask(length)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.layer(inputs, src_mask=self.mask.to(inputs.dtype)).mean(1))
+
+
+@pytest.mark.parametrize("length", [4, EXAMPLES])
+def test_examples_share_a_mask_that_has_as_many_rows_as_there_are_examples(length):
+    torch.manual_seed(0)
+    model, inputs = Causal(length).double(), torch.randn(EXAMPLES, length, 6).double()
+    targets = torch.randint(0, 3, (EXAMPLES,))
+    expected = updates(AndMask(0.4), model, inputs, targets)
+    stepped(per_example(model, AndMask(0.4)), model, inputs, targets)
+    assert_gradients(model, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_layers_that_put_positions_before_examples_are_refused():
+    with pytest.raises(InputError, match=r"module layer \(TransformerEncoderLayer\): .* give batch_first=True"):
+        per_example(Causal(4, batch_first=False), AndMask(0.4))
