@@ -16,7 +16,7 @@ _REENTRANT = "CheckpointFunction"
 def nodes_behind(tensors: Sequence[Tensor], ends: Sequence[GradientEdge] = ()) -> Iterator[Any]:
     """The nodes that backward from these tensors reaches, without those at ``ends`` and behind them."""
     seen = {end[:2] for end in ends}
-    ways = [get_gradient_edge(each)[:2] for each in tensors if each.requires_grad]
+    ways: list[tuple[Any, int]] = [get_gradient_edge(each)[:2] for each in tensors if each.requires_grad]
     while ways:
         way = ways.pop()
         if way not in seen:

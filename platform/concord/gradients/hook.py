@@ -136,6 +136,9 @@ class AggregationHook:
         if torch._C._current_graph_task_id() == -1:
             _refuse_to_join()
         buffer = bucket.buffer()
+        if buffer.is_sparse:
+            shapes = ", ".join(str(tuple(each.shape)) for each in bucket.parameters())
+            raise InputError(f"parameter of shape {shapes}: has a sparse gradient; give its embedding sparse=False")
         present = presence(buffer)
         if self._momentum is not None:
             self._average(bucket, present, self._momentum)
