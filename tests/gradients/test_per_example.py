@@ -1267,3 +1267,33 @@ def test_examples_share_a_mask_that_has_as_many_rows_as_there_are_examples(lengt
 def test_layers_that_put_positions_before_examples_are_refused():
     with pytest.raises(InputError, match=r"module layer \(TransformerEncoderLayer\): .* give batch_first=True"):
         per_example(Causal(4, batch_first=False), AndMask(0.4))
+
+
+class PositionsFirst(nn.Module):
+    """Its layers get positions before examples, or examples first (``mixes`` positions as MLP-Mixer does)."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.table, self.positions = nn.Embedding(9, 6), nn.Embedding(EXAMPLES, 6)
+        self.mixer, self.layer, self.head = nn.Linear(EXAMPLES, EXAMPLES), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.mixes = mixes
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.table(tokens) + self.positions(torch.arange(EXAMPLES))
+        if self.mixes:
+            hidden = torch.tanh(self.mixer(hidden.transpose(1, 2))).permute(0, 2, 1)
+            return self.head(torch.tanh(self.layer(hidden)).mean(1))
+        return self.head(torch.tanh(self.layer(torch.tanh(hidden.permute(1, 0, 2)))).mean(0))
+
+
+def test_as_many_positions_as_examples_do_not_hide_that_positions_come_first():
+    torch.manual_seed(0)
+    tokens, targets = torch.randint(0, 9, (EXAMPLES, EXAMPLES)), torch.randint(0, 3, (EXAMPLES,))
+    model = PositionsFirst(mixes=False)
+    per_example(model, AndMask(0.4))
+    with pytest.raises(InputError, match=r"module layer: its output has shape .* examples are not the first"):
+        model(tokens)
+    model = PositionsFirst(mixes=True).double()
+    expected = updates(AndMask(0.4), model, tokens, targets)
+    stepped(per_example(model, AndMask(0.4)), model, tokens, targets)
+    assert_gradients(model, expected, rtol=1e-9, atol=1e-12)

@@ -262,6 +262,8 @@ class ExampleHooks(Capture[_Pass]):
             spread = current.tracing.spread(output, layer.name, positions)
             if spread is not None:
                 self._spreads[form] = spread
+            elif layer.has_formula:
+                current.tracing.require_first(output, layer.name)
             return spread
         if current is not None and not current.whole and positions and arguments and is_range(arguments[0]):
             raise InputError(
