@@ -216,6 +216,14 @@ def test_a_hooked_model_refuses_by_name() -> None:
         model(inputs)  # an evaluation needs no gradients
 
 
+@in_processes(2)
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    model = ddp(nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 2)).double())
+    register_aggregation_hook(model, AndMask(0.6))
+    with pytest.raises(InputError, match=r"parameter of shape \(5, 3\): has a sparse gradient; .* sparse=False"):
+        model(torch.tensor([[0, 1], [1, 2]])).sum().backward()
+
+
 @in_processes(2, 4, rule=["and-mask", "geometric-mean"])
 def test_layers_split_over_slices(rule: str) -> None:
     torch.manual_seed(3)

@@ -1159,7 +1159,8 @@ def test_a_model_without_parameters_and_a_wrong_reduction_are_refused():
         per_example(MLP(4, 3, 8, 1), AndMask(), reduction="none")
 
 
-def test_a_model_may_give_a_dictionary():
+@pytest.mark.parametrize("definition", ["contribution", "loss"])
+def test_a_model_may_give_a_dictionary(definition):
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1170,11 +1171,15 @@ def test_a_model_may_give_a_dictionary():
 
     torch.manual_seed(0)
     model, inputs, targets = Named(), torch.randn(3, 5, 4), torch.randint(0, 3, (3, 5))
-    named = PerExampleGradients(model, lambda outputs, y: nn.functional.cross_entropy(outputs["logits"], y), AndMask())
-    step = named(inputs, targets)
+
+    def loss(outputs, y):
+        return cross_entropy(outputs["logits"], y["label"])
+
+    named = PerExampleGradients(model, loss, AndMask(), definition=definition)
+    step = named((inputs, {"label": targets}))
     found = [parameter.grad.clone() for parameter in model.parameters()]
     named.remove()
-    plain = PerExampleGradients(model.layer, nn.functional.cross_entropy, AndMask())(inputs, targets)
+    plain = PerExampleGradients(model.layer, cross_entropy, AndMask(), definition=definition)(inputs, targets)
     assert torch.equal(step.losses, plain.losses)
     assert_gradients(model, found, rtol=0, atol=0)
 
@@ -1234,3 +1239,61 @@ def test_bfloat16_keeps_no_float32_inputs_of_linear_layers(linear):
         gradients.remove()
         peaks[dtype] = memory.peak
     assert peaks[torch.bfloat16] < 0.8 * peaks[None]
+
+
+class Causal(nn.Module):
+    """Attention of each position to those before it, by a mask that all examples share."""
+
+    def __init__(self, length: int, *, batch_first: bool = True) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=batch_first)
+        self.head = nn.Linear(6, 3)
+        self.mask = nn.Transformer.generate_square_subsequent_mask(length)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.layer(inputs, src_mask=self.mask.to(inputs.dtype)).mean(1))
+
+
+@pytest.mark.parametrize("length", [4, EXAMPLES])
+def test_examples_share_a_mask_that_has_as_many_rows_as_there_are_examples(length):
+    torch.manual_seed(0)
+    model, inputs = Causal(length).double(), torch.randn(EXAMPLES, length, 6).double()
+    targets = torch.randint(0, 3, (EXAMPLES,))
+    expected = updates(AndMask(0.4), model, inputs, targets)
+    stepped(per_example(model, AndMask(0.4)), model, inputs, targets)
+    assert_gradients(model, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_layers_that_put_positions_before_examples_are_refused():
+    with pytest.raises(InputError, match=r"module layer \(TransformerEncoderLayer\): .* give batch_first=True"):
+        per_example(Causal(4, batch_first=False), AndMask(0.4))
+
+
+class PositionsFirst(nn.Module):
+    """Its layers get positions before examples, or examples first (``mixes`` positions as MLP-Mixer does)."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.table, self.positions = nn.Embedding(9, 6), nn.Embedding(EXAMPLES, 6)
+        self.mixer, self.layer, self.head = nn.Linear(EXAMPLES, EXAMPLES), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.mixes = mixes
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.table(tokens) + self.positions(torch.arange(EXAMPLES))
+        if self.mixes:
+            hidden = torch.tanh(self.mixer(hidden.transpose(1, 2))).permute(0, 2, 1)
+            return self.head(torch.tanh(self.layer(hidden)).mean(1))
+        return self.head(torch.tanh(self.layer(torch.tanh(hidden.permute(1, 0, 2)))).mean(0))
+
+
+def test_as_many_positions_as_examples_do_not_hide_that_positions_come_first():
+    torch.manual_seed(0)
+    tokens, targets = torch.randint(0, 9, (EXAMPLES, EXAMPLES)), torch.randint(0, 3, (EXAMPLES,))
+    model = PositionsFirst(mixes=False)
+    per_example(model, AndMask(0.4))
+    with pytest.raises(InputError, match=r"module layer: its output has shape .* examples are not the first"):
+        model(tokens)
+    model = PositionsFirst(mixes=True).double()
+    expected = updates(AndMask(0.4), model, tokens, targets)
+    stepped(per_example(model, AndMask(0.4)), model, tokens, targets)
+    assert_gradients(model, expected, rtol=1e-9, atol=1e-12)

@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss
 from concord.aggregation import RULES, AndMask, Mean, PCGrad
 from concord.errors import InputError
 from concord.gradients import EnvironmentStep, HookedGradients, PerExampleGradients, StackedGradients
+from concord.weighted import Weighted
 
 NAMES = ("a", "b", "c")
 
@@ -71,6 +72,20 @@ def test_pieces_of_any_size_and_weight_add_up(
     options = {"rule": AndMask(0.8), "vectorize": vectorize, "environment_momentum": momentum, "names": NAMES}
     whole = step_of(StackedGradients, batch, loss, **options)
     assert_same(step_of(StackedGradients, batch, loss, accumulate=pieces, **options), whole)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_a_piece_may_have_only_examples_that_do_not_count(vectorize: bool) -> None:
+    weights = torch.ones(3, 6).double()
+    weights[0, :4] = 0
+    weights[1, 2:] = 0  # as StackEnvironments fills an environment up
+    batch = Weighted(*batches(6), weights)
+    options = {"rule": AndMask(0.5), "vectorize": vectorize}
+    whole = step_of(StackedGradients, batch, **options)
+    assert_same(step_of(StackedGradients, batch, accumulate=3, **options), whole)
+    batch.weights[2] = 0
+    with pytest.raises(InputError, match="risk: its weight is 0"):
+        step_of(StackedGradients, batch, accumulate=3, **options)
 
 
 @settings(max_examples=20, deadline=None)

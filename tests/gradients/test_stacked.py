@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from concord.aggregation import (
     AGGREGATORS,
@@ -676,6 +677,90 @@ def test_a_small_or_missing_gradient_does_not_hide_a_parameter_that_is_used_else
         for optimizer in optimizers:
             optimizer.step()
     assert ours.vectorize is True
+
+
+@pytest.mark.parametrize("vectorize", [None, "pooled", True])
+@pytest.mark.parametrize("begins", [0, 2])
+def test_a_penalty_on_the_weights_in_the_loss_is_a_part_of_the_gradient(vectorize: Any, begins: int) -> None:
+    model, weight = MLP(6, CLASSES, 8, 2), 0.0
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets) + weight * sum(each.square().sum() for each in model.parameters())
+
+    ours = StackedGradients(model, loss, Mean(), vectorize=vectorize)
+    theirs = StackedGradients(model, loss, Mean(), vectorize=False)
+    for step in range(4):
+        weight = 1e-4 if step >= begins else 0.0  # less than two ways may differ by
+        inputs, targets = numbers(6), labels()
+        ours(inputs, targets)
+        gradients = found(model)
+        theirs(inputs, targets)
+        assert_close(gradients, found(model), rtol=1e-4, atol=1e-8)
+
+
+class Centred(nn.Sequential):
+    """Writes to its input."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs.sub_(0.5).mul_(2)
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("vectorize", [None, "pooled", True, False])
+def test_a_model_may_write_to_its_input(vectorize: Any) -> None:
+    model, inputs, targets = Centred(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)), numbers(6), labels()
+    expected, _, losses = looped(model, Mean(), inputs.clone(), targets)
+    step = StackedGradients(model, cross_entropy, Mean(), vectorize=vectorize)(inputs, targets)
+    assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
+    assert_close(step.losses.tolist(), losses, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_is_not_computed_again_from_a_batch_that_the_model_has_written_to() -> None:
+    model, inputs = Centred(nn.Linear(6, CLASSES)), numbers(6)
+    inputs[1, 0] = torch.inf
+    gradients = StackedGradients(model, cross_entropy, Mean(), vectorize=False, nonfinite="skip")
+    with pytest.raises(InputError, match="batch: the model writes to its input in place"):
+        gradients(inputs, labels())
+
+
+class Checkpointed(nn.Module):
+    """The middle layer is under activation checkpointing, behind a layer that is not trained."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.first.requires_grad_(False)
+        self.reentrant = reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs).requires_grad_()
+        outputs: Tensor = self.last(checkpoint(self.middle, hidden, use_reentrant=self.reentrant))
+        return outputs
+
+
+@pytest.mark.parametrize("vectorize", [None, "pooled", False])
+def test_layers_under_reentrant_checkpointing_are_refused_and_others_trained(vectorize: Any) -> None:
+    model, inputs, targets = Checkpointed(reentrant=False), numbers(6), labels()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vmap cannot take them
+        StackedGradients(model, cross_entropy, Mean(), vectorize=vectorize)(inputs, targets)
+        expected, _, _ = looped(model, Mean(), inputs, targets)
+        assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
+        model = Checkpointed(reentrant=True)
+        gradients = StackedGradients(model, cross_entropy, Mean(), vectorize=vectorize)
+        with pytest.raises(InputError, match=r"parameter middle.weight: .*; take use_reentrant=False"):
+            gradients(inputs, targets)
+
+
+@pytest.mark.parametrize("source", [StackedGradients, PerExampleGradients])
+def test_gradients_are_computed_also_where_the_caller_has_disabled_them(source: Any) -> None:
+    model, inputs, targets = MLP(6, CLASSES, 8, 2), numbers(6), labels()
+    gradients = source(model, cross_entropy, AndMask(0.2))
+    gradients(inputs, targets)
+    expected = found(model)
+    with torch.no_grad():
+        gradients(inputs, targets)
+    assert_close(found(model), expected, rtol=0, atol=0)
 
 
 def test_a_head_that_begins_at_0_does_not_keep_a_model_from_being_pooled() -> None:

@@ -18,6 +18,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from concord.aggregation import AGGREGATORS, AndMask, Mean, aggregate, aggregator
 from concord.environments import Environments
@@ -372,6 +373,36 @@ def test_the_gradient_source_leaves_the_gradient_of_the_objective(case: str) -> 
     assert_close([parameter.grad for parameter in model.parameters()], expected, rtol=1e-10, atol=1e-12)
     assert step.losses.shape == (ENVIRONMENTS,)
     assert step.kept_fraction.tolist() == [1.0] * 4
+
+
+def test_sparse_gradients_of_a_table_are_those_of_a_dense_one() -> None:
+    words, targets = torch.randint(0, 20, (ENVIRONMENTS, BATCH, 5)), batches()[1]
+    found = {}
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(20, 6, sparse=sparse), nn.Flatten(), nn.Linear(30, CLASSES))
+        ObjectiveGradients(model, VREx(cross_entropy, PenaltyWeight(3.0)), ["a", "b", "c"])(words, targets, 0)
+        found[sparse] = [parameter.grad for parameter in model.parameters()]
+    assert_close(found[True], found[False])
+
+
+class Reentrant(nn.Module):
+    """The first layer is under activation checkpointing, and nothing that it gets is differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(checkpoint(self.first, inputs.detach().requires_grad_(), use_reentrant=True))
+        return outputs
+
+
+def test_layers_under_reentrant_checkpointing_are_refused() -> None:
+    model = Reentrant().double()
+    gradients = ObjectiveGradients(model, VREx(cross_entropy, PenaltyWeight(3.0)), ["a", "b", "c"])
+    with pytest.raises(InputError, match=r"parameter first.weight: .*; take use_reentrant=False"):
+        gradients(*batches(), 0)
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

@@ -74,6 +74,11 @@ class ExampleHooks(Capture[_Pass]):
         for name, module in model.named_modules():
             if module in _registered:
                 raise InputError(f"module {name or 'model'}: its examples are collected already; remove() that first")
+            if isinstance(module, _TRANSFORMER_LAYERS) and _puts_positions_first(module):
+                raise InputError(
+                    f"module {name or 'model'} ({type(module).__name__}): puts positions before examples, and examples "
+                    "have to be in the first dimension; give batch_first=True, or freeze it (requires_grad_(False))"
+                )
         super().__init__(model, sums.parameters)
         self.examples = 0
         self.expected: int | None = None
@@ -257,6 +262,8 @@ class ExampleHooks(Capture[_Pass]):
             spread = current.tracing.spread(output, layer.name, positions)
             if spread is not None:
                 self._spreads[form] = spread
+            elif layer.has_formula:
+                current.tracing.require_first(output, layer.name)
             return spread
         if current is not None and not current.whole and positions and arguments and is_range(arguments[0]):
             raise InputError(
@@ -444,6 +451,19 @@ class ExampleHooks(Capture[_Pass]):
                     "draws at random (dropout), mixes examples, or its parameters are also used elsewhere. Change "
                     "that, freeze it (requires_grad_(False)), or build it of PyTorch's own layers"
                 )
+
+
+_TRANSFORMER_LAYERS = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+
+
+def _puts_positions_first(module: Any) -> bool:
+    """Whether a trained layer beside the attention has positions where examples should be.
+
+    If there are as many positions as examples no shape would tell.
+    """
+    beside = (each for each in module.children() if not isinstance(each, nn.MultiheadAttention))
+    trained = any(parameter.requires_grad for each in beside for parameter in each.parameters())
+    return trained and not module.self_attn.batch_first
 
 
 # There float32 is never rounded to TF32. A larger error, of a small random change for example, is the module's.

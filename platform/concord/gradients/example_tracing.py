@@ -7,6 +7,7 @@ adds the tensor to the batch, and wrong if the model takes its first row, for ex
 checked.
 """
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -43,11 +44,25 @@ class ExampleTracing(TorchDispatchMode):
         # The weak references keep an address from being another storage's.
         self._own: dict[int, StorageWeakRef] = {}
         self._shared: dict[int, tuple[StorageWeakRef, str, Spread]] = {}
+        # Of some own tensors, the product of the lengths before the examples' dimension: 1 where it is the first.
+        self._before: dict[object, int] = {}
         tensors = [each for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor) and each.ndim]
         square = any(each.shape[:2] == (examples, examples) for each in tensors)
         for tensor in tensors:
             if len(tensor) == examples and not (square and is_range(tensor)):
                 self._note_own(tensor)
+                self._before[_form(tensor)] = 1
+
+    def require_first(self, output: Tensor, name: str) -> None:
+        """Refuse a layer's output with the examples in another dimension than the first (InputError).
+
+        Its shape does not show that if two dimensions have as many places as there are examples.
+        """
+        if output.ndim and len(output) == self._examples > 1 and self._before.setdefault(_form(output), 1) > 1:
+            raise InputError(
+                f"module {name}: its output has shape {tuple(output.shape)}, in which the examples are not the first "
+                "dimension. Apply it to each example (its input transposed), or freeze it (requires_grad_(False))"
+            )
 
     def spread(self, output: Tensor, name: str, positions: bool) -> Spread | None:
         """How to add a dimension of examples to a layer's output; None if it has one, or if backward does not reach it.
@@ -84,6 +99,7 @@ class ExampleTracing(TorchDispatchMode):
             for result in _tensors(results):
                 for tensor in shared:
                     self._check(func, tensor, own, result)
+                self._note_before(func, args, own, result)
                 if len(shared) == len(own) and result.ndim and len(result) == self._examples:
                     self.note(result, *self._shared[_key(shared[0])][1:])
                 elif not func.__name__.startswith("new_") and "_like" not in func.__name__:  # which see shapes alone
@@ -93,6 +109,28 @@ class ExampleTracing(TorchDispatchMode):
     def _note_own(self, tensor: Tensor) -> None:
         storage = StorageWeakRef(tensor.untyped_storage())
         self._own.setdefault(storage.cdata, storage)
+
+    def _note_before(self, func: Any, args: Any, own: list[Tensor], result: Tensor) -> None:
+        """Note what is before the examples in a result, where that is certain."""
+        name = func._schema.name.removeprefix("aten::")
+        found = {self._before_in(name, args, tensor, result) for tensor in own if _form(tensor) in self._before}
+        if len(found) == 1 and (before := found.pop()) is not None:
+            self._before[_form(result)] = before
+
+    def _before_in(self, name: str, args: Any, tensor: Tensor, result: Tensor) -> int | None:
+        """What is before the examples in a result of this tensor; None if that is not certain."""
+        before, shape = self._before[_form(tensor)], tensor.shape
+        same_rows = tensor.ndim == result.ndim == 2 and len(tensor) == len(result) and name in ("mm", "addmm")
+        if name in ("view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze"):
+            return before
+        places = [at for at, length in enumerate(shape) if length == self._examples]
+        at = next((each for each in places if math.prod(shape[:each]) == before), None)
+        if at is None:
+            return before if same_rows else None
+        if name in ("transpose", "permute", "t"):
+            at = _moved(name, args, tensor.ndim, at)
+        keeps = result.ndim == tensor.ndim and result.shape[at] == self._examples and name != "as_strided"
+        return math.prod(result.shape[:at]) if keeps else None
 
     def _check(self, func: Any, tensor: Tensor, own: list[Tensor], result: Tensor) -> None:
         _, name, spread = self._shared[_key(tensor)]
@@ -125,6 +163,22 @@ def is_range(tensor: Tensor) -> bool:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _moved(name: str, args: Any, dimensions: int, at: int) -> int:
+    """Where a dimension is after a transposition."""
+    order = list(range(dimensions))
+    if name == "permute":
+        order = [each % dimensions for each in args[1]]
+    else:
+        one, other = args[1:3] or (0, -1)
+        order[one], order[other] = order[other], order[one]
+    return order.index(at)
+
+
+def _form(tensor: Tensor) -> object:
+    """What tells a view of some memory from its other views."""
+    return _key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _key(tensor: Tensor) -> int:

@@ -136,6 +136,9 @@ class AggregationHook:
         if torch._C._current_graph_task_id() == -1:
             _refuse_to_join()
         buffer = bucket.buffer()
+        if buffer.is_sparse:
+            shapes = ", ".join(str(tuple(each.shape)) for each in bucket.parameters())
+            raise InputError(f"parameter of shape {shapes}: has a sparse gradient; give its embedding sparse=False")
         present = presence(buffer)
         if self._momentum is not None:
             self._average(bucket, present, self._momentum)
@@ -340,11 +343,13 @@ class HookedGradients:
         with self._risk.no_sync():
             sums = [self._add_sum(piece, scale) for piece in others]
         risk, weight = self._risk(last, self.hook.step)
+        share = weight
+        if sums:
+            weight = torch.stack([of_piece for _, of_piece in sums]).sum() + weight
         if self._risk.module.weighted:
             check_weights(weight)
         mean = risk.detach()
         if sums:
-            share, weight = weight, torch.stack([of_piece for _, of_piece in sums]).sum() + weight
             risk = risk * (share / weight)
             mean = torch.stack([total for total, _ in sums]).sum() / weight + risk.detach()
             torch._foreach_div_([each.grad for each in self._parameters if each.grad is not None], weight)
@@ -366,8 +371,6 @@ class HookedGradients:
     def _add_sum(self, piece: Batch, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add the gradient of a piece's sum of risks in this process; return the sum and its weight."""
         risk, weight = self._risk(piece, self.hook.step)
-        if self._risk.module.weighted:
-            check_weights(weight)
         total = risk * weight
         (total if scale is None else total * scale).backward()
         return total.detach(), weight

@@ -321,6 +321,14 @@ class Call:
             return 0 if getattr(self.layer.module, "batch_first", True) else 1
         return 1 if isinstance(self.layer.module, nn.RNNBase) else 0  # a state of layers, examples, units
 
+    @property
+    def _shared(self) -> Tensor | None:
+        """An argument that all examples share, though it may have as many rows as there are examples."""
+        if not isinstance(self.layer.module, nn.MultiheadAttention):
+            return None
+        mask = self.keywords.get("attn_mask", self.arguments[5] if len(self.arguments) > 5 else None)
+        return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
     def gradients(
         self,
         grads: Sequence[Tensor | None],
@@ -369,9 +377,10 @@ class Call:
         leaves, structure = pytree.tree_flatten((self.arguments, self.keywords))
         inputs: list[Any] = []
         mapped: list[int | None] = []
+        shared = self._shared
         for index, leaf in enumerate(leaves):
             at, value = self._dimension(index), leaf.detach() if isinstance(leaf, Tensor) else leaf
-            is_batch = isinstance(value, Tensor) and value.ndim > at and value.shape[at] == examples
+            is_batch = isinstance(leaf, Tensor) and leaf is not shared and leaf.ndim > at and leaf.shape[at] == examples
             inputs.append(value.unflatten(at, (groups, -1)) if is_batch else value)
             mapped.append(at if is_batch else None)
         arrived = [(index, grad) for index, grad in enumerate(grads) if grad is not None]

@@ -12,6 +12,7 @@ from concord.aggregation import Rule
 from concord.aggregation.asynchronous import is_asynchronous
 from concord.errors import ArgumentError, InputError
 from concord.gradient_policies import ExampleGradient
+from concord.gradients.backward_graph import gradients_of
 from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.layout import require_unchanged
 from concord.gradients.nonfinite import collect_finite
@@ -102,7 +103,7 @@ class PerExampleGradients(Recordable):
         if definition == "loss" and accumulate > 1:
             raise ArgumentError("accumulate", accumulate, "needs the definition contribution; give 1")
         self._pieces = Pieces(model, accumulate)
-        self._outputs: list[Tensor] = []  # of each piece
+        self._outputs: list[Any] = []  # of each piece
         self._per_weight: Tensor | None = None
         risk = risk if self._loss is None else Supervised(self._noted)
         self._risk = MeanRisk(model, risk, self.aggregation.autocast, self._device)
@@ -130,10 +131,11 @@ class PerExampleGradients(Recordable):
                 has no per-example gradients.
         """
         batch, _, at = self._calls.take(batch, more, step)
-        if self._graph is None:
-            return self.ordinary(batch, at)
-        require_unchanged(self.model, self._collected.sums.parameters)
-        return self._graph(self, batch, at)
+        with torch.enable_grad():  # also where the caller has disabled it
+            if self._graph is None:
+                return self.ordinary(batch, at)
+            require_unchanged(self.model, self._collected.sums.parameters)
+            return self._graph(self, batch, at)
 
     def obstacle(self) -> str | None:
         """Why the step cannot be recorded, if that is known after a step."""
@@ -241,15 +243,16 @@ class PerExampleGradients(Recordable):
             self._per_weight = sums[0] / sums[1]
         return self._per_weight * weight / examples
 
-    def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> None:
+    def _collect_by_loss(self, outputs: Any, targets: Any) -> None:
         assert self._loss is not None
-        losses = [self._loss(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(outputs))]
+        examples = len(pytree.tree_leaves(targets)[0])
+        losses = [self._loss(*take((outputs, targets), slice(at, at + 1))) for at in range(examples)]
         for example, loss in enumerate(losses):
-            gradients = torch.autograd.grad(loss, self._parameters, retain_graph=True, materialize_grads=True)
+            gradients = gradients_of(loss, self._collected.sums.parameters, keeps_graph=True)
             for index, gradient in enumerate(gradients):
                 self._collected.sums.add(index, gradient[None], accumulate=example > 0)
 
-    def _noted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _noted(self, outputs: Any, targets: Any) -> Tensor:
         assert self._loss is not None
         self._outputs.append(outputs)
         return self._loss(outputs, targets)

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from concord.errors import ArgumentError, InputError
-from concord.gradients.risk import Batch
+from concord.gradients.risk import Batch, divisor
 
 
 class Pieces:
@@ -65,7 +65,7 @@ class MeanOfPieces:
     def add(self, gradients: Sequence[Tensor], risk: Tensor, weight: Tensor) -> None:
         """Add a piece; its tensors are shaped as those of the first one."""
         self.weight = self.weight + weight
-        share = weight / self.weight
+        share = weight / divisor(self.weight)
         self.risk = self.risk.lerp(risk, share.to(risk.dtype))
         for index, gradient in enumerate(gradients):
             shape = (-1,) + (1,) * (gradient.ndim - 1)

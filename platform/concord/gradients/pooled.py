@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from concord.aggregation.asynchronous import is_asynchronous
 from concord.errors import InputError
+from concord.gradients.backward_graph import is_reentrant, nodes_behind
 from concord.gradients.capture import Capture, Pass
 from concord.gradients.collected import Collected
 from concord.gradients.environment_norms import EnvironmentNorms
@@ -65,6 +66,7 @@ class PooledPass(Capture[Pass]):
         self._of_outputs = MeanRisk(nn.Identity(), risk.risk, None, risk.device)
         self._pass = Pass(0, 1)
         self._edges: list[GradientEdge] = []
+        self._inputs: list[Tensor] = []  # of the layers
         self._scale: Tensor | None = None
 
     def add(self, batch: Batch, environments: int, step: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -84,6 +86,7 @@ class PooledPass(Capture[Pass]):
                 outputs = self._model((inputs.transpose(0, 1) if self._alternates else inputs).flatten(0, 1))
         finally:
             edges, self._edges = self._edges, []
+            inputs_of_layers, self._inputs = self._inputs, []
             for handle in handles:
                 handle.remove()
         if not isinstance(outputs, Tensor) or len(outputs) != environments * examples:
@@ -95,6 +98,7 @@ class PooledPass(Capture[Pass]):
             outputs = outputs.unflatten(0, (environments, examples))
         risks, weights = self._risks(with_outputs(batch, outputs), step)
         total = risks.sum() if scale is None else risks.sum() * scale
+        self._require_layers_alone([total, *inputs_of_layers], edges)
         with torch.autocast(self._risk.device.type, enabled=False):
             self._backward(total, edges)
         for index in list(self._pass.arrived):  # of a parameter whose other use the loss did not depend on
@@ -114,6 +118,20 @@ class PooledPass(Capture[Pass]):
         risks, weights = vmap(lambda each: self._of_outputs(each, step))(batch)
         self._risk.weighted = self._of_outputs.weighted
         return risks, weights
+
+    def _require_layers_alone(self, tensors: Sequence[Tensor], edges: Sequence[GradientEdge]) -> None:
+        """Refuse a parameter that is also used outside of its layer, as by a penalty in the loss (InputError).
+
+        ``tensors`` are the loss and the layers' inputs. Between them and the layers' outputs there is to be no
+        parameter: backward ends at those outputs, so the gradient of such a use would be missing, however small.
+        """
+        names = {id(parameter): name for name, parameter in self._sums.parameters.items()}
+        for node in nodes_behind(tensors, edges):
+            if is_reentrant(node):
+                raise InputError("pooled: layers under reentrant checkpointing are not captured")
+            name = names.get(id(getattr(node, "variable", None)))  # of the node that adds to a parameter's gradient
+            if name is not None:
+                raise InputError(f"pooled: parameter {name} is also used outside of its layer")
 
     def _backward(self, total: Tensor, edges: Sequence[GradientEdge]) -> None:
         of_norms = list(self.norms.leaves())
@@ -135,6 +153,7 @@ class PooledPass(Capture[Pass]):
     def waits(self, current: Pass, call: Call, sources: Sequence[Tensor]) -> None:
         """Note a call's outputs, at which backward will end."""
         self._edges += map(get_gradient_edge, sources)
+        self._inputs += [each for each in call.arguments if isinstance(each, Tensor)]
 
     def arrived(self, current: Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
         """Add the gradients of parameters of which all uses have arrived."""

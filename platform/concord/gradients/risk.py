@@ -179,7 +179,12 @@ class MeanRisk(nn.Module):
             examples = len(pytree.tree_leaves(batch)[0])
             return parts[0], torch.full_like(parts[0].detach(), examples, dtype=torch.float32)
         total, weight = parts[0], parts[1].detach()
-        return total / weight, weight.float()
+        return total / divisor(weight), weight.float()
+
+
+def divisor(weight: Tensor) -> Tensor:
+    """The weight, as a divisor: of no weight, as a piece of examples that do not count has, 1."""
+    return torch.where(weight == 0, 1, weight)
 
 
 def check_weights(weights: Tensor) -> None:

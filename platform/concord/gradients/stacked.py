@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from concord.aggregation import Rule
 from concord.aggregation.families import masks
 from concord.errors import ArgumentError, InputError, first_line
+from concord.gradients.backward_graph import gradients_of
 from concord.gradients.buffer_means import BufferMeans, replace_buffers
 from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange
@@ -146,6 +147,8 @@ class StackedGradients(Recordable):
         self._pooled: PooledPass | None = None
         self._finite_flags: list[Tensor] | None = None
         self._left: Tensor | None = None  # the environments that a sum is of; None: all
+        self._tries = False  # whether what is computed is only compared
+        self._given_leaves: list[tuple[Tensor, int]] = []  # of a step's batch, with their counts of changes in place
         self._exchange: SliceExchange | None = None
         if group is not None:
             self._exchange = self._sums.exchange(Processes.of(names or (), group))
@@ -167,7 +170,8 @@ class StackedGradients(Recordable):
         batch, _, at = self._calls.take(batch, more, step, self.names)
         require_unchanged(self.model, self._sums.parameters)
         require_no_hooks_after_accumulation(self._sums.parameters)
-        return self.ordinary(batch, at) if self._graph is None else self._graph(self, batch, at)
+        with torch.enable_grad():  # also where the caller has disabled it
+            return self.ordinary(batch, at) if self._graph is None else self._graph(self, batch, at)
 
     def ordinary(self, batch: Batch, at: int) -> EnvironmentStep:
         """The step of number ``at``, not by a graph."""
@@ -179,11 +183,15 @@ class StackedGradients(Recordable):
         names = self.names or [f"environment {index}" for index in range(environments)]
         if self._momentum is not None:
             self._momentum.begin(names)
+        leaves = pytree.tree_leaves(batch)
+        self._given_leaves = [(leaf, leaf._version) for leaf in leaves if not leaf.is_inference()]
 
         summed: list[_Sum] = []
 
         def collect(left: Tensor | None) -> None:
             self._left = left
+            if left is not None:
+                self._require_unwritten()
             part, count = (batch, environments) if left is None else (take(batch, left), len(left))
             summed.append(self._sum(part, count, at))
 
@@ -198,6 +206,7 @@ class StackedGradients(Recordable):
         finite = collect_finite(
             environments, self.aggregation.policy, self._device, collect, self._sums.are_finite, find
         )
+        self._given_leaves = []
         risks, weights, _ = summed[0]
         if self._risk.weighted:
             check_weights(weights)
@@ -269,13 +278,14 @@ class StackedGradients(Recordable):
             environments = self._sums.compared
             batch = take(batch, slice(environments))
         momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
+        self._tries = True
         random = random_state(self._device)
         try:
             self.vectorize, reason = self._best(
                 batch, environments, step, pooled=momentum is None and self._pieces.count == 1
             )
         finally:
-            self._momentum = momentum
+            self._momentum, self._tries = momentum, False
             set_random_state(self._device, random)
         self._chosen, self._chosen_in = True, self._training_modes
         if reason is not None:
@@ -299,7 +309,7 @@ class StackedGradients(Recordable):
     def _require_graph(self, batch: Batch, step: int) -> None:
         """Refuse a risk without a graph, such as one of detached outputs (InputError): by vmap its gradients are 0."""
         before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        risk, _ = self._risk(self._pieces.of(take(batch, 0))[0], step)
+        risk, _ = self._risk(self._pieces.of(self._taken(batch, 0))[0], step)
         for name, buffer in before.items():
             self.model.get_buffer(name).copy_(buffer)
         if not risk.requires_grad:
@@ -319,6 +329,7 @@ class StackedGradients(Recordable):
                 return self._sum_pooled(batch, environments, step)
             except InputError:  # a mistake of the user's is raised again by the other ways
                 set_random_state(self._device, random)
+                self._require_unwritten()
         result, reason = self._sum_separately(batch, environments, step)
         if reason is not None and self._finite_flags is None:
             _warn(reason, stacklevel=7)
@@ -333,6 +344,7 @@ class StackedGradients(Recordable):
         if not isinstance(result, str):
             return result, None
         set_random_state(self._device, random)
+        self._require_unwritten()
         if self._momentum is not None:
             self._momentum.take_again()
         return self._sum_one_by_one(batch, environments, step), result
@@ -417,7 +429,7 @@ class StackedGradients(Recordable):
         buffer_means = BufferMeans(self.model)
         for part in self._chunks(environments):
             buffers = self._copies_of_buffers(part.stop - part.start)
-            first, *others = self._pieces.of(take(batch, part), dim=1)
+            first, *others = self._pieces.of(self._taken(batch, part), dim=1)
             gradients, (risk, weight, buffers) = vectorized(parameters, buffers, first)
             mean = MeanOfPieces(gradients, risk, weight)
             for piece in others:
@@ -440,7 +452,7 @@ class StackedGradients(Recordable):
         self._sums.zero()
         pooled.norms.begin()
         parts = self._chunks(environments)
-        added = [pooled.add(take(batch, part), part.stop - part.start, step, scale) for part in parts]
+        added = [pooled.add(self._taken(batch, part), part.stop - part.start, step, scale) for part in parts]
         risks, weights = zip(*added, strict=True)
         return joined(risks), joined(weights), pooled.norms.buffers(self.model, environments)
 
@@ -450,7 +462,6 @@ class StackedGradients(Recordable):
         return self._pooled
 
     def _sum_one_by_one(self, batch: Batch, environments: int, step: int) -> _Sum:
-        parameters = list(self._sums.parameters.values())
         scale = self.aggregation.scale(self._device)
         risks, weights = [], []
         before = self._copies_of_buffers(1)
@@ -459,12 +470,11 @@ class StackedGradients(Recordable):
         def of_piece(piece: Batch) -> tuple[list[Tensor], Tensor, Tensor]:
             risk, weight = self._risk(piece, step)
             scaled = risk if scale is None else risk * scale
-            gradients = torch.autograd.grad(scaled, parameters, materialize_grads=True)
-            dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
-            return [gradient[None] for gradient in dense], risk.detach()[None], weight[None]
+            gradients = gradients_of(scaled, self._sums.parameters)
+            return [gradient[None] for gradient in gradients], risk.detach()[None], weight[None]
 
         for environment in range(environments):
-            first, *others = self._pieces.of(take(batch, environment))
+            first, *others = self._pieces.of(self._taken(batch, environment))
             mean = MeanOfPieces(*of_piece(first))
             for piece in others:
                 mean.add(*of_piece(piece))
@@ -477,6 +487,19 @@ class StackedGradients(Recordable):
                 state[name].copy_(value[0])
             buffer_means.add(after)
         return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
+
+    def _taken(self, batch: Batch, environments: Any) -> Batch:
+        """The batch of some environments, or of one; a copy if more passes need it, as a model may write to it."""
+        part = take(batch, environments)
+        return pytree.tree_map(torch.clone, part) if self._tries else part
+
+    def _require_unwritten(self) -> None:
+        """Refuse to compute a step again whose batch the model has written to (InputError)."""
+        if not self._tries and any(leaf._version != version for leaf, version in self._given_leaves):
+            raise InputError(
+                "batch: the model writes to its input in place, and this step has to be computed a second time; write "
+                "to a copy, for example inputs = inputs - mean in place of inputs -= mean"
+            )
 
     def _add(self, gradients: Sequence[Tensor], scale: Tensor | None, start: int) -> None:
         """Add the gradients of the summed environments from ``start`` on, or replace the sums by them."""

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from concord.aggregation import Mean
 from concord.errors import ArgumentError, InputError
+from concord.gradients.backward_graph import gradients_of
 from concord.gradients.exchange import Processes
 from concord.gradients.layout import (
     Layout,
@@ -69,8 +70,9 @@ class ObjectiveGradients:
         of_model = self._of_modules[0][1]
         if not of_model:
             raise InputError("model: none of its parameters requires a gradient")
-        named = {f"{at}.{name}": each for at, (_, own) in enumerate(self._of_modules) for name, each in own.items()}
-        self._parameters = list(named.values())
+        of_objective = self._of_modules[1][1] if len(modules) > 1 else {}
+        named = of_model | {f"objective {name}": each for name, each in of_objective.items()}
+        self._parameters = named
         self._layout = Layout.of(named)
         self._kept = len(of_model)
         self._calls = Calls()
@@ -114,12 +116,12 @@ class ObjectiveGradients:
         value = self.objective.combine(everyones.flatten(), at)
         scale = self.aggregation.scale(value.device)
         scaled = value if scale is None else value * scale
-        gradients = torch.autograd.grad(scaled, self._parameters, materialize_grads=True)
+        gradients = gradients_of(scaled, self._parameters)
         flat = torch.cat([gradient.reshape(-1).to(self._layout.dtype) for gradient in gradients])
         flat = self._total(flat)
         if raises and float(presence(flat)) < 0:
             self._refuse(known, at)
-        store_gradients(self._parameters, self._layout, flat)
+        store_gradients(list(self._parameters.values()), self._layout, flat)
         kept = torch.ones(self._kept, device=flat.device)
         return EnvironmentStep(self.objective.losses(terms.detach()), kept, (), weights, len(everyones))
 
