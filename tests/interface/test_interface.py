@@ -234,6 +234,25 @@ def test_a_domain_of_python_is_the_one_of_the_command_line(domain: Any) -> None:
     assert (name, parse_entry("lr", text)) == ("lr", domain)
 
 
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ([1, "x"], "column b: cannot be kept in a Parquet file (Could not convert 'x'"),
+        ([{1}, {2}], "column b: cannot be kept in a Parquet file (unhashable type: 'set')"),
+        (None, "a is the name of two columns; rename one"),
+    ],
+)
+def test_a_frame_that_parquet_cannot_keep_is_refused_by_its_column(column: Any, expected: str, output: Path) -> None:
+    frame = pandas.DataFrame({"a": ["x", "y"], "b": column or [1, 2]})
+    if column is None:
+        frame.columns = pandas.Index(["a", "a"])
+    with pytest.raises(concord.InputError) as refused:
+        concord.train("table", data=frame, target="a", environment="a", output=output)
+    assert str(refused.value).startswith(f"--data: {expected}")
+    assert "\n" not in str(refused.value)
+    assert not output.exists()
+
+
 def test_a_frame_is_the_table_that_a_file_has(hospitals_of_the_readme: Path) -> None:
     frame = pandas.read_csv("patients.csv")
     frame.to_parquet("patients.parquet")
