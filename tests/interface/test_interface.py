@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas
@@ -191,6 +191,8 @@ def test_a_wrong_option_has_the_line_of_the_command(
         (lambda: concord.compare(TINY, {"a": {"rate": 1}}), "rate: there is no such option"),
         (lambda: concord.compare(COMPARED, ["masks", "methods"]), "methods is not a table of the job; give it alone"),
         (lambda: concord.load("nothing", output="/nowhere"), "nothing: no run, study or comparison in /nowhere"),
+        (lambda: concord.load(cast(Any, 3)), "name 3: must be text; concord.runs() lists names"),
+        (lambda: concord.tune(TINY, vary=cast(Any, 5)), "vary 5: must be a dictionary such as {'lr': LogUniform("),
         (lambda: concord.runs(output="/nowhere"), "--output /nowhere: has no MLflow store"),
     ],
 )
