@@ -177,6 +177,11 @@ def test_what_is_taken_out_of_a_space_is_in_no_branch_of_it(data: st.DataObject)
 # Known answers
 
 
+def test_a_value_alone_is_fixed_and_not_named_as_varied() -> None:
+    space = Space({"lr": 5, "size": Choice(1, 2), "penalty": OneOf({"none": {}, "l2": {"l2": Uniform(0.0, 1.0)}})})
+    assert space.varied_entries() == ["size", "penalty"]
+
+
 def test_points_of_the_example() -> None:
     labels = ["lr", "batch_size", "regularizer", "regularizer=l1/l1", "regularizer=l2/l2"]
     assert [located.label for located in EXAMPLE.varied()] == labels

@@ -137,6 +137,10 @@ class Space:
         """Every domain and switch, or those of this name."""
         return [each for each in self.located() if each.varied and name in (None, each.name)]
 
+    def varied_entries(self) -> list[str]:
+        """The names of the entries that are not fixed; a switch stands for all in its branches."""
+        return [name for name, entry in self.entries.items() if isinstance(entry, OneOf | Domain)]
+
     def names(self) -> set[str]:
         """Every option and switch in the space, fixed ones included."""
         return {each.name for each in self.located()}

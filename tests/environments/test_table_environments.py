@@ -315,6 +315,14 @@ def test_a_level_that_pandas_takes_for_missing_is_one_and_a_missing_number_is_mi
         assert environments(tmp_path / "all.csv", target="pain").table.classes == ("Mild", "Severe")
 
 
+def test_an_environment_that_is_named_and_has_no_target_in_any_row_is_refused() -> None:
+    frame = patients().assign(died=lambda rows: rows.died.where(rows.hospital != "west"))
+    for option in ("test", "validation"):
+        expected = f"{option}=west: none of its rows has a died, so nothing can be measured there; leave it out"
+        with pytest.warns(UserWarning, match="60 of 240 rows"), pytest.raises(ArgumentError, match=expected):
+            environments(frame, **{"test": [], option: ["west"]})
+
+
 def test_booleans_with_missing_cells_stay_booleans(tmp_path: Path) -> None:
     frame = patients().assign(smokes=[True, False, None, True] * 60, died=[True, False, False] * 80)
     frame.to_csv(tmp_path / "all.csv", index=False)
@@ -535,6 +543,7 @@ def test_a_target_with_one_value_or_a_strange_one_is_refused() -> None:
     ("text", "message"),
     [
         (b"hospital;died\neast;1\n", "has one column; give --separator ';', which it seems to have"),
+        (b'hospital;"a, b";died\neast;1;1\n', "has one column; give --separator ';', which it seems to have"),
         (b"hospital,died\nZ\xfcrich,1\n", "is not utf-8; give --encoding, such as latin-1"),
         ("hospital,died\neast,1\n".encode("utf-16"), "is not utf-8; give --encoding, such as utf-16"),
         (b"hospital,died\n", "has no rows"),
@@ -598,6 +607,7 @@ def test_a_row_of_another_kind_is_named_by_its_column() -> None:
         with pytest.raises(ValueError, match=expected) as refused:
             fitted.encode(row.assign(**{column: value}))
         assert "\n" not in str(refused.value)
+        assert "You might" not in str(refused.value)
     with pytest.raises(ValueError, match="column age is missing; the model needs age, smokes, admitted"):
         fitted.encode(row.drop(columns="age"))
     assert dataclasses.is_dataclass(fitted)

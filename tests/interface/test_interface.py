@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas
@@ -191,6 +191,8 @@ def test_a_wrong_option_has_the_line_of_the_command(
         (lambda: concord.compare(TINY, {"a": {"rate": 1}}), "rate: there is no such option"),
         (lambda: concord.compare(COMPARED, ["masks", "methods"]), "methods is not a table of the job; give it alone"),
         (lambda: concord.load("nothing", output="/nowhere"), "nothing: no run, study or comparison in /nowhere"),
+        (lambda: concord.load(cast(Any, 3)), "name 3: must be text; concord.runs() lists names"),
+        (lambda: concord.tune(TINY, vary=cast(Any, 5)), "vary 5: must be a dictionary such as {'lr': LogUniform("),
         (lambda: concord.runs(output="/nowhere"), "--output /nowhere: has no MLflow store"),
     ],
 )
@@ -232,6 +234,25 @@ VALUES = st.one_of(
 def test_a_domain_of_python_is_the_one_of_the_command_line(domain: Any) -> None:
     name, _, text = format_entry("lr", domain).partition("=")
     assert (name, parse_entry("lr", text)) == ("lr", domain)
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ([1, "x"], "column b: cannot be kept in a Parquet file (Could not convert 'x'"),
+        ([{1}, {2}], "column b: cannot be kept in a Parquet file (unhashable type: 'set')"),
+        (None, "a is the name of two columns; rename one"),
+    ],
+)
+def test_a_frame_that_parquet_cannot_keep_is_refused_by_its_column(column: Any, expected: str, output: Path) -> None:
+    frame = pandas.DataFrame({"a": ["x", "y"], "b": column or [1, 2]})
+    if column is None:
+        frame.columns = pandas.Index(["a", "a"])
+    with pytest.raises(concord.InputError) as refused:
+        concord.train("table", data=frame, target="a", environment="a", output=output)
+    assert str(refused.value).startswith(f"--data: {expected}")
+    assert "\n" not in str(refused.value)
+    assert not output.exists()
 
 
 def test_a_frame_is_the_table_that_a_file_has(hospitals_of_the_readme: Path) -> None:

@@ -108,7 +108,8 @@ def read_cells(path: Path, shown: str, form: CsvFormat) -> pa.Table:
             usual = "utf-16" if _begins_as_utf16(path) else "latin-1"
             raise ArgumentError("data", shown, f"is not {form.encoding}; give --encoding, such as {usual}") from error
         if rows:
-            _require_separator(shown, rows[0].text if rows[0].expected_columns == 1 else "")
+            one = rows[0].expected_columns == 1 or (rows[0].number, rows[0].actual_columns) == (2, 1)
+            _require_separator(shown, rows[0].text if one else "")
             raise _ragged(
                 shown, rows[0].number, rows[0].text, rows[0].actual_columns, rows[0].expected_columns
             ) from None

@@ -260,7 +260,7 @@ def as_numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
             values = pd.to_numeric(column)
         found: NDArray[Any] = pd.Series(values).to_numpy(dtype=np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
-        line = str(error).split("\n")[0]
+        line = str(error).split("\n")[0].removesuffix(". You might want to try:")  # what follows is of pandas
         raise ValueError(f"column {column.name}: expected {_EXPECTED[kind]} ({line})") from None
     return np.where(np.isinf(found), np.nan, found)
 

@@ -227,6 +227,8 @@ def read_table_rows(
     if cluster_by is not None:
         rows = rows.assign(**{cluster_by: _clusters(rows[cluster_by], names, cluster_by)})
     every = sorted(set(names))
+    lost = set(as_texts(frame.loc[~labelled, environment])) - {*every}
+    _require_targets(lost, target, validation=validation, test=test)
     if len(every) == 1 and unit is None:
         raise ArgumentError(option, environment, f"has one value, {every[0]}; name a column with several")
     purposes = purposes_of(every, validation, every[-test_last:] if test_last else test, options=True)
@@ -421,6 +423,15 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
     if pd.api.types.is_float_dtype(column) and column.map(float.is_integer).all():
         column = column.map(int)  # floating-point only because another row has none
     return column.astype("string")
+
+
+def _require_targets(lost: Collection[str], target: str, **named: Iterable[str]) -> None:
+    """Refuse environments that an option names and whose rows are left out, as none has a target (ArgumentError)."""
+    for option, names in named.items():
+        for name in names:
+            if name in lost:
+                found = f"none of its rows has a {target}, so nothing can be measured there"
+                raise ArgumentError(option, name, f"{found}; leave it out, and predict its rows with the model")
 
 
 def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from concord.defaults import DEFAULT_OUTPUT
-from concord.errors import InputError
+from concord.errors import InputError, first_line
 from concord.execution.patience import wait_for_answer
 from concord.execution.restored_options import restored_config
 from concord.interface.option_file import FileOptions
@@ -150,25 +150,51 @@ def _typed(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         if not fits(value, known[name].hint):
             raise InputError(f"{flag_of(name)} {shortened(repr(values[name]))}: must be {kind_of(known[name].hint)}")
     output = _output(values.get("output"))
-    return {**found, **{name: _kept_frame(frame, output) for name, frame in frames.items()}}
+    return {**found, **{name: _kept_frame(name, frame, output) for name, frame in frames.items()}}
 
 
 def _is_frame(value: Any) -> bool:
     return hasattr(value, "to_parquet")
 
 
-def _kept_frame(frame: Any, output: Path) -> Path:
-    """The file of a pandas frame in the output folder, named by its content: a run may resume, and workers read it."""
-    import pandas
+def _kept_frame(option: str, frame: Any, output: Path) -> Path:
+    """The file of a pandas frame in the output folder, named by its content: a run may resume, and workers read it.
 
+    Refuses a frame that a Parquet file cannot keep (InputError).
+    """
     if is_remote(output):
         raise InputError(f"--output {display_path(output)}: a frame is kept in a local folder; give the data as a file")
     digest = hashlib.sha256(repr(list(frame.columns)).encode())
-    digest.update(pandas.util.hash_pandas_object(frame).to_numpy().tobytes())
+    try:
+        rows, content = _hash_and_content(frame)
+    except Exception as error:  # pandas and Arrow have their own errors
+        raise InputError(f"{flag_of(option)}: {_not_kept(frame) or first_line(error)}") from error
+    digest.update(rows)
     folder, name = Folder(output) / _FRAMES, f"{digest.hexdigest()[:24]}.parquet"
     if not (folder.path / name).exists():
-        folder.write(name, frame.to_parquet())
+        folder.write(name, content)
     return folder.path / name
+
+
+def _hash_and_content(frame: Any) -> tuple[bytes, bytes]:
+    """What tells the rows of a frame from others, and its Parquet file."""
+    import pandas
+
+    return pandas.util.hash_pandas_object(frame).to_numpy().tobytes(), frame.to_parquet()
+
+
+def _not_kept(frame: Any) -> str | None:
+    """Which column of a frame a Parquet file cannot keep, and why; None if it is no column alone."""
+    for name in frame.columns[frame.columns.duplicated()][:1]:
+        return f"{name} is the name of two columns; rename one"
+    for name in frame.columns:
+        try:
+            _hash_and_content(frame[[name]])
+        except Exception as error:  # pandas and Arrow have their own errors
+            reason = error.args[0] if error.args and isinstance(error.args[0], str) else first_line(error)
+            right = "make it numbers, text or dates, or drop it"
+            return f"column {name}: cannot be kept in a Parquet file ({reason}); {right}"
+    return None
 
 
 def _is_number(value: Any) -> bool:

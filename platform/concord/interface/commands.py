@@ -18,7 +18,7 @@ from concord.interface.command_options import JobCommand, command_of
 from concord.interface.results import Comparison, Methods, Run, Runs, Study
 from concord.interface.surroundings import left_as_found
 from concord.logs import info
-from concord.options import options_of
+from concord.options import options_of, shortened
 from concord.space import Entry, format_entry
 from concord.studies.comparison_plan import plan_comparison
 from concord.studies.criterion import metric_on
@@ -82,6 +82,9 @@ def tune(job: AnyJob, *, vary: Mapping[str, Entry] | Sequence[str] = (), **optio
     with left_as_found():
         if isinstance(vary, Mapping):
             vary = [format_entry(name, entry) for name, entry in vary.items()]
+        elif not isinstance(vary, Sequence):
+            example = "{'lr': LogUniform(1e-4, 1.0)}, or texts such as ['lr=log:1e-4:1']"
+            raise InputError(f"vary {shortened(repr(vary))}: must be a dictionary such as {example}")
         texts = {"vary": [vary] if isinstance(vary, str) else list(vary)} if vary else {}
         return tuned(command_of("tune", JobFile.of(job), {**options, **texts}))
 

@@ -13,7 +13,7 @@ from concord.errors import InputError
 from concord.execution.finish import figures_of, register_later
 from concord.execution.trained_model import model_of_run
 from concord.logs import info
-from concord.options import path_of
+from concord.options import path_of, shortened
 from concord.record import FOLDERS, folder_of, read_record, require_run
 from concord.record import Run as RecordedRun
 from concord.studies.comparison_page import REPORT, methods_page
@@ -379,6 +379,8 @@ def load(
     Raises:
         InputError: nothing has this name, or its record is damaged.
     """
+    if not isinstance(name, str):
+        raise InputError(f"name {shortened(repr(name))}: must be text; concord.runs() lists names")
     for kind in FOLDERS:
         folder = folder_of(Path(output), name, kind)
         record = read_record(folder, kind)

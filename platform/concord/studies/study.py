@@ -143,9 +143,10 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
         + (f"{done} of {plan.trials} trials are done" if done else f"{plan.trials} trials")
         + f", {pool.resources.concurrent} at a time, {judged}"
     )
+    names = plan.space.varied_entries()
     varied = f"**Study of {plan.job.name}**: {plan.method}, {plan.trials} trials ({plan.options.search}) of "
-    pool.group.run.append("note", part="beginning", text=f"{varied}{', '.join(plan.space.entries)}; {judged}")
-    info(f"varied: {', '.join(plan.space.entries)}{_rule(plan)}")
+    pool.group.run.append("note", part="beginning", text=f"{varied}{', '.join(names)}; {judged}")
+    info(f"varied: {', '.join(names)}{_rule(plan)}")
     if not pool.group.resumed and plan.own is not None:
         info(f"the first trial has the job's own settings: {plan.own}")
     progress = _search(plan, pool, info)
