@@ -188,6 +188,7 @@ def test_a_wrong_option_has_the_line_of_the_command(
         (lambda: concord.tune(TINY, vary={"rate": LogUniform(1e-4, 1)}), "rate: the job has no such option"),
         (lambda: concord.tune(TINY, vary={"lr": OneOf({"a": {}})}), "vary lr: OneOf("),
         (lambda: concord.compare(TINY, "nothing"), "job tiny-study: has no tables to compare"),
+        (lambda: concord.compare(TINY, "methds"), "job tiny-study has no such table; did you mean methods?"),
         (lambda: concord.compare(TINY, {"a": {"rate": 1}}), "rate: there is no such option"),
         (lambda: concord.compare(COMPARED, ["masks", "methods"]), "methods is not a table of the job; give it alone"),
         (lambda: concord.load("nothing", output="/nowhere"), "nothing: no run, study or comparison in /nowhere"),

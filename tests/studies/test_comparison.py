@@ -420,6 +420,7 @@ def test_a_stopped_run_continues_from_its_checkpoint(
     ("words", "said"),
     [
         (["maskes"], "table maskes: job tiny-compared has no such table; did you mean masks?"),
+        (["leave-one-ot"], "table leave-one-ot: job tiny-compared has no such table; did you mean leave-one-out?"),
         (["masks", "--only", "medians"], "--only medians: no row of masks has this name; there are average and-mask"),
         (["masks", "--only", "averages"], "--only averages: no row of masks has this name; did you mean average?"),
         (["masks", "--seeds", "0"], "--seeds 0: must be at least 1"),

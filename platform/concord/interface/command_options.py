@@ -82,7 +82,7 @@ class Start:
     def with_values(self, values: Mapping[str, Any]) -> JobCommand:
         """The command with these values of the call, of their options' types."""
         if self.name == "compare" and not {METHODS, LEAVE_ONE_OUT} & {*self.tables}:
-            comparisons_of(self.job)  # refuses a job without tables
+            comparisons_of(self.job, self.tables)  # refuses a job without them
         require_one_way(values)
         options = self.options.with_options(**values)
         needed = sorted(flag_of(name) for name, value in option_values(options).items() if value is NEEDED)

@@ -153,11 +153,7 @@ def plan_comparison(
     ``given`` has the options of the command line, which hold for every configuration. Without ``check`` kept runs are
     only searched, without loading data.
     """
-    declared = comparisons_of(job)
-    for table in tables:
-        if table not in declared:
-            near = did_you_mean(table, declared) or f"; there are {', '.join(declared)}"
-            raise InputError(f"table {table}: job {job.name} has no such table{near}")
+    declared = comparisons_of(job, tables)
     options = command.comparison
     assert isinstance(options, CompareOptions)
     chosen = only_rows({name: declared[name] for name in (dict.fromkeys(tables) or declared)}, options.only)
