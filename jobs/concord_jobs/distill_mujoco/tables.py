@@ -40,7 +40,7 @@ ABLATIONS: dict[str, tuple[dict[str, Any], str]] = {  # of LDT, and the thesis' 
 }
 
 
-OTHERS: dict[str, dict[str, Any]] = {  # each other value of the grid of Table C.4, beside those found for Hopper
+NEIGHBOURS: dict[str, dict[str, Any]] = {  # of the settings found for Hopper: other values of Table C.4
     "as published": {},
     "β₁ 0.9": {"meta_beta1": 0.9},
     "inner rate 0.001": {"unrolled_lr": 1e-3},
@@ -113,7 +113,10 @@ comparisons = {
     ),
     "C.5": errors(
         "the settings found for Hopper and their neighbours, 20 epochs, two seeds",
-        {row: {"simulator": "Hopper", "epochs": 20, "evaluations": 20, **options} for row, options in OTHERS.items()},
+        {
+            row: {"simulator": "Hopper", "epochs": 20, "evaluations": 20, **options}
+            for row, options in NEIGHBOURS.items()
+        },
         {},
         ends=False,
     ),

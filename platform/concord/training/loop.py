@@ -125,9 +125,7 @@ def _fitted(run: "_Run", fit: Fit, context: RunContext, resume_from: Path | None
         return
     epochs = run.config.schedule.epochs
     step = epochs * run.steps_per_epoch
-    parts = [
-        part.data.take(slice(None)) for part in run.evaluation.parts if part.split == "train" and part.data is not None
-    ]
+    parts = [data.take(slice(None)) for data in run.evaluation.training]
     examples = (torch.cat([each.cpu() for each in of_parts]) for of_parts in zip(*parts, strict=True))
     fit(run.model.cpu(), *examples)
     run.model.to(run.process.device)
