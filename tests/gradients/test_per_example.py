@@ -1003,6 +1003,17 @@ def test_a_first_step_that_overflows_hides_no_weight_that_is_used_elsewhere():
             examples.aggregate()
 
 
+@pytest.mark.parametrize("weight", [1e-4, 1e-2])
+def test_a_penalty_on_the_weights_in_the_loss_is_refused(weight):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 3))
+    examples = per_example(model, AndMask(0.4))
+    penalty = sum(each.square().sum() for each in model.parameters())
+    (cross_entropy(model(torch.randn(64, 20)), torch.randint(0, 3, (64,))) + weight * penalty).backward()
+    with pytest.raises(InputError, match="as by a penalty on weights in the loss"):
+        examples.aggregate()
+
+
 class Functional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
