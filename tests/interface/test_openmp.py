@@ -1,4 +1,4 @@
-"""Threads wait briefly in commands and in the processes that Concord starts, and nowhere else."""
+"""Threads wait briefly in commands and in the processes that Concord starts, and are as many as the user allows."""
 
 import json
 import os
@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from made_job import made_job
 
 import concord
+from concord.openmp import threads_of_user
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SHARED = {"GOMP_SPINCOUNT": "2000"}
@@ -51,8 +53,31 @@ def test_an_import_leaves_the_variables_of_a_user_s_program() -> None:
     assert after("concord.train, concord.tune, concord.Job") == [{}, True]
 
 
+@pytest.mark.parametrize(
+    ("value", "env_vars", "expected"),
+    [
+        (None, None, None),
+        ("3", None, 3),
+        ("4,2", None, 4),
+        ("0", None, None),
+        ("all", None, None),
+        ("1", {}, None),  # of Ray, in a job
+        ("1", {"OMP_NUM_THREADS": "6"}, 6),
+    ],
+)
+def test_the_user_s_limit_of_threads_is_told_from_ray_s(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, env_vars: dict[str, str] | None, expected: int | None
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if value is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+    if env_vars is not None:
+        monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": {"env_vars": env_vars}}))
+    assert threads_of_user() == expected
+
+
 def spins(*_: object) -> dict[str, float]:
-    return {"spins": float(os.environ.get("GOMP_SPINCOUNT", 0))}
+    return {"spins": float(os.environ.get("GOMP_SPINCOUNT", 0)), "threads": float(torch.get_num_threads())}
 
 
 @pytest.mark.slow
@@ -62,7 +87,8 @@ def test_workers_and_trials_of_a_program_wait_briefly_and_the_program_as_before(
     job = made_job(final_measures=spins)
     options = {"output": output, "epochs": 1, "register": False}
     assert concord.train(job, name="here", **options).metrics["spins"] == 0
-    assert concord.train(job, name="workers", workers=2, **options).metrics["spins"] == 1000
+    workers = concord.train(job, name="workers", workers=2, **options)
     study = concord.tune(job, trials=1, vary=["lr=0.1,0.2"], shortlist=0, reruns=0, **options)
-    assert study.best.metrics["spins"] == 1000
+    for metrics in (workers.metrics, study.best.metrics):
+        assert (metrics["spins"], metrics["threads"]) == (2000, 1)  # OMP_NUM_THREADS is 1 in all tests
     assert not {*NAMES} & {*os.environ}

@@ -23,6 +23,7 @@ from concord import logs
 from concord.environments.summary import PURPOSES
 from concord.errors import CheckpointError, InputError, RunFailedError, first_line
 from concord.execution.failures import failure, is_outage
+from concord.openmp import threads_of_user
 from concord.record import Evaluation, Run
 from concord.storage import DiskError, Folder, disk_errors_in_one_line, storage_credentials
 from concord.tracking.system_metrics import sampled
@@ -62,6 +63,7 @@ class RunTask:
             checkpoints that the options ask for.
         callbacks: beside the job's.
         system_seconds: between two samples of each worker's machine; None for none.
+        threads: the most threads of a process, where the command was started with a limit.
     """
 
     sent: SentJob
@@ -73,6 +75,7 @@ class RunTask:
     checkpoint_seconds: float | None = None
     callbacks: tuple[Callback, ...] = ()
     system_seconds: float | None = None
+    threads: int | None = field(default_factory=threads_of_user)
     log_context: logs.Context = field(default_factory=logs.context)
     storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from concord import logs
-from concord.errors import InputError, RunFailedError, StoppedError
+from concord.errors import CheckpointError, InputError, RunFailedError, StoppedError
 from concord.execution.execute import CHECKPOINTS, checkpoint_step
 from concord.execution.failures import Termination, sigterm_as_interrupt
 from concord.execution.key import index_run, require_same, require_secrets
@@ -45,7 +45,8 @@ from concord.submitted import BEGUN, is_submitted
 from concord.tracking import Mirror, Store
 from concord.tracking.mirror import CURSOR, recover, track
 from concord.tracking.store import Status
-from concord.training.options import RunConfig
+from concord.training.checkpoint import read_progress
+from concord.training.options import RunConfig, TrainConfig
 from concord.user import user_name
 
 Info = Callable[[str], None]
@@ -412,15 +413,27 @@ class Member(ActiveRun):
     def begin(self) -> None:
         """Note that it begins, or that it goes on from its last checkpoint.
 
-        The event of a checkpoint may be lost with the process that wrote it. It is complete when it has its name, and
-        counts if the evaluations up to it are recorded: training does not repeat them.
+        The event of a checkpoint may be lost with the process that wrote it, which sends its events with each
+        evaluation. It is complete when it has its name, and counts if the evaluations up to it are recorded: training
+        does not repeat them.
         """
-        evaluated = max((step for _, step in self.run.evaluations), default=-1)
         for name in sorted({*self.run.folder.names(CHECKPOINTS)} - {*self.run.checkpoints}):
             path = self.run.folder.path / CHECKPOINTS / name
-            if path.exists() and not name.endswith(".new") and checkpoint_step(name) <= evaluated:
+            if path.exists() and not name.endswith(".new") and self._is_evaluated_up_to(path):
                 self.run.append("checkpoint", round(1000 * path.stat().st_mtime), name=name, step=checkpoint_step(name))
         self.run.append("began", resumed=bool(self.run.checkpoints))
+
+    def _is_evaluated_up_to(self, checkpoint: Path) -> bool:
+        epoch, step = max(self.run.evaluations, default=(0, -1))
+        config = self.spec.config
+        if checkpoint_step(checkpoint.name) <= step:
+            return True
+        if self.spec.job.job.loop is not None or not isinstance(config, TrainConfig):
+            return False  # the job's own loop evaluates when it will
+        with contextlib.suppress(CheckpointError):
+            reached = read_progress(checkpoint).epoch
+            return not any(epoch < due <= reached for due in config.schedule.evaluated_after)
+        return False
 
     def end(self, status: Status, **fields: Any) -> None:
         """Record its end, and let it go."""

@@ -249,7 +249,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
     end_at_sigterm()
     apply_credentials(task.storage_credentials)
     context = ray.train.get_context()
-    tune_process(threads=max(1, own_cores() // context.get_local_world_size()))
+    tune_process(max(1, own_cores() // context.get_local_world_size()), task.threads)
     process = ProcessContext(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
     here = ray.get_runtime_context()
     logs.inherit_context(

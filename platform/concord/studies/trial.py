@@ -322,7 +322,7 @@ class TrialProcess(Trainable):
         local_ray.receive_sigterm()
         apply_credentials(pool.task.storage_credentials)
         self._prepared: WorkerData | None = None
-        tune_process(pool.threads)
+        tune_process(pool.threads, pool.task.threads)
         here = ray.get_runtime_context()
         logs.inherit_context(pool.task.log_context, worker_id=here.get_worker_id(), node_id=here.get_node_id())
         self._begin(config)

@@ -98,8 +98,8 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     A checkpoint of another model or optimizer is an InputError, a damaged one a CheckpointError.
     """
     read_weights(folder, model)
-    _verify(folder, OPTIMIZER, PROGRESS)
-    progress = _read_json(folder, PROGRESS)
+    _verify(folder, OPTIMIZER)
+    progress = read_progress(folder)
     try:
         states: dict[str, Any] = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch's own message advises an unsafe load
@@ -111,8 +111,14 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         problem = f"{OPTIMIZER} is of another optimizer or objective ({first_line(error)})"
         raise InputError(f"checkpoint {folder}: {problem}") from error
+    return progress
+
+
+def read_progress(folder: Path) -> Progress:
+    """How far the run of a checkpoint has come (CheckpointError if that is damaged)."""
+    _verify(folder, PROGRESS)
     known = {each.name for each in dataclasses.fields(Progress)}  # earlier versions wrote more
-    return Progress(**{name: value for name, value in progress.items() if name in known})
+    return Progress(**{name: value for name, value in _read_json(folder, PROGRESS).items() if name in known})
 
 
 def read_weights(folder: Path, model: nn.Module, file: str = MODEL) -> None:

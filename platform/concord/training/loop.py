@@ -53,7 +53,7 @@ from concord.training.metric_names import (
     layer_metric,
 )
 from concord.training.optimization import Optimization
-from concord.training.options import ResolvedTrainConfig, TrainConfig
+from concord.training.options import ResolvedTrainConfig, TrainConfig, spread
 from concord.training.run_evaluation import RunEvaluation, check_all_targets, final_measures
 from concord.training.whole_step import obstacle, whole_step
 from concord.training.worker_data import WorkerData, on_all_ranks, prepare, share
@@ -153,8 +153,8 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Itera
     if resume_from and process.rank == 0:
         context.log(progress.resumed(process.world_size), progress.epoch * run.steps_per_epoch)
     every = math.ceil(schedule.epochs * run.steps_per_epoch / _LOGGED_STEPS)
-    evaluate_after = _spread(schedule.evaluations, schedule.epochs)
-    checkpoint_after = _spread(schedule.checkpoints, schedule.epochs)
+    evaluate_after = schedule.evaluated_after
+    checkpoint_after = spread(schedule.checkpoints, schedule.epochs)
     compare_after = _compared(schedule.consistency, evaluate_after)
     written = time.monotonic()
     while progress.epoch < schedule.epochs and not progress.ended:
@@ -580,11 +580,5 @@ def _compared(times: int, evaluated: set[int]) -> set[int]:
     """This number of the evaluated epochs, evenly spread, with the last one."""
     if times == 0:
         return set()
-    places = _spread(times, len(evaluated))
+    places = spread(times, len(evaluated))
     return {epoch for place, epoch in enumerate(sorted(evaluated), 1) if place in places}
-
-
-def _spread(times: int, epochs: int) -> set[int]:
-    """``times`` epochs, evenly spread, with the last one."""
-    times = min(times, epochs)
-    return {round((index + 1) * epochs / times) for index in range(times)}

@@ -15,7 +15,7 @@ def own_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def tune_process(threads: int | None = None) -> None:
+def tune_process(threads: int | None = None, most: int | None = None) -> None:
     """Prepare this process for training. Results change only by the rounding of denormal numbers.
 
     * Denormal numbers become zero: they slow a collapsed network tenfold.
@@ -26,12 +26,13 @@ def tune_process(threads: int | None = None) -> None:
     Args:
         threads: threads for PyTorch's operators, never more than :func:`own_cores`, where they would wait for each
             other; None leaves PyTorch's choice.
+        most: the most threads that the user allows, if there is a limit.
     """
     for kind in (np.float32, np.float64):
         np.finfo(kind)  # caches its smallest numbers now; later it would warn of zeros
     torch.set_flush_denormal(True)
     if threads is not None:
-        torch.set_num_threads(min(threads, own_cores()))
+        torch.set_num_threads(min(threads, own_cores(), most or threads))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):

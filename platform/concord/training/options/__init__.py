@@ -10,6 +10,7 @@ from concord.training.options.option_groups import (
     ScheduleOptions,
     as_names,
     in_short,
+    spread,
 )
 from concord.training.options.run_options import LOCAL, MODEL_NAMES, ResolvedConfig, RunConfig, is_model_name
 from concord.training.options.train_config import (
@@ -40,4 +41,5 @@ __all__ = [
     "in_short",
     "is_model_name",
     "parallel_of",
+    "spread",
 ]

@@ -169,6 +169,12 @@ class OptimizerOptions(OptionGroup):
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
 
 
+def spread(times: int, epochs: int) -> set[int]:
+    """``times`` of the epochs 1 to ``epochs``, evenly spread, with the last one."""
+    times = min(times, epochs)
+    return {round((index + 1) * epochs / times) for index in range(times)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions(OptionGroup):
     """The run's length, schedule, evaluations and checkpoints."""
@@ -226,6 +232,11 @@ class ScheduleOptions(OptionGroup):
             "decay": stepwise and len(self.milestones) > 0,
         }
         return frozenset(name for name, is_used in used.items() if not is_used)
+
+    @property
+    def evaluated_after(self) -> set[int]:
+        """The epochs after which all environments are evaluated."""
+        return spread(self.evaluations, self.epochs)
 
     @property
     def early_end(self) -> str:
