@@ -171,6 +171,18 @@ def test_dates_of_a_format_are_dates(tmp_path: Path) -> None:
     assert table.frame["given"].head(2).dt.month.tolist() == [12, 2]
 
 
+@pytest.mark.parametrize(("form", "cells"), [("%d%m%Y", ["01112024", "31122024"]), ("%y%m%d", ["041101", "241231"])])
+def test_dates_of_digits_alone_are_dates_and_other_numbers_are_numbers(
+    form: str, cells: list[str], tmp_path: Path
+) -> None:
+    table = quiet(write(tmp_path, with_column([*cells, ""])), date_format=form).table
+    assert table.kinds["given"] == "date"
+    assert table.frame["given"].head(2).dt.month.tolist() == [11, 12]
+    for numbers in ([cells[0], "7"], [cells[0], "9" * len(cells[0])]):
+        assert quiet(write(tmp_path, with_column(numbers)), date_format=form).table.kinds["given"] == "numeric"
+    assert quiet(write(tmp_path, with_column(["2020", "2021"])), date_format="%Y").table.kinds["given"] == "numeric"
+
+
 UNREAD = {
     "decimal comma": (['"61,3"', '"7,2"'], r"40 of 40 cells are no plain numbers, such as '61,3'; give --decimal or"),
     "thousands": (['"1,234"', "7"], r"20 of 40 cells are no plain numbers, such as '1,234'; give --decimal or --thous"),

@@ -217,6 +217,13 @@ def test_what_a_reader_refuses_is_one_line(readers: int) -> None:
     batches.close()
 
 
+def test_an_image_with_a_palette_has_its_colours() -> None:
+    image = Image.new("P", (2, 2), 1)
+    image.putpalette([0, 0, 0, 255, 7, 9])
+    environments = from_dataset([(image, 0), (image, 1)], ["a", "b"])
+    assert environments["a"].take(slice(0, 1))[0][0, :, 0, 0].tolist() == [255, 7, 9]
+
+
 @pytest.mark.parametrize("none", [None, float("nan"), pd.NA, pd.NaT, "", " "])
 def test_an_example_without_a_group_is_named(none: object) -> None:
     with pytest.raises(ArgumentError, match="groups=4 labels: example 2 has none"):

@@ -52,6 +52,11 @@ def test_names_are_those_of_iso_8601(day: date) -> None:
     }
 
 
+def test_a_date_of_digits_may_be_a_number_without_its_first_zero() -> None:
+    dates = pd.Series([1112024, 31122024], name="at")
+    assert periods(dates, "month", "%d%m%Y").tolist() == ["2024-11", "2024-12"]
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(DAYS, min_size=1, max_size=40), st.integers(2, 8))
 def test_parts_are_of_whole_days_between_their_names(days: list[date], parts: int) -> None:

@@ -21,10 +21,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.environments.csv_file import MISSING
+from concord.environments.csv_file import MISSING, CsvFormat
 from concord.environments.table import TableEnvironments, from_table
 from concord.environments.table_encoder import RARE, TableEncoder
-from concord.environments.table_rows import inferred_kinds
+from concord.environments.table_rows import inferred_kinds, read_table_rows
 from concord.errors import ArgumentError, InputError
 
 PLACES = ("east", "north", "south", "west")
@@ -128,6 +128,11 @@ def test_a_column_of_any_size_that_varies_is_scaled(size: float, rows: int) -> N
     values = size * np.arange(1, rows + 1)
     fitted = TableEncoder.fit(pd.DataFrame({"charge": values}), {"charge": "numeric"})
     assert fitted.encode(pd.DataFrame({"charge": values}))[:, 0].std() == pytest.approx(1, rel=1e-3)
+
+
+def test_a_number_too_large_for_a_deviation_is_refused_by_its_column() -> None:
+    with pytest.raises(InputError, match=r"column age: 8.9e\+307 is too large to be scaled; correct or empty"):
+        encoder(patients().fillna({"age": 8.9e307}))
 
 
 def test_a_column_without_a_value_in_training_says_nothing_elsewhere() -> None:
@@ -419,6 +424,32 @@ def test_a_missing_target_leaves_the_classes_their_names() -> None:
         found = environments(frame).fitted(0.1, 0)
     assert found.raw.outputs == whole.raw.outputs == ("0", "1")
     assert found["north"].targets.tolist() == whole["north"].targets.tolist()
+
+
+@pytest.mark.parametrize("classes", [[0, 1], [False, True], ["no", "yes"]])
+def test_a_category_may_be_a_target_and_an_environment_with_missing_cells(classes: list[Any]) -> None:
+    codes = np.where(np.arange(240) == 3, -1, patients()["died"])
+    frame = patients().assign(died=pd.Categorical.from_codes(codes, classes))
+    with pytest.warns(UserWarning, match="1 of 240 rows have no died"):
+        table = environments(frame).table
+    assert table.classes == tuple(classes)
+    assert table.frame["died"].tolist() == [classes[code] for code in codes if code >= 0]
+    wards = pd.Categorical.from_codes(np.where(np.arange(240) == 3, -1, np.arange(240) // 60), [1, 2, 3, 4])
+    with pytest.raises(InputError, match="environment=ward: 1 rows have none"):
+        environments(patients().assign(ward=wards), environment="ward", test=["4"])
+
+
+@pytest.mark.parametrize("backend", ["numpy_nullable", "pyarrow"])
+def test_text_of_any_backend_of_pandas_is_text(backend: Any) -> None:
+    frame = patients().assign(dose=["1,5", "2,5"] * 120, note="has a cough").convert_dtypes(dtype_backend=backend)
+    with pytest.warns(UserWarning, match="column dose: 240 of 240 cells are no plain numbers"):
+        table = read_table_rows(frame, CsvFormat(), target="died", environment="hospital", text=["note"])
+    assert (table.kinds["dose"], table.text) == ("category", ("note",))
+
+
+def test_data_of_another_kind_than_a_frame_or_path_are_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match="data=Table: must be a file, a folder or a pandas frame, such as to_pandas"):
+        environments(pa.Table.from_pandas(patients()))
 
 
 def test_the_version_depends_on_the_order_of_rows_which_decides_what_is_held_out() -> None:

@@ -25,6 +25,7 @@ from test_readme import PYTHON, snippet
 import concord
 from concord.cli import main
 from concord.environments import Environments
+from concord.interface.command_options import _kept_frame
 from concord.options import options_of
 from concord.record import FOLDERS, folder_of, read_run
 from concord.space import Choice, Integers, LogUniform, OneOf, Uniform, format_entry, parse_entry
@@ -270,6 +271,20 @@ def test_a_frame_is_the_table_that_a_file_has(hospitals_of_the_readme: Path) -> 
         concord.train("table", data=frame.drop(columns="hospital"), **options)
 
 
+def test_frames_of_other_types_or_indices_are_other_files(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"ward": [1, 2], "died": ["0", "1"]})
+    others = [
+        frame.astype({"ward": "category"}),
+        frame.astype({"died": "category"}),
+        frame.assign(ward=pandas.to_datetime(frame.ward)),
+        frame.assign(ward=pandas.to_timedelta(frame.ward)),
+        frame.rename_axis("patient"),
+    ]
+    files = {_kept_frame("data", each, tmp_path) for each in [frame, *others]}
+    assert len(files) == 6
+    assert _kept_frame("data", frame.copy(), tmp_path) in files
+
+
 @pytest.mark.parametrize("name", PYTHON)
 def test_the_page_on_python_runs_as_it_stands(
     ray_cluster: None, hospitals_of_the_readme: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -309,6 +324,34 @@ def test_a_made_job_trains_resumes_and_says_what_it_did(output: Path) -> None:
     assert found.names == ["one"]
     assert found[0].metrics == first.metrics
     assert found.frame().loc["one", "job"] == "made"
+
+
+@pytest.mark.parametrize(
+    ("metric", "largest"),
+    [
+        ("ood_accuracy", True),
+        ("r2/ood/error", True),
+        ("worst_ood_mse", False),
+        ("mse_weight", False),
+        ("loss/ood/west", False),
+        ("ood_brier", False),
+        ("validation_poisson_deviance", False),
+    ],
+)
+def test_runs_are_ordered_by_what_is_good_of_a_metric(
+    metric: str, largest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def find_runs(*_: Any, **options: Any) -> list[Any]:
+        asked.append(options["largest"])
+        return []
+
+    monkeypatch.setattr("concord.interface.commands.Store.existing", lambda *_: None)
+    monkeypatch.setattr("concord.interface.commands.find_runs", find_runs)
+    concord.runs(output=tmp_path, metric=metric)
+    concord.runs(output=tmp_path, metric=metric, mode="min")
+    assert asked == [largest, False]
 
 
 def test_a_model_that_was_not_registered_can_be_later(output: Path) -> None:

@@ -34,6 +34,7 @@ _TRUE, _FALSE = ("True", "TRUE", "true"), ("False", "FALSE", "false")
 SPACES = r"\s+"
 _CODE = r"^0\d|^\d+[eE]\d+$"  # digits that begin with a zero, and codes such as 1e5
 _EXACT = 2**53  # float64 has every whole number up to it
+_SHORTEST_DATE = 6  # digits
 _LONG_ROW = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # in an error of pandas
 _BLOCK = 8 << 20  # bytes that Arrow parses at once; a row must fit
 
@@ -212,6 +213,8 @@ def typed(cells: pa.ChunkedArray, form: CsvFormat, *, codes: bool, none: bool) -
     cells = pc.utf8_trim_whitespace(cells)
     cells = pc.if_else(pc.is_in(cells, pa.array([*MISSING, *form.missing])), None, cells)
     given = cells if codes and none else pc.if_else(pc.equal(cells, _NONE), None, cells)
+    if not codes and (dates := _dates(given, form, digits=True)) is not None:
+        return dates
     kept = codes and pc.any(pc.match_substring_regex(given, _CODE)).as_py()
     numbers = None if kept else _numbers(given, form)
     if numbers is not None:
@@ -219,12 +222,22 @@ def typed(cells: pa.ChunkedArray, form: CsvFormat, *, codes: bool, none: bool) -
     if not codes:
         if pc.all(pc.is_in(given.drop_null(), pa.array([*_TRUE, *_FALSE]))).as_py():
             return pc.if_else(pc.is_null(given), None, pc.is_in(given, pa.array(_TRUE))).to_pandas()
-        if form.date_format:
-            texts = given.to_pandas()
-            dates = pd.to_datetime(texts, format=form.date_format, errors="coerce")
-            if dates.count() == texts.count():
-                return dates
+        if (dates := _dates(given, form, digits=False)) is not None:
+            return dates
     return (cells if none else given).to_pandas()
+
+
+def _dates(cells: pa.ChunkedArray, form: CsvFormat, *, digits: bool) -> pd.Series | None:
+    """The dates of a format that writes digits alone, or of another; None if there are none, or a cell is no date."""
+    written = pd.Timestamp(2024, 12, 31).strftime(form.date_format)
+    if not written or written.isdecimal() != digits or cells.null_count == len(cells):
+        return None
+    # A year alone, and fewer digits than are written, are numbers.
+    lengths = pc.utf8_length(cells)
+    if digits and (len(written) < _SHORTEST_DATE or not pc.all(pc.equal(lengths, len(written))).as_py()):
+        return None
+    dates = pd.to_datetime(cells.to_pandas(), format=form.date_format, errors="coerce")
+    return dates if dates.count() == len(cells) - cells.null_count else None
 
 
 def _numbers(cells: pa.ChunkedArray, form: CsvFormat) -> pd.Series | None:

@@ -153,6 +153,8 @@ def _is_list(part: Any) -> bool:
 
 
 def _array(part: Any) -> Any:
+    if hasattr(part, "getbands") and part.mode.startswith("P"):  # its numbers are places in a palette
+        part = part.convert("RGBA").convert("RGB")
     try:
         return np.asarray(part)
     except ValueError:  # rows of different lengths, refused by their type

@@ -49,6 +49,8 @@ def periods(column: pd.Series, by: str, date_format: str = "") -> pd.Series:
 
 def _dates(column: pd.Series, by: str, date_format: str) -> pd.Series:
     given = column if pd.api.types.is_datetime64_any_dtype(column) else as_texts(column)
+    if date_format and pd.api.types.is_numeric_dtype(column):  # numbers have lost the zero of 01022024
+        given = given.str.zfill(len(pd.Timestamp(2024, 12, 31).strftime(date_format)))
     dates = pd.to_datetime(given, format=date_format or "ISO8601", utc=True, errors="coerce").dt.tz_localize(None)
     for row in dates.index[dates.isna()][:1]:
         value = given[row]

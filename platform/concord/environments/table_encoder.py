@@ -130,8 +130,14 @@ class TableEncoder:
                 known = values[~missing]
                 median = float(np.median(known)) if len(known) else 0.0
                 filled = np.where(missing, median, values)
-                scale = float(filled.std()) if len(filled) else 0.0
+                with np.errstate(over="ignore", invalid="ignore"):
+                    scale = float(filled.std()) if len(filled) else 0.0
                 mean = float(filled.mean()) if len(filled) else 0.0
+                if not np.isfinite(scale):
+                    largest = filled[np.abs(filled).argmax()]
+                    raise ValueError(
+                        f"column {name}: {largest:g} is too large to be scaled; correct or empty such cells"
+                    )
                 if scale <= _ROUNDING * abs(mean):
                     scale = 0.0
                 gaps = 0 < len(known) < len(values)
@@ -225,7 +231,8 @@ def _is_decimal(column: pd.Series) -> bool:
 def stripped(column: pd.Series) -> pd.Series:
     """The column with its texts without spaces around; numbers stay."""
     if isinstance(column.dtype, pd.CategoricalDtype):
-        column = column.astype(column.cat.categories.dtype)
+        kind = column.cat.categories.dtype
+        column = column.astype("Int64" if kind.kind in "iu" and column.hasnans else kind)
     if pd.api.types.is_object_dtype(column):
         return column.map(lambda value: value.strip() if isinstance(value, str) else value)
     return column.str.strip() if pd.api.types.is_string_dtype(column) else column

@@ -177,6 +177,9 @@ def read_table_rows(
         if data.columns.nlevels > 1:
             raise ArgumentError("data", data.columns[0], "is the name of a column in several levels; join them to one")
         frame = _with_index(data, environment, target)
+    elif not isinstance(data, str | Path):
+        expected = "must be a file, a folder or a pandas frame, such as to_pandas() of another frame"
+        raise ArgumentError("data", type(data).__name__, expected)
     else:
         texts = {str(name) for name, kind in (kinds or {}).items() if kind == "category"} - {target}
         if environment_bins is None and unit is None:
@@ -315,7 +318,7 @@ def _is_text(column: pd.Series) -> bool:
     """Whether some values are text, and their type says no more."""
     if pd.api.types.is_object_dtype(column):
         return bool(column.map(type).eq(str).any())
-    return isinstance(column.dtype, pd.StringDtype)
+    return column.dtype.type is str  # of pandas, or of Arrow
 
 
 def _has_codes(texts: pd.Series) -> bool:

@@ -164,23 +164,24 @@ def _kept_frame(option: str, frame: Any, output: Path) -> Path:
     """
     if is_remote(output):
         raise InputError(f"--output {display_path(output)}: a frame is kept in a local folder; give the data as a file")
-    digest = hashlib.sha256(repr(list(frame.columns)).encode())
     try:
-        rows, content = _hash_and_content(frame)
+        digest, content = _digest_and_content(frame)
     except Exception as error:  # pandas and Arrow have their own errors
         raise InputError(f"{flag_of(option)}: {_not_kept(frame) or first_line(error)}") from error
-    digest.update(rows)
-    folder, name = Folder(output) / _FRAMES, f"{digest.hexdigest()[:24]}.parquet"
+    folder, name = Folder(output) / _FRAMES, f"{digest[:24]}.parquet"
     if not (folder.path / name).exists():
         folder.write(name, content)
     return folder.path / name
 
 
-def _hash_and_content(frame: Any) -> tuple[bytes, bytes]:
-    """What tells the rows of a frame from others, and its Parquet file."""
+def _digest_and_content(frame: Any) -> tuple[str, bytes]:
+    """What tells a frame from others by rows, names and types, and its Parquet file."""
     import pandas
 
-    return pandas.util.hash_pandas_object(frame).to_numpy().tobytes(), frame.to_parquet()
+    # The hash of a row is the same for 1, a category 1, and the first nanosecond after 1970.
+    form = [(list(each.columns), list(map(str, each.dtypes))) for each in (frame.index.to_frame(), frame)]
+    rows = pandas.util.hash_pandas_object(frame).to_numpy().tobytes()
+    return hashlib.sha256(repr(form).encode() + rows).hexdigest(), frame.to_parquet()
 
 
 def _not_kept(frame: Any) -> str | None:
@@ -189,7 +190,7 @@ def _not_kept(frame: Any) -> str | None:
         return f"{name} is the name of two columns; rename one"
     for name in frame.columns:
         try:
-            _hash_and_content(frame[[name]])
+            _digest_and_content(frame[[name]])
         except Exception as error:  # pandas and Arrow have their own errors
             reason = error.args[0] if error.args and isinstance(error.args[0], str) else first_line(error)
             right = "make it numbers, text or dates, or drop it"

@@ -35,8 +35,8 @@ from concord.user import require_user
 AnyJob = str | Path | Job[Any] | JobFile
 _CONFIGURATIONS = "configurations"  # the table of configurations that a call gives
 _SPLITS = {"train": "train", "held_out": "held-out", "validation": "validation", "ood": "o.o.d."}
-# Endings of metrics of which smaller is better.
-_SMALL_IS_GOOD = ("loss", "spread", "error", "rmse")
+# Words in the names of metrics of which smaller is better.
+_SMALL_IS_GOOD = {"loss", "spread", "error", "mse", "rmse", "mae", "brier", "deviance", "kl"}
 
 
 def train(job: AnyJob, *, callbacks: Sequence[Callback] = (), **options: Any) -> Run:
@@ -237,8 +237,13 @@ def runs(
         owner=require_user("--mine") if mine else None,
         where=conditions,
         metric=order,
-        largest=mode == "max" or (mode is None and not str(order).endswith(_SMALL_IS_GOOD)),
+        largest=mode == "max" or (mode is None and _large_is_good(str(order))),
         show=list(map(field_name, show)),
         shown=lambda run: shown_status(store, run, lambda each: is_interrupted(Path(output), each.name, each.run_id)),
     )
     return Runs(found, Path(output), tracking_uri)
+
+
+def _large_is_good(metric: str) -> bool:
+    """The mode of a metric by its name, such as ``worst_ood_mse`` or ``mse/ood/west``: MLflow keeps no other."""
+    return _SMALL_IS_GOOD.isdisjoint(metric.partition("/")[0].split("_"))

@@ -48,8 +48,9 @@ def fit_linear(
         )  # scikit-learn's loss is not halved
         weights, offsets = ridge.coef_.reshape(1, -1), np.array([ridge.intercept_])
     elif targets.ndim == 2:
-        total = len(values) if rows is None else float(rows.sum())  # scikit-learn's loss is a mean
-        poisson = PoissonRegressor(alpha=penalty / total, solver="newton-cholesky", max_iter=_ITERATIONS)
+        total = len(values) if rows is None else float(rows.sum())
+        # scikit-learn's loss is the mean of half the deviance.
+        poisson = PoissonRegressor(alpha=penalty / (2 * total), solver="newton-cholesky", max_iter=_ITERATIONS)
         poisson.fit(columns, values[:, 0], sample_weight=rows)
         weights, offsets = poisson.coef_.reshape(1, -1), np.array([poisson.intercept_])
     else:
