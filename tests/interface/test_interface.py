@@ -210,9 +210,11 @@ def test_a_wrong_call_is_refused_by_name(
 @given(st.sampled_from([float, int, np.float32, np.float64, lambda value: torch.tensor(float(value))]))
 def test_numbers_of_any_library_are_options(kind: Callable[[Any], Any]) -> None:
     from concord.interface.command_options import command_of
+    from concord.interface.frames import FrameFiles
     from concord.training.job import JobFile
 
-    command = command_of("train", JobFile.of(made_job()), {"lr": kind(1), "l2": kind(0), "milestones": [0.5]})
+    values = {"lr": kind(1), "l2": kind(0), "milestones": [0.5]}
+    command = command_of("train", JobFile.of(made_job()), values, FrameFiles())
     assert (command.options.optimizer.lr, command.options.schedule.milestones) == (1, (0.5,))
     assert command.given == {"lr", "l2", "milestones"}
 
@@ -268,6 +270,34 @@ def test_a_frame_is_the_table_that_a_file_has(hospitals_of_the_readme: Path) -> 
     assert len(list((hospitals_of_the_readme / "concord-runs" / "frames").iterdir())) == 1
     with pytest.raises(concord.InputError, match="environment=hospital: no such column"):
         concord.train("table", data=frame.drop(columns="hospital"), **options)
+    with pytest.raises(concord.InputError, match="--name frame"):  # its file is the earlier run's
+        concord.train("table", data=frame, name="frame", **options)
+    assert len(list((hospitals_of_the_readme / "concord-runs" / "frames").iterdir())) == 1
+
+
+@pytest.mark.parametrize("call", COMMANDS.values(), ids=COMMANDS)
+def test_a_refused_call_keeps_no_file_of_its_frame(
+    call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.DataFrame({"site": ["a", "b"] * 20, "age": range(40), "died": [0, 1, 1, 0] * 10})
+    for options in ({"target": "dead"}, {}, {"target": "died", "test": ["c"]}, {"target": "died", "lr": -1.0}):
+        with pytest.raises(concord.InputError):
+            call("table", data=frame, environment="site", **options)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_failed_keeps_the_file_of_its_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.DataFrame({"site": ["a", "b", "c"] * 40, "age": range(120), "died": [0, 1, 1, 0] * 30})
+
+    class Fails(concord.Callback):
+        def on_evaluation(self, _: Any) -> None:
+            raise RuntimeError("the disk of the laboratory")
+
+    with pytest.raises(concord.RunFailedError):
+        concord.train("table", data=frame, environment="site", target="died", callbacks=[Fails()], epochs=2)
+    assert len(list(Path("concord-runs", "frames").iterdir())) == 1
 
 
 @pytest.mark.parametrize("name", PYTHON)

@@ -15,6 +15,7 @@ from concord.execution.lifecycle import is_interrupted
 from concord.execution.preflight import preflight
 from concord.execution.run import run as run_job
 from concord.interface.command_options import JobCommand, command_of
+from concord.interface.frames import FrameFiles
 from concord.interface.results import Comparison, Methods, Run, Runs, Study
 from concord.interface.surroundings import left_as_found
 from concord.logs import info
@@ -54,10 +55,10 @@ def train(job: AnyJob, *, callbacks: Sequence[Callback] = (), **options: Any) ->
         RunFailedError: the training failed; it can be resumed.
         StoppedError: it was interrupted.
     """
-    with left_as_found():
+    with left_as_found(), FrameFiles() as frames:
         if wrong := [each for each in callbacks if not isinstance(each, Callback)]:
             raise InputError(f"callbacks: {wrong[0]!r:.80} is no Callback; give objects of a class derived from it")
-        return trained(command_of("train", JobFile.of(job), options), callbacks)
+        return trained(command_of("train", JobFile.of(job), options, frames), callbacks)
 
 
 def trained(command: JobCommand, callbacks: Sequence[Callback] = ()) -> Run:
@@ -79,14 +80,14 @@ def tune(job: AnyJob, *, vary: Mapping[str, Entry] | Sequence[str] = (), **optio
         InputError: as in :func:`train`.
         RunFailedError: as in :func:`train`.
     """
-    with left_as_found():
+    with left_as_found(), FrameFiles() as frames:
         if isinstance(vary, Mapping):
             vary = [format_entry(name, entry) for name, entry in vary.items()]
         elif not isinstance(vary, Sequence):
             example = "{'lr': LogUniform(1e-4, 1.0)}, or texts such as ['lr=log:1e-4:1']"
             raise InputError(f"vary {shortened(repr(vary))}: must be a dictionary such as {example}")
         texts = {"vary": [vary] if isinstance(vary, str) else list(vary)} if vary else {}
-        return tuned(command_of("tune", JobFile.of(job), {**options, **texts}))
+        return tuned(command_of("tune", JobFile.of(job), {**options, **texts}, frames))
 
 
 def tuned(command: JobCommand) -> Study:
@@ -115,11 +116,12 @@ def compare(
         InputError: as in :func:`train`.
         UnfinishedError: some runs failed; the others are kept.
     """
-    with left_as_found():
+    with left_as_found(), FrameFiles() as frames:
         file = JobFile.of(job)
         if isinstance(table, Mapping):
-            file, table = _with_table(file, table, options), _CONFIGURATIONS
-        result = compared(command_of("compare", file, options, [table] if isinstance(table, str) else list(table)))
+            file, table = _with_table(file, table, options, frames), _CONFIGURATIONS
+        tables = [table] if isinstance(table, str) else list(table)
+        result = compared(command_of("compare", file, options, frames, tables))
         require_finished(result)
         return result
 
@@ -168,12 +170,15 @@ def require_finished(result: Comparison) -> None:
     raise UnfinishedError(f"failed {what}: {len(result.failed)}, the first of them {first}{again}", shown)
 
 
-def _with_table(job: JobFile, configurations: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]) -> JobFile:
+def _with_table(
+    job: JobFile, configurations: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], frames: FrameFiles
+) -> JobFile:
     """The job with a table of these configurations; its columns are the measure that compares models, by split."""
     job.require_platform_loop("compare with configurations")
     known = options_of(type(job.job.config))
     given = {name: value for name, value in options.items() if name in known}
-    checked = preflight(job, command_of("train", job, {**next(iter(configurations.values()), {}), **given}).options)
+    first = {**next(iter(configurations.values())), **given}
+    checked = preflight(job, command_of("train", job, first, frames).options)
     criterion = checked.criterion[0].removeprefix("worst_")
     split = next((each for each in _SPLITS if criterion.startswith(f"{each}_")), "")
     measure = criterion.removeprefix(f"{split}_")
