@@ -19,7 +19,7 @@ from concord.interface.frames import FrameFiles
 from concord.interface.results import Comparison, Methods, Run, Runs, Study
 from concord.interface.surroundings import left_as_found
 from concord.logs import info
-from concord.options import options_of, shortened
+from concord.options import did_you_mean, options_of, shortened
 from concord.space import Entry, format_entry
 from concord.studies.comparison_plan import plan_comparison
 from concord.studies.criterion import metric_on
@@ -36,6 +36,7 @@ from concord.user import require_user
 AnyJob = str | Path | Job[Any] | JobFile
 _CONFIGURATIONS = "configurations"  # the table of configurations that a call gives
 _SPLITS = {"train": "train", "held_out": "held-out", "validation": "validation", "ood": "o.o.d."}
+_STATUSES = ("running", "interrupted", "finished", "failed", "killed")
 # Endings of metrics of which smaller is better.
 _SMALL_IS_GOOD = ("loss", "spread", "error", "rmse")
 
@@ -200,7 +201,7 @@ def runs(
     mine: bool = False,
     metric: str | None = None,
     mode: str | None = None,
-    show: Sequence[str] = (),
+    show: str | Sequence[str] = (),
     top: int = 1000,
     output: str | Path = DEFAULT_OUTPUT,
     tracking_uri: str | None = None,
@@ -222,10 +223,13 @@ def runs(
         tracking_uri: of MLflow's store, if it is not in that folder.
 
     Raises:
-        InputError: a condition is wrong, or no run has its option or metric.
+        InputError: a condition is wrong, or no run has the job, the study, or a condition's option or metric.
     """
     right = "give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"
     conditions = [Condition.of("--where", text, right) for text in ([where] if isinstance(where, str) else where)]
+    for option, given, right in (("status", status, _STATUSES), ("mode", mode, ("max", "min"))):
+        if given is not None and given not in right:
+            raise InputError(f"--{option} {given}: must be one of {', '.join(right)}{did_you_mean(str(given), right)}")
     if mode and not metric:
         raise InputError(f"--mode {mode}: needs a metric; give --metric")
     if top < 1:
@@ -243,7 +247,7 @@ def runs(
         where=conditions,
         metric=order,
         largest=mode == "max" or (mode is None and not str(order).endswith(_SMALL_IS_GOOD)),
-        show=list(map(field_name, show)),
+        show=[field_name(each) for each in ([show] if isinstance(show, str) else show)],
         shown=lambda run: shown_status(store, run, lambda each: is_interrupted(Path(output), each.name, each.run_id)),
     )
     return Runs(found, Path(output), tracking_uri)
