@@ -176,6 +176,7 @@ def _with_table(
 ) -> JobFile:
     """The job with a table of these configurations; its columns are the measure that compares models, by split."""
     job.require_platform_loop("compare with configurations")
+    table = Table(configurations)  # which checks them
     known = options_of(type(job.job.config))
     given = {name: value for name, value in options.items() if name in known}
     first = {**next(iter(configurations.values())), **given}
@@ -187,7 +188,7 @@ def _with_table(
     if not checked.environments.validation:  # then a copy of the held-out examples' numbers
         del metrics[f"{_SPLITS['validation']} {measure}"]
     columns = {heading: metric for heading, metric in metrics.items() if metric in checked.reported}
-    table = Table(configurations, columns=columns)
+    table = dataclasses.replace(table, columns=columns)
     return dataclasses.replace(job, job=dataclasses.replace(job.job, comparisons={_CONFIGURATIONS: table}))
 
 

@@ -6,6 +6,7 @@ same number of trials, and scored without the test: on validation environments, 
 
 import contextlib
 import dataclasses
+import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ def method_names(given: Sequence[str]) -> tuple[str, ...]:
             named = ", ".join("mean (or erm)" if each == "mean" else each for each in KNOWN)
             near = did_you_mean(name, (*KNOWN, "erm")) or f"; there are {named}, and FILE.py:RULE"
             raise InputError(f"--methods {name}: there is no such method{near}")
+    if given and not names:
+        raise InputError(f"--methods {shlex.join(given)}: names no method; leave it out for the usual ones")
     chosen = tuple("mean" if name == "erm" else name for name in names)
     twice = next((each for each in chosen if chosen.count(each) > 1), None)
     if twice is not None:
