@@ -440,6 +440,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such environment column": ({"environment": "ward"}, "environment=ward: no such column"),
     "no environment column": ({"environment": None}, "environment=None: needed; a column of hospital, age"),
     "no such test environment": ({"test": ["mars"]}, "test=mars: there is no such environment; there are east"),
+    "two purposes": ({"validation": ["west"], "test": ["west"]}, "validation=west: is also in --test west; an env"),
+    "one name twice": ({"test": ["west", "west"]}, "west is named twice; name it once"),
     "rows without an environment": ({"environment": "age", "test": []}, "environment=age: .* rows have none"),
     "one environment": ({"environment": "one", "test": []}, "environment=one: has one value, 1; name a column with"),
     "one training environment": ({"test": ["east", "north", "south"]}, "two environments are needed .* are west"),
