@@ -219,6 +219,18 @@ def test_numbers_of_any_library_are_options(kind: Callable[[Any], Any]) -> None:
     assert command.given == {"lr", "l2", "milestones"}
 
 
+def test_what_was_begun_in_python_is_continued_by_a_call(output: Path) -> None:
+    from concord.training.job import JobFile, load_job
+
+    options = {"name": "s", "output": output, "trials": 2}
+    call = f"'{TINY}', name='s', output='{output}', trials=2)"
+    assert JobFile.of(str(TINY)).continuation("tune", options=options) == f"concord.tune({call}"
+    command = f"concord tune {TINY} --name s --output {output} --trials 2"
+    assert load_job(str(TINY)).continuation("tune", options=options) == command
+    made = JobFile.of(made_job()).continuation("compare", "methods", options={"trials": 2})
+    assert made == "concord.compare(job, 'methods', trials=2)"
+
+
 VALUES = st.one_of(
     st.booleans(), st.none(), st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False)
 )

@@ -141,8 +141,8 @@ def _compared(command: JobCommand) -> Comparison:
     if METHODS in command.tables:
         from concord.studies.methods import plan_methods, run_methods
 
-        plan, words = plan_methods(command.job, command.options, command.given), command.words()
-        return Methods(run_methods(plan, words, info), plan.job, command.job.command("compare", METHODS, *words))
+        plan, given = plan_methods(command.job, command.options, command.given), command.given_values()
+        return Methods(run_methods(plan, given, info), plan.job, command.job.command("compare", METHODS, options=given))
     if LEAVE_ONE_OUT in command.tables:
         from concord.studies.leave_one_out import plan_leave_one_out
 

@@ -281,10 +281,10 @@ def _votes(config: TrainConfig) -> dict[str, dict[str, Entry]]:
     return possible if len(possible) > 1 else {}
 
 
-def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsResult:
+def run_methods(plan: MethodsPlan, given: Mapping[str, Any], info: Info) -> MethodsResult:
     """Run or continue the studies, one after another; after a stop or failures finished runs are kept.
 
-    ``words`` are the command's options, for the message on how to continue.
+    ``given`` has the command's options, for the message on how to continue.
     """
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
     from concord.studies.trial import trial_resources
@@ -323,7 +323,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                     done = f"{len(found) + len(failed)} of {len(plan.studies)} methods"
                     info(f"{done}; the others take about {duration(takes)}")
     except (StoppedError, KeyboardInterrupt):
-        again = plan.job.command("compare", METHODS, *words)
+        again = plan.job.continuation("compare", METHODS, options=given)
         raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())

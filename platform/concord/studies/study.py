@@ -49,7 +49,7 @@ def run_study(plan: StudyPlan, info: Info) -> StudyResult:
         if pool is None:
             raise
         done = len(pool.runs().ended("trial"))
-        raise StoppedError(f"stopped after {done} of {plan.trials} trials; continue with {plan.command}") from None
+        raise StoppedError(f"stopped after {done} of {plan.trials} trials; continue with {plan.continuation}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
