@@ -28,6 +28,7 @@ from concord.studies.proposals import GroupProgress, ProposalList, Trial
 from concord.studies.results import StudyResult, study_result, write_results
 from concord.studies.search import config_at
 from concord.studies.trial import PROGRESS, SCORE
+from concord.tracking.registry import deleted_version
 from concord.training.options import LeftOut, TrainConfig
 from concord.training.worker_data import check_environments
 
@@ -232,6 +233,8 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping
     run = winner.run
     earlier = pool.group.run.record
     if earlier.get("winner_of") == run.name and earlier.get("model"):
+        if gone := deleted_version(pool.group.store, earlier["model"]):
+            info(f"the version of the best trial, {gone}")
         return {}
     checked = preflight(plan.job, config)
     if plan.job.job.has_model and kept_checkpoint(run) is None:
