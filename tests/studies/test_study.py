@@ -1225,7 +1225,7 @@ def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
     with (
         calm.folder.locked("study", "ann"),
         pytest.raises(
-            InputError, match=r"^--name calm: another process is using this study: ann on \S+ since [\d: -]+ UTC$"
+            InputError, match=r"^--name calm: another process is using this study: ann on \S+ since [\d: -]+ UTC; wait"
         ),
     ):
         study(output_of(calm), name="calm")

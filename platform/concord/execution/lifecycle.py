@@ -181,7 +181,7 @@ def _held(folder: Folder, kind: Kind) -> contextlib.ExitStack:
             if not error.holder.same_submission or time.monotonic() > end:
                 raise
             if not waited:
-                logs.info(f"{error}; it is of this submission, and its end is waited for")
+                logs.info(f"{error.line}; it is of this submission, and its end is waited for")
             waited = True
         time.sleep(_EVERY_SECONDS)
 
