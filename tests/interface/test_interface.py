@@ -194,6 +194,22 @@ def test_a_wrong_option_has_the_line_of_the_command(
         (lambda: concord.load("nothing", output="/nowhere"), "nothing: no run, study or comparison in /nowhere"),
         (lambda: concord.load(cast(Any, 3)), "name 3: must be text; concord.runs() lists names"),
         (lambda: concord.tune(TINY, vary=cast(Any, 5)), "vary 5: must be a dictionary such as {'lr': LogUniform("),
+        (
+            lambda: concord.train(made_job(model=lambda _: torch.nn.Linear(4, 2, dtype=torch.complex64))),
+            "parameter weight: is complex (torch.complex64), and gradients must be real; keep its real and imaginary",
+        ),
+        (
+            lambda: concord.train(made_job(model=lambda _: torch.nn.Linear(4, 2, device="meta"))),
+            "parameter weight: is on the device meta, without values; call model.to_empty(device=…) and initialize it",
+        ),
+        (
+            lambda: concord.compare(TINY, {}),
+            "configurations {}: has no row to compare; give the options of each row by",
+        ),
+        (lambda: concord.compare(TINY, cast(Any, {"a": 3})), "configurations a=3: must be a dictionary; give the"),
+        (lambda: concord.compare(TINY, "methods", methods=[""]), "--methods '': names no method; leave it out for"),
+        (lambda: concord.runs(status="finnished"), "--status finnished: must be one of running, interrupted, finished"),
+        (lambda: concord.runs(metric="loss", mode="maximum"), "--mode maximum: must be one of max, min"),
         (lambda: concord.runs(output="/nowhere"), "--output /nowhere: has no MLflow store"),
     ],
 )
