@@ -13,6 +13,7 @@ from recorded import described
 from concord.record import Kind, OpenRun, folder_of, write_record
 from concord.tracking import Store, models, register
 from concord.tracking.mirror import track
+from concord.tracking.registry import delete_version, deleted_version
 
 
 def recorded(store: Store, output: Path, name: str, kind: Kind = "run", **more: Any) -> OpenRun:
@@ -103,3 +104,11 @@ def test_a_version_goes_and_its_run_stays(store: Store, output: Path, concord_: 
     assert concord_("models", "delete", "mine", "1", "--yes", "--output", output).status == 0
     assert [each.version for each in models(store)] == [2]
     assert "a" in names(output)
+
+
+def test_a_version_that_was_deleted_is_said_to_be(store: Store) -> None:
+    assert deleted_version(store, "models:/mine/1") is None
+    delete_version(store, next(each for each in models(store) if each.version == 1))
+    gone = "models:/mine/1 was deleted from the registry; MLflow keeps the model with its run"
+    assert deleted_version(store, "models:/mine/1") == gone
+    assert [deleted_version(store, each) for each in ("models:/mine/2", "models:/m-1", None)] == [None] * 3

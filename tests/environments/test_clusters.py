@@ -107,7 +107,10 @@ def test_codes_keep_their_zeros(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
-    "a missing one": (lambda frame: frame.assign(patient=frame.patient.where(frame.index != 9)), "row 9 has no value"),
+    "a missing one": (
+        lambda frame: frame.assign(patient=frame.patient.where(frame.index != 9)),
+        "data row 10 has no value",
+    ),
     "one row each": (lambda frame: frame.assign(patient=range(200)), "each row has a value of its own"),
     "one for all": (lambda frame: frame.assign(patient="a"), "all rows have one value; give a column with several"),
     "no column": (lambda frame: frame.drop(columns="patient"), "no such column; there are hospital, age, died"),

@@ -48,15 +48,15 @@ def quiet(path: Path, **more: Any) -> TableEnvironments:
 
 
 RAGGED: dict[str, tuple[str, str]] = {
-    "every row ends with a comma": (text(rows=[f"{row}," for row in ROWS]), "row 2 has 4 cells, and the header, row 1"),
-    "only the first does": (text(rows=[f"{ROWS[0]},", *ROWS[1:]]), "row 2 has 4 cells"),
-    "only the last does": (text(rows=[*ROWS[:-1], f"{ROWS[-1]},"]), "row 61 has 4 cells, .* has 3: south,39.5,1,;"),
-    "a row has one more cell": (text(rows=[ROWS[0], "east,1,2,0", *ROWS[1:]]), "row 3 has 4 cells, .*: east,1,2,0;"),
-    "a row has one cell less": (text(rows=[*ROWS, "west,60"]), "row 62 has 2 cells, .* has 3: west,60;"),
-    "the header has one cell less": (text("site,age"), "row 2 has 3 cells, and the header, row 1, has 2"),
-    "a decimal comma without quotes": (text(rows=[*ROWS, "west,61,3,1"]), "row 62 has 4 cells"),
-    "a blank line with spaces": (text(rows=[ROWS[0], "   ", *ROWS[1:]]), "row 3 has 1 cells"),
-    "a quote is not closed": (text(rows=[*ROWS[:-1], '"east,1,0']), "row 61 has 1 cells|a quote is never closed"),
+    "every row ends with a comma": (text(rows=[f"{row}," for row in ROWS]), "data row 1 has 4 cells, and the header"),
+    "only the first does": (text(rows=[f"{ROWS[0]},", *ROWS[1:]]), "data row 1 has 4 cells"),
+    "only the last does": (text(rows=[*ROWS[:-1], f"{ROWS[-1]},"]), "data row 60 has 4 cells, .* has 3: south,39.5,1,"),
+    "a row has one more cell": (text(rows=[ROWS[0], "east,1,2,0", *ROWS[1:]]), "data row 2 has 4 cells.*: east,1,2,0"),
+    "a row has one cell less": (text(rows=[*ROWS, "west,60"]), "data row 61 has 2 cells, .* has 3: west,60;"),
+    "the header has one cell less": (text("site,age"), "data row 1 has 3 cells, and the header has 2"),
+    "a decimal comma without quotes": (text(rows=[*ROWS, "west,61,3,1"]), "data row 61 has 4 cells"),
+    "a blank line with spaces": (text(rows=[ROWS[0], "   ", *ROWS[1:]]), "data row 2 has 1 cells"),
+    "a quote is not closed": (text(rows=[*ROWS[:-1], '"east,1,0']), "data row 60 has 1 cells|a quote is never closed"),
     "the last column's quote is not closed": (text(rows=[ROWS[0], 'east,1,"0', *ROWS]), "a quote is never closed"),
 }  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_names_of_rows_under_a_header_without_them_are_called_so(separator: str,
     content = named.replace(",", " " if separator == r"\s+" else separator).encode()
     path = write(tmp_path, gzip.compress(content) if ending else content, f"table.csv{ending}")
     advice = "if rows begin with names, as R writes them, write the table with row.names = FALSE; else give each row"
-    with pytest.raises(ArgumentError, match=f"row 2 has 4 cells, and the header, row 1, has 3: .*; {advice}"):
+    with pytest.raises(ArgumentError, match=f"data row 1 has 4 cells, and the header has 3: .*; {advice}"):
         read(path, separator=separator)
     for other in (text(rows=[f"{row}," for row in ROWS]), text(rows=[*ROWS, "east,1,0,1"])):
         with pytest.raises(ArgumentError, match="cells of the header") as refused:
@@ -385,5 +385,35 @@ def test_a_row_that_is_neither_text_nor_of_the_right_length_is_told_as_another_e
     path = write(tmp_path, text(rows=[*ROWS, "Zürich,1,2,3"]).encode("latin-1"))
     with pytest.raises(ArgumentError, match="is not utf-8; give --encoding, such as latin-1"):
         read(path)
-    with pytest.raises(ArgumentError, match="row 62 has 4 cells, and the header, row 1, has 3: Zürich,1,2,3;"):
+    with pytest.raises(ArgumentError, match="data row 61 has 4 cells, and the header has 3: Zürich,1,2,3;"):
         read(path, encoding="latin-1")
+
+
+@pytest.mark.parametrize("separator", [",", r"\s+"])
+def test_errors_of_form_and_of_values_name_the_same_data_row(tmp_path: Path, separator: str) -> None:
+    between = "," if separator == "," else "  "
+
+    def line(*cells: object) -> str:
+        return between.join(map(str, cells))
+
+    rows = [line(site, at, at % 2) for site in ("east", "north") for at in range(10)]
+    for row, options in ((line("east", 1, 0, 7), {}), (line("east", 1, -1), {"task": "count"})):
+        path = write(tmp_path, text(line("site", "age", "died"), [*rows[:4], "", row, *rows[4:]]))  # a blank line
+        with pytest.raises(ArgumentError, match=r": data row 5 has (4 cells, and the header has 3|-1)"):
+            read(path, separator=separator, **options)
+
+
+def test_in_a_folder_an_error_names_the_row_within_its_file(tmp_path: Path) -> None:
+    for site in ("east", "north", "south"):
+        rows = [f"{at},{at % 2}" for at in range(10)]
+        write(
+            tmp_path, text("age,died", [*rows[:3], "-1,-1" if site == "north" else rows[3], *rows[4:]]), f"{site}.csv"
+        )
+    with pytest.raises(ArgumentError, match=r"data row 4 of north\.csv has -1, and a count"):
+        from_table(tmp_path, target="died", task="count")
+
+
+def test_an_error_of_a_kind_names_no_position_among_the_rows_that_train(tmp_path: Path) -> None:
+    path = write(tmp_path, with_column(["1", "2", "x y"]))
+    with pytest.raises(InputError, match=r'column given: expected numbers \(Unable to parse string "x y"\)'):
+        read(path, kinds={"given": "numeric"}).fitted(0.0, 0)

@@ -457,8 +457,10 @@ def test_environments_that_differ_in_shape_or_type_are_refused(pair: Any, messag
 def test_names_that_cannot_be_meant_are_refused() -> None:
     with pytest.raises(InputError, match="environment c: there is none of this name; there are a, b"):
         Environments.from_arrays({"a": PAIR, "b": PAIR}, test=["c"])
-    with pytest.raises(InputError, match="environment b: is named twice"):
+    with pytest.raises(InputError, match=r"^validation=b: is also in test; an environment has one purpose"):
         Environments.from_arrays({"a": PAIR, "b": PAIR}, validation=["b"], test=["b"])
+    with pytest.raises(InputError, match="environment b: is named twice"):
+        Environments(lambda _: PAIR, ["a"], validation=["b"], test=["b"])
     with pytest.raises(InputError, match="no training environment"):
         Environments.from_arrays({"a": PAIR}, test=["a"])
     with pytest.raises(InputError, match="environment z: there is none"):

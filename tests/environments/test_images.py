@@ -256,7 +256,7 @@ def test_a_parquet_without_the_columns_is_refused(tmp_path):
     for cells, labels, said in (
         ([png(np.zeros((8, 8, 3)))], [None], "label is null, 1 missing; expected integers"),
         ([png(np.zeros((8, 8, 3)))], ["cat"], "label is string, 0 missing; expected integers"),
-        ([[1, 2]], [0], "row 0: img is of type list, expected an image file's bytes"),
+        ([[1, 2]], [0], "data row 1: img is of type list, expected an image file's bytes"),
     ):
         pq.write_table(pa.table({"img": cells, "label": labels}), tmp_path / "train.parquet")
         with pytest.raises(InputError, match=said):

@@ -113,9 +113,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "beside a column": ({"environment": "age"}, r"environment_by=\('month', 'admitted'\): replaces --environment"),
     "beside bins": ({"environment_bins": 3}, "replaces --environment-bins; leave that out"),
     "the target": ({"target": "admitted"}, "target=admitted: is also the environment's column"),
-    "a missing date": ({"date": None}, "row 7 has no date; fill it in or remove the row"),
-    "no date": ({"date": "in May"}, "row 7 has 'in May', which is not a date of ISO 8601; give --date-format"),
-    "another form": ({"date": "5/1/2013"}, "row 7 has '5/1/2013', which is not a date of ISO 8601"),
+    "a missing date": ({"date": None}, "data row 8 has no date; fill it in or remove the row"),
+    "no date": ({"date": "in May"}, "data row 8 has 'in May', which is not a date of ISO 8601; give --date-format"),
+    "another form": ({"date": "5/1/2013"}, "data row 8 has '5/1/2013', which is not a date of ISO 8601"),
     "a period a row": ({"environment_by": ("day", "admitted")}, "gives 364 environments of 364 rows, fewer than two"),
     "one period": ({"environment_by": ("year", "admitted")}, "two environments are needed .* are 2013"),
     "the last of nothing": ({"test_last": 0}, "test_last=0: must be at least 1"),
@@ -139,7 +139,7 @@ def test_what_is_no_time_is_refused_in_one_line(case: str) -> None:
 
 
 def test_dates_of_another_form_are_refused_by_their_row() -> None:
-    with pytest.raises(ArgumentError, match=r"row 1 has '2013-01-02', which is not a date like %d/%m/%Y"):
+    with pytest.raises(ArgumentError, match=r"data row 2 has '2013-01-02', which is not a date like %d/%m/%Y"):
         periods(pd.Series(["01/02/2013", "2013-01-02"], name="at"), "day", "%d/%m/%Y")
 
 
@@ -158,4 +158,4 @@ def test_a_check_and_a_run_have_the_months(tmp_path: Path, capsys: pytest.Captur
     assert preflight(job, config).environments.test == ("2013-11", "2013-12")
     assert main(check) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "--environment-by month admitted: row 0 has '01.01.2013', which is not a date of ISO 8601" in last
+    assert "--environment-by month admitted: data row 1 has '01.01.2013', which is not a date of ISO 8601" in last

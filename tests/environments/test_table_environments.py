@@ -215,7 +215,7 @@ def test_columns_may_have_numbers_as_names_but_no_name_twice() -> None:
 def test_an_infinite_target_is_refused() -> None:
     frame = patients().assign(died=lambda rows: rows.died.astype(float))
     frame.loc[3, "died"] = np.inf
-    with pytest.raises(ArgumentError, match="died: is infinite in row 3; remove such rows"):
+    with pytest.raises(ArgumentError, match="died: is infinite in data row 4; remove such rows"):
         environments(frame)
 
 
@@ -471,12 +471,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such environment column": ({"environment": "ward"}, "environment=ward: no such column"),
     "no environment column": ({"environment": None}, "environment=None: needed; a column of hospital, age"),
     "no such test environment": ({"test": ["mars"]}, "test=mars: there is no such environment; there are east"),
+    "two purposes": ({"validation": ["west"], "test": ["west"]}, "validation=west: is also in --test west; an env"),
+    "one name twice": ({"test": ["west", "west"]}, "west is named twice; name it once"),
     "rows without an environment": ({"environment": "age", "test": []}, "environment=age: .* rows have none"),
     "one environment": ({"environment": "one", "test": []}, "environment=one: has one value, 1; name a column with"),
     "one training environment": ({"test": ["east", "north", "south"]}, "two environments are needed .* are west"),
     "the same column twice": ({"target": "hospital"}, "target=hospital: is also the environment's column"),
     "text for a regression": ({"target": "smokes", "task": "regression"}, "target=smokes: has no numbers"),
-    "infinite bins": ({"environment_bins": 3, "environment": "far"}, "=3: column far: row 3 has inf; quantiles need"),
+    "infinite bins": ({"environment_bins": 3, "environment": "far"}, "=3: column far: data row 4 has inf; quanti"),
     "bins of one value": ({"environment_bins": 3, "environment": "one"}, "=3: column one has one value, 1"),
     "one bin": ({"environment_bins": 1}, "environment_bins=1: must be at least 2"),
     "one name as text": ({"test": "west"}, "test=west: must be a list of names"),
@@ -705,14 +707,14 @@ def test_a_number_too_far_from_the_training_rows_is_named_with_its_column_and_ro
     with (
         pytest.warns(UserWarning, match="1 of 240 rows have no died"),
         pytest.raises(
-            InputError, match=r"environment west: column dose: row 200 has 1e\+300, too far from the training"
+            InputError, match=r"environment west: column dose: data row 201 has 1e\+300, too far from the training"
         ),
         np.errstate(over="ignore"),
     ):
         environments(frame).fitted(0.1, 0)["west"]
     frame = patients().assign(dose=np.where(np.arange(240) == 200, 1e300, np.linspace(0, 1, 240)))
     with (
-        pytest.raises(InputError, match=r"environment west: column dose: row 200 has 1e\+300"),
+        pytest.raises(InputError, match=r"environment west: column dose: data row 201 has 1e\+300"),
         np.errstate(over="ignore"),
     ):
         environments(frame, target="dose").fitted(0.1, 0)["west"]

@@ -28,6 +28,7 @@ from concord.execution.trained_model import model_of_run
 from concord.record import EVENTS, RECORD, Run, read_events
 from concord.storage import read_lines
 from concord.tracking import Store, load_program, models, show
+from concord.tracking.registry import delete_version
 from concord.training import load_job
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
@@ -237,9 +238,11 @@ def test_a_job_with_a_risk_trains_on_dictionaries_and_is_registered(
         "mask",
         "labels",
     ]
-    assert (
-        run(job, job.job.config.with_options(**options, resume=True), said.append).metrics == done.metrics
-    )  # it is finished
+    delete_version(store, version)
+    again = run(job, job.job.config.with_options(**options, resume=True), said.append)
+    assert again.metrics == done.metrics  # it is finished
+    assert report_of(again)["model"] is None
+    assert said[-1] == f"its version {version.uri} was deleted from the registry; MLflow keeps the model with its run"
 
 
 def test_the_objective_of_a_job_is_recorded_by_its_class(output: Path) -> None:

@@ -114,7 +114,9 @@ def test_a_run_is_one_process_s_until_it_dies(output: Path) -> None:
     failed_run(output)
     with elsewhere(output, "a", "resume") as other:
         who = rf"{getpass.getuser()} on {socket.gethostname()} since [\d: -]+ UTC"
-        with pytest.raises(InputError, match=rf"^--name a: another process is using this run: {who}$"):
+        with pytest.raises(
+            InputError, match=rf"^--name a: another process is using this run: {who}; wait for its end, or"
+        ):
             train(output, resume=True)
         assert tracked(output)["a"].status == "FAILED"
         other.kill()

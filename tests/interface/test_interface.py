@@ -25,7 +25,7 @@ from test_readme import PYTHON, snippet
 import concord
 from concord.cli import main
 from concord.environments import Environments
-from concord.interface.command_options import _kept_frame
+from concord.interface.frames import FrameFiles
 from concord.options import options_of
 from concord.record import FOLDERS, folder_of, read_run
 from concord.space import Choice, Integers, LogUniform, OneOf, Uniform, format_entry, parse_entry
@@ -195,6 +195,22 @@ def test_a_wrong_option_has_the_line_of_the_command(
         (lambda: concord.load("nothing", output="/nowhere"), "nothing: no run, study or comparison in /nowhere"),
         (lambda: concord.load(cast(Any, 3)), "name 3: must be text; concord.runs() lists names"),
         (lambda: concord.tune(TINY, vary=cast(Any, 5)), "vary 5: must be a dictionary such as {'lr': LogUniform("),
+        (
+            lambda: concord.train(made_job(model=lambda _: torch.nn.Linear(4, 2, dtype=torch.complex64))),
+            "parameter weight: is complex (torch.complex64), and gradients must be real; keep its real and imaginary",
+        ),
+        (
+            lambda: concord.train(made_job(model=lambda _: torch.nn.Linear(4, 2, device="meta"))),
+            "parameter weight: is on the device meta, without values; call model.to_empty(device=…) and initialize it",
+        ),
+        (
+            lambda: concord.compare(TINY, {}),
+            "configurations {}: has no row to compare; give the options of each row by",
+        ),
+        (lambda: concord.compare(TINY, cast(Any, {"a": 3})), "configurations a=3: must be a dictionary; give the"),
+        (lambda: concord.compare(TINY, "methods", methods=[""]), "--methods '': names no method; leave it out for"),
+        (lambda: concord.runs(status="finnished"), "--status finnished: must be one of running, interrupted, finished"),
+        (lambda: concord.runs(metric="loss", mode="maximum"), "--mode maximum: must be one of max, min"),
         (lambda: concord.runs(output="/nowhere"), "--output /nowhere: has no MLflow store"),
     ],
 )
@@ -211,11 +227,25 @@ def test_a_wrong_call_is_refused_by_name(
 @given(st.sampled_from([float, int, np.float32, np.float64, lambda value: torch.tensor(float(value))]))
 def test_numbers_of_any_library_are_options(kind: Callable[[Any], Any]) -> None:
     from concord.interface.command_options import command_of
+    from concord.interface.frames import FrameFiles
     from concord.training.job import JobFile
 
-    command = command_of("train", JobFile.of(made_job()), {"lr": kind(1), "l2": kind(0), "milestones": [0.5]})
+    values = {"lr": kind(1), "l2": kind(0), "milestones": [0.5]}
+    command = command_of("train", JobFile.of(made_job()), values, FrameFiles())
     assert (command.options.optimizer.lr, command.options.schedule.milestones) == (1, (0.5,))
     assert command.given == {"lr", "l2", "milestones"}
+
+
+def test_what_was_begun_in_python_is_continued_by_a_call(output: Path) -> None:
+    from concord.training.job import JobFile, load_job
+
+    options = {"name": "s", "output": output, "trials": 2}
+    call = f"'{TINY}', name='s', output='{output}', trials=2)"
+    assert JobFile.of(str(TINY)).continuation("tune", options=options) == f"concord.tune({call}"
+    command = f"concord tune {TINY} --name s --output {output} --trials 2"
+    assert load_job(str(TINY)).continuation("tune", options=options) == command
+    made = JobFile.of(made_job()).continuation("compare", "methods", options={"trials": 2})
+    assert made == "concord.compare(job, 'methods', trials=2)"
 
 
 VALUES = st.one_of(
@@ -269,6 +299,34 @@ def test_a_frame_is_the_table_that_a_file_has(hospitals_of_the_readme: Path) -> 
     assert len(list((hospitals_of_the_readme / "concord-runs" / "frames").iterdir())) == 1
     with pytest.raises(concord.InputError, match="environment=hospital: no such column"):
         concord.train("table", data=frame.drop(columns="hospital"), **options)
+    with pytest.raises(concord.InputError, match="--name frame"):  # its file is the earlier run's
+        concord.train("table", data=frame, name="frame", **options)
+    assert len(list((hospitals_of_the_readme / "concord-runs" / "frames").iterdir())) == 1
+
+
+@pytest.mark.parametrize("call", COMMANDS.values(), ids=COMMANDS)
+def test_a_refused_call_keeps_no_file_of_its_frame(
+    call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.DataFrame({"site": ["a", "b"] * 20, "age": range(40), "died": [0, 1, 1, 0] * 10})
+    for options in ({"target": "dead"}, {}, {"target": "died", "test": ["c"]}, {"target": "died", "lr": -1.0}):
+        with pytest.raises(concord.InputError):
+            call("table", data=frame, environment="site", **options)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_failed_keeps_the_file_of_its_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.DataFrame({"site": ["a", "b", "c"] * 40, "age": range(120), "died": [0, 1, 1, 0] * 30})
+
+    class Fails(concord.Callback):
+        def on_evaluation(self, _: Any) -> None:
+            raise RuntimeError("the disk of the laboratory")
+
+    with pytest.raises(concord.RunFailedError):
+        concord.train("table", data=frame, environment="site", target="died", callbacks=[Fails()], epochs=2)
+    assert len(list(Path("concord-runs", "frames").iterdir())) == 1
 
 
 def test_frames_of_other_types_or_indices_are_other_files(tmp_path: Path) -> None:
@@ -280,9 +338,9 @@ def test_frames_of_other_types_or_indices_are_other_files(tmp_path: Path) -> Non
         frame.assign(ward=pandas.to_timedelta(frame.ward)),
         frame.rename_axis("patient"),
     ]
-    files = {_kept_frame("data", each, tmp_path) for each in [frame, *others]}
+    files = {FrameFiles().keep("data", each, tmp_path) for each in [frame, *others]}
     assert len(files) == 6
-    assert _kept_frame("data", frame.copy(), tmp_path) in files
+    assert FrameFiles().keep("data", frame.copy(), tmp_path) in files
 
 
 @pytest.mark.parametrize("name", PYTHON)

@@ -89,7 +89,8 @@ class Slow(concord.Callback):
 concord.train(job, callbacks=[Slow()], output='runs', name='stopped', epochs=4, evaluations=4, checkpoints=4)
 """
     found = notebook.cell(slow)
-    assert found["error"].startswith("concord: stopped")
+    call = "concord.train(job, name='stopped', resume=True, output='"
+    assert found["error"].startswith(f"concord: stopped; continue with {call}")
     later = notebook.cell(
         "run = concord.train(job, output='runs', name='stopped', epochs=4, evaluations=4, checkpoints=4, resume=True)\n"
         "print(run.status, run.history.index.tolist())"

@@ -106,7 +106,7 @@ def test_a_refused_comparison_leaves_nothing_behind(
 
     def begin() -> Any:
         if table == "methods":
-            return run_methods(plan_methods(*asked), [], lambda _: None)
+            return run_methods(plan_methods(*asked), {}, lambda _: None)
         return run_comparison(plan_leave_one_out(*asked), lambda _: None)
 
     with pytest.raises(InputError, match=r"--hours 0\.01: "):

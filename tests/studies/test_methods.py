@@ -59,7 +59,7 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
     few: dict[str, Any] = {"methods": ("mean", "and-mask", "vrex"), "trials": 3, "seeds": 2}
     planned = plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few)
     lines: list[str] = []
-    result = run_methods(planned, [], lines.append)
+    result = run_methods(planned, {}, lines.append)
     (first, second) = (line for line in lines if "methods; the others take about" in line)
     assert (first[:13], second[:13]) == ("1 of 3 method", "2 of 3 method")
     assert list(result.studies) == ["mean", "and-mask", "vrex"]
@@ -78,7 +78,7 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
 
     # What was found is there, and nothing is trained again.
     before = {file: file.read_bytes() for file in tmp_path.glob(f"runs/*/{EVENTS}")}
-    again = run_methods(plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few), [], lambda _: None)
+    again = run_methods(plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few), {}, lambda _: None)
     assert {file: file.read_bytes() for file in tmp_path.glob(f"runs/*/{EVENTS}")} == before != {}
     assert again.table().cells() == result.table().cells()
     read = read_methods(load_job(SENSORS), tmp_path, None)
@@ -101,7 +101,7 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(ray_cluster: 
 @pytest.mark.slow
 def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: None, tmp_path: Path) -> None:
     planned = plan(TINY, tmp_path, {"epochs": 1}, methods=("mean", "geometric-mean"), trials=2, seeds=2)
-    result = run_methods(planned, [], lambda _: None)
+    result = run_methods(planned, {}, lambda _: None)
     assert result.environments == 2
     assert result.metric == "left_out_accuracy"
     for study, row in zip(result.studies.values(), result.as_json()["rows"], strict=True):
@@ -120,7 +120,7 @@ def test_a_rule_of_ones_own_is_compared_with_its_threshold_searched_and_one_that
     own = f"{tmp_path}/rules.py:Scaled"
     few: dict[str, Any] = {"methods": (own, "mean"), "trials": 2, "seeds": 2}
     planned = plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, **few)
-    result = run_methods(planned, [], lambda _: None)
+    result = run_methods(planned, {}, lambda _: None)
     assert list(result.studies) == [own, "mean"]
     assert all(set(study.reruns) == {1, 2} for study in result.studies.values())
     assert {"lr", "l2", "threshold"} == {name for run in result.studies[own].finished for name in run.point}
@@ -180,7 +180,7 @@ class Failing(Scaled):
 def test_methods_are_judged_by_the_spread_of_losses_and_shown_by_accuracy(ray_cluster: None, tmp_path: Path) -> None:
     few: dict[str, Any] = {"methods": ("mean", "vrex"), "trials": 1, "seeds": 2, "metric": "spread"}
     planned = plan(SENSORS, tmp_path, {"epochs": 2, "evaluations": 1}, selection="held-out", **few)
-    result = run_methods(planned, [], lambda _: None)
+    result = run_methods(planned, {}, lambda _: None)
     header, rows = result.table().cells()
     assert header[2:5] == ["held out spread (criterion)", "held-out accuracy", "o.o.d. test accuracy"]
     spreads = [statistics.fmean(r["held_out_spread"] for r in each.reruns.values()) for each in result.studies.values()]
@@ -195,7 +195,7 @@ def test_environments_left_out_recommend_the_method_without_the_shortcut(ray_clu
     few: dict[str, Any] = {"methods": ("mean", "vrex"), "trials": 1, "seeds": 2}
     lines: list[str] = []
     config = {"epochs": 4, "evaluations": 1, "penalty_weight": 10.0}
-    result = run_methods(plan(str(file), tmp_path, config, **few), [], lines.append)
+    result = run_methods(plan(str(file), tmp_path, config, **few), {}, lines.append)
     assert lines[0].startswith("30 trainings of 2 methods, ")
     assert re.search(r" at a time: about \d+ s; the start of their processes", lines[0])
     assert result.recommended == "vrex"

@@ -660,7 +660,7 @@ def test_a_study_is_continued_with_its_store_and_cluster_and_shows_no_password(o
     plan = planned(output, name="s", address="ray://head:10001", tracking_uri="https://me:pass@host/", concurrent=1)
     words = ["--name", "s", "--output", str(output), "--tracking-uri", "https://me:***@host/"]
     words += ["--address", "ray://head:10001"]
-    assert shlex.split(plan.command) == ["concord", "tune", JOB_FILE, *words]
+    assert shlex.split(plan.continuation) == ["concord", "tune", JOB_FILE, *words]
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -1227,7 +1227,7 @@ def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
     with (
         calm.folder.locked("study", "ann"),
         pytest.raises(
-            InputError, match=r"^--name calm: another process is using this study: ann on \S+ since [\d: -]+ UTC$"
+            InputError, match=r"^--name calm: another process is using this study: ann on \S+ since [\d: -]+ UTC; wait"
         ),
     ):
         study(output_of(calm), name="calm")

@@ -44,6 +44,9 @@ def test_classes_are_named_and_numbers_are_in_the_targets_units(tmp_path: Path) 
     rare.add(10, "c", torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 1]))
     assert written(rare, tmp_path).cutoff.tolist() == [0.1, 0.1]
     assert "cutoff" not in found
+    mean = LeftOutPredictions(names(classes=("no", "yes")), cutoff=None)
+    mean.add(10, "c", torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 1]))
+    assert written(mean, tmp_path).cutoff.isna().all()
     several = LeftOutPredictions(names())
     several.add(1, "c", torch.tensor([[0.5, 1.0]]), torch.tensor([[0.0, 1.0]]))
     ends = [f"{kind}_{place}" for kind in ("target", "prediction") for place in (0, 1)]

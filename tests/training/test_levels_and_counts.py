@@ -309,8 +309,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a level twice": ([*PAIN, "--levels", "low", "low"], "--levels low low: must be two or more different"),
     "another task": ([*IN_ORDER, *COUNT], "give the order of an ordinal target"),
     "a cutoff": ([*IN_ORDER, "--cutoff", "0.3"], "--cutoff 0.3: the target does not have two"),
-    "negative": (["--target", "minus", *COUNT], "--target minus: row 0 has -1, and a count is a whole number"),
-    "a fraction": (["--target", "age", *COUNT], "--target age: row 0 has 0.125.*, and a count is a whole"),
+    "negative": (["--target", "minus", *COUNT], "--target minus: data row 1 has -1, and a count is a whole number"),
+    "a fraction": (["--target", "age", *COUNT], "--target age: data row 1 has 0.125.*, and a count is a whole"),
     "text": ([*PAIN, *COUNT], "--target pain: has no numbers, which counts are"),
     "one value": (["--target", "one", *COUNT], "--target one: has one value in all training environments, 1"),
 }  # fmt: skip

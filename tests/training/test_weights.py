@@ -252,11 +252,11 @@ def test_rows_of_weight_zero_are_left_out_and_said() -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "negative": (-1, "--weight times: row 3 has -1.*; a weight is a number of at least 0"),
-    "missing": (None, "--weight times: row 3 has no weight; a weight is"),
-    "infinite": (np.inf, "--weight times: row 3 has inf; a weight is"),
-    "too large": (1e300, r"--weight times: row 3 has 1e\+300; a weight is"),
-    "text": ("two", "--weight times: row 3 has two; a weight is"),
+    "negative": (-1, "--weight times: data row 4 has -1.*; a weight is a number of at least 0"),
+    "missing": (None, "--weight times: data row 4 has no weight; a weight is"),
+    "infinite": (np.inf, "--weight times: data row 4 has inf; a weight is"),
+    "too large": (1e300, r"--weight times: data row 4 has 1e\+300; a weight is"),
+    "text": ("two", "--weight times: data row 4 has two; a weight is"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 import tyro
 
 from concord.environments.text_defaults import TEXT_LENGTH, TEXT_MODEL
-from concord.errors import ArgumentError
+from concord.errors import ArgumentError, InputWarning
 from concord.models.table_network_options import TableNetworkOptions
 from concord.options import Detail, Learning, OptionGroup, Scoring, group
 from concord.storage import check_address
@@ -194,11 +194,14 @@ def _given(data: Path | None) -> Path:
 @functools.lru_cache(maxsize=1)
 def _unchanged(data: Path, options: TableOptions, change: Hashable) -> "TableEnvironments":
     """The table of a file or folder that last changed so."""
+    from concord.analysis.columns.leaks import leak_warning, leaking_columns
     from concord.environments.table import TableEnvironments
 
     del change
-    model = options.text_model, options.text_length
-    return TableEnvironments.of(_read(data, options), *model, train_encoder=options.train_encoder)
+    table, model = _read(data, options), (options.text_model, options.text_length)
+    if leaks := leak_warning(leaking_columns(table)):
+        warnings.warn(leaks, InputWarning, stacklevel=2)
+    return TableEnvironments.of(table, *model, train_encoder=options.train_encoder)
 
 
 def _table(data: Path | None, options: TableOptions) -> "TableEnvironments":

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from concord.analysis.columns.leaks import leak_warning, leaking_columns
 from concord.analysis.columns.notes import notes
 from concord.analysis.columns.relations import relations
 from concord.analysis.columns.report import as_json, broken_lines, relation_cells
@@ -22,7 +23,6 @@ _TASKS = {
     "ordinal": "levels in an order",
     "count": "counts",
 }
-_GIVES_AWAY = 0.95  # of the errors of a constant, which a column alone avoids
 
 
 def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any
         ``environments`` with rows, purpose, target (the share of each class, or mean and deviation), ``columns`` with
         kind, the fraction missing in each environment, the relation with the target
         (:class:`~concord.analysis.columns.report.ColumnReport`), ``identifies``: how often a decision tree tells the
-        environment by this column alone (cross-validated), beside the share of the largest environment, ``largest``,
-        and ``predicts``: the part of a constant's errors that a tree on this column alone avoids; and ``notes``.
+        environment by this column alone (cross-validated), beside the share of the largest environment, ``largest``;
+        ``gives_away``: the columns that alone say nearly all of the target; and ``notes``.
     """
     purpose = {name: purpose for purpose, names in table.by_purpose.items() for name in names}
     counts = table.environment.value_counts()
@@ -48,7 +48,7 @@ def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any
     columns = {
         each["column"]: {
             "kind": table.kinds[each["column"]],
-            **_alone(table, each["column"], table.kinds[each["column"]]),
+            "identifies": _identifies(table, each["column"], table.kinds[each["column"]]),
             **each,
         }
         for each in as_json(relations(table))
@@ -60,6 +60,7 @@ def table_summary(table: Table, left_out: Collection[str] = ()) -> dict[str, Any
         "environments": environments,
         "largest": float(counts.max() / counts.sum()),
         "columns": columns,
+        "gives_away": leaking_columns(table),
         "notes": list(notes(table, left_out)),
     }
 
@@ -79,9 +80,8 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     rows = [_cells(each, summary["largest"]) for each in columns]
     if rows:  # there may be texts alone
         yield from ShownTable.plain(rows[0], [list(each.values()) for each in rows]).text().rstrip().splitlines()
-    for each in columns:
-        if each["predicts"] > _GIVES_AWAY:
-            yield f"warning: column {each['column']} alone gives the target away; is it known when you predict?"
+    if leaks := leak_warning(summary["gives_away"]):
+        yield f"warning: {leaks}"
     yield from broken_lines(columns, {name: each["purpose"] for name, each in environments.items()})
 
 
@@ -135,29 +135,17 @@ def _targets(table: Table, name: str) -> dict[str, float]:
     return {str(each): float(shares[each]) for each in table.classes if each in shares}
 
 
-def _alone(table: Table, column: str, kind: str) -> dict[str, float]:
-    """What decision trees tell by this column alone, cross-validated: the environment, and the target.
-
-    ``identifies`` is how often the environment is right; ``predicts`` the part of the target's errors of a constant
-    that the tree avoids.
-    """
-    from sklearn.model_selection import KFold, cross_val_score  # takes a second
-    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+def _identifies(table: Table, column: str, kind: str) -> float:
+    """How often a decision tree tells the environment by this column alone, cross-validated."""
+    from sklearn.model_selection import cross_val_score  # takes a second
+    from sklearn.tree import DecisionTreeClassifier
 
     rows = table.frame if len(table.frame) <= _MOST_ROWS else table.frame.sample(_MOST_ROWS, random_state=0)
     inputs = fit_encoder(rows, {column: kind}).encode(rows)
-    places, targets = table.environment[rows.index].to_numpy(dtype=str), rows[table.target].to_numpy()
+    places = table.environment[rows.index].to_numpy(dtype=str)
     names, counts = np.unique(places, return_counts=True)
     tree = DecisionTreeClassifier(max_depth=_DEPTH + math.ceil(math.log2(len(names))), random_state=0)
     folds = min(_FOLDS, int(counts.min()))
     if folds < 2:
-        identifies = float(tree.fit(inputs, places).score(inputs, places))
-    else:
-        identifies = float(cross_val_score(tree, inputs, places, cv=folds).mean())
-    shuffled, constant = KFold(min(_FOLDS, len(rows)), shuffle=True, random_state=0), 0.0
-    own: Any = DecisionTreeRegressor(max_depth=_DEPTH, random_state=0)
-    if table.classes is not None:
-        own, targets = DecisionTreeClassifier(max_depth=_DEPTH, random_state=0), targets.astype(str)
-        constant = float(np.unique(targets, return_counts=True)[1].max() / len(targets))
-    score = float(cross_val_score(own, inputs, targets, cv=shuffled).mean())
-    return {"identifies": identifies, "predicts": (score - constant) / (1 - constant) if constant < 1 else 0.0}
+        return float(tree.fit(inputs, places).score(inputs, places))
+    return float(cross_val_score(tree, inputs, places, cv=folds).mean())

@@ -22,6 +22,7 @@ import pyarrow.csv
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
+from concord.environments.row_names import OF_ONE_FILE
 from concord.errors import ArgumentError, InputError, first_line
 
 # Cells without a value: pandas' own but for "None", which may be a class (None, Mild, Severe).
@@ -111,9 +112,8 @@ def read_cells(path: Path, shown: str, form: CsvFormat) -> pa.Table:
         if rows:
             one = rows[0].expected_columns == 1 or (rows[0].number, rows[0].actual_columns) == (2, 1)
             _require_separator(shown, rows[0].text if one else "")
-            raise _ragged(
-                shown, rows[0].number, rows[0].text, rows[0].actual_columns, rows[0].expected_columns
-            ) from None
+            place = rows[0].number - 2  # Arrow counts from 1, and the header
+            raise _ragged(shown, place, rows[0].text, rows[0].actual_columns, rows[0].expected_columns) from None
         raise ArgumentError("data", shown, f"cannot be read ({first_line(error)})") from error
     if cells.num_columns == 1:
         _require_separator(shown, cells.column_names[0])
@@ -144,24 +144,24 @@ def _between_spaces(path: Path, shown: str, form: CsvFormat) -> pa.Table:
         if long := _LONG_ROW.search(str(error)):
             expected, number, found = map(int, long.groups())
             with _opened(path) as file, io.TextIOWrapper(file, form.encoding) as lines:
-                line = next(itertools.islice(lines, number - 1, None))
-            raise _ragged(shown, number, " ".join(line.split()), found, expected) from None
+                rows = [cells for line in itertools.islice(lines, number) if (cells := line.split())]
+            raise _ragged(shown, len(rows) - 2, " ".join(rows[-1]), found, expected) from None
         raise
     last = frame.iloc[:, -1]
     if short := ((last == "") | last.isna()).to_numpy().nonzero()[0].tolist():
         row = [cell for cell in frame.iloc[short[0]] if isinstance(cell, str) and cell]
-        raise _ragged(shown, short[0] + 1, " ".join(row), len(row), len(frame.columns))
+        raise _ragged(shown, short[0] - 1, " ".join(row), len(row), len(frame.columns))
     header, *_ = frame.values.tolist()
     columns = [pa.chunked_array([pa.array(frame[each].iloc[1:], pa.string())]) for each in frame]
     return pa.Table.from_arrays(columns, names=header)
 
 
-def _ragged(shown: str, number: int, text: str, found: int, expected: int) -> ArgumentError:
+def _ragged(shown: str, place: int, text: str, found: int, expected: int) -> ArgumentError:
     line = text.strip("\r\n").replace("\n", "\\n")
     short = line if len(line) <= 60 else f"{line[:60]}…"
-    problem = f"row {number} has {found} cells, and the header, row 1, has {expected}: {short}"
+    problem = f"{OF_ONE_FILE(place)} has {found} cells, and the header has {expected}: {short}"
     right = "give each row the cells of the header"
-    if number == 2 and found == expected + 1 and not line.endswith((",", ";", "\t", "|", " ")):
+    if place == 0 and found == expected + 1 and not line.endswith((",", ";", "\t", "|", " ")):
         right = "if rows begin with names, as R writes them, write the table with row.names = FALSE; else " + right
     return ArgumentError("data", shown, f"{problem}; {right}")
 

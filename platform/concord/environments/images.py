@@ -20,6 +20,7 @@ from torch import Tensor
 
 from concord.environments.data_files import data_files
 from concord.environments.files import RemoteFile, check_sha256, data_folders, download, find
+from concord.environments.row_names import OF_ONE_FILE
 from concord.errors import ArgumentError, InputError, first_line
 from concord.options import OptionGroup
 from concord.storage import check_address, display_path, is_remote, local
@@ -244,13 +245,13 @@ def _parquet(path: Path) -> LabelledImages:
     for row, file in enumerate(files):
         if not isinstance(file, bytes):
             raise InputError(
-                f"{path} row {row}: {column} is of type {type(file).__name__}, expected an image file's bytes"
+                f"{path}: {OF_ONE_FILE(row)}: {column} is of type {type(file).__name__}, expected an image file's bytes"
             )
     if table["label"].null_count or not pa.types.is_integer(table["label"].type):
         raise InputError(
             f"{path}: label is {table['label'].type}, {table['label'].null_count} missing; expected integers"
         )
-    images = _decoded([(f"{path} row {row}", io.BytesIO(file)) for row, file in enumerate(files)])
+    images = _decoded([(f"{path}: {OF_ONE_FILE(row)}", io.BytesIO(file)) for row, file in enumerate(files)])
     return _labelled(str(path), images, np.asarray(table["label"]), _CLASSES)
 
 

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from concord.environments.row_names import OF_ONE_FILE, RowNames
 from concord.environments.table_encoder import as_texts
 from concord.errors import ArgumentError
 
@@ -20,7 +21,7 @@ def parts_of(by: str) -> int | None:
     return int(by)
 
 
-def periods(column: pd.Series, by: str, date_format: str = "") -> pd.Series:
+def periods(column: pd.Series, by: str, date_format: str = "", row_names: RowNames = OF_ONE_FILE) -> pd.Series:
     """The period of each date, as text: ``2013-02-05``, ``2013-W05`` (of ISO 8601), ``2013-02``, ``2013-Q1``, ``2013``.
 
     Args:
@@ -28,11 +29,12 @@ def periods(column: pd.Series, by: str, date_format: str = "") -> pd.Series:
         by: day, week, month, quarter, year, or a number of parts of whole days with about as many rows each, which are
             called by their first and last day, ``2013-01-01..2013-04-30``.
         date_format: of texts and numbers; ISO 8601 needs none.
+        row_names: of the rows, whose index has their places.
 
     Raises:
         ArgumentError: a row has no date, or one that cannot be read; or there are too many periods for the rows.
     """
-    dates, parts = _dates(column, by, date_format), parts_of(by)
+    dates, parts = _dates(column, by, date_format, row_names), parts_of(by)
     if by == "quarter":
         names = dates.dt.strftime("%Y-Q") + dates.dt.quarter.astype(str)
     elif parts is None:
@@ -47,7 +49,7 @@ def periods(column: pd.Series, by: str, date_format: str = "") -> pd.Series:
     return names.astype("string")
 
 
-def _dates(column: pd.Series, by: str, date_format: str) -> pd.Series:
+def _dates(column: pd.Series, by: str, date_format: str, row_names: RowNames) -> pd.Series:
     given = column if pd.api.types.is_datetime64_any_dtype(column) else as_texts(column)
     if date_format and pd.api.types.is_numeric_dtype(column):  # numbers have lost the zero of 01022024
         given = given.str.zfill(len(pd.Timestamp(2024, 12, 31).strftime(date_format)))
@@ -55,9 +57,9 @@ def _dates(column: pd.Series, by: str, date_format: str) -> pd.Series:
     for row in dates.index[dates.isna()][:1]:
         value = given[row]
         if pd.isna(value) or value == "":
-            problem = f"row {row} has no date; fill it in or remove the row"
+            problem = f"{row_names(row)} has no date; fill it in or remove the row"
         else:
             right = f"a date like {date_format}" if date_format else "a date of ISO 8601; give --date-format"
-            problem = f"row {row} has {value!r}, which is not {right}"
+            problem = f"{row_names(row)} has {value!r}, which is not {right}"
         raise ArgumentError("environment_by", (by, column.name), problem)
     return dates

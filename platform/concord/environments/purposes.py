@@ -42,11 +42,21 @@ def purposes_of(
 ) -> dict[str, tuple[str, ...]]:
     """The environments of each purpose: those that are named, and all others to train on.
 
-    Names may be given as numbers. Refuses unknown ones (InputError), as the values of options with ``options``.
+    Names may be given as numbers. Refuses unknown ones, and those that are named twice (InputError), as the values of
+    options with ``options``.
     """
     known = tuple(known)
     validation, test = (tuple(map(str, _listed(*each))) for each in (("validation", validation), ("test", test)))
     require_names(validation, known, "validation" if options else None)
     require_names(test, known, "test" if options else None)
+    for name in (*validation, *test):
+        if name in validation and name in test:
+            where = f"--test {name}" if options else "test"
+            raise ArgumentError(
+                "validation", name, f"is also in {where}; an environment has one purpose, leave out one"
+            )
+        for option, names in (("validation", validation), ("test", test)):
+            if names.count(name) > 1:
+                raise ArgumentError(option, names, f"{name} is named twice; name it once")
     train = tuple(name for name in known if name not in {*validation, *test})
     return {"train": train, "validation": validation, "test": test}

@@ -140,7 +140,8 @@ class TableEnvironments(Environments):
         finite = {each.name: np.isfinite(inputs[:, 2 * place]) for place, each in enumerate(self.encoder.numeric)}
         for column, right in {**finite, self.table.target: targets.isfinite().reshape(-1).numpy()}.items():
             for row in np.flatnonzero(~right)[:1]:
-                found = f"row {rows.index[row]} has {rows[column].iloc[row]}, too far from the training rows"
+                value, where = rows[column].iloc[row], self.table.row_names(rows.index[row])
+                found = f"{where} has {value}, too far from the training rows"
                 raise InputError(f"environment {name}: column {column}: {found}; correct or remove it")
         if (weights := self.table.weights(rows)) is not None:
             return Weighted(torch.from_numpy(inputs), targets, torch.from_numpy(weights.astype(np.float32)))

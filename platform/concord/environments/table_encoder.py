@@ -5,6 +5,7 @@ predicts where Concord is not installed.
 """
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -268,6 +269,7 @@ def as_numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
         found: NDArray[Any] = pd.Series(values).to_numpy(dtype=np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
         line = str(error).split("\n")[0].removesuffix(". You might want to try:")  # what follows is of pandas
+        line = re.sub(r" at position \d+$", "", line)  # among the rows that train, which no file numbers
         raise ValueError(f"column {column.name}: expected {_EXPECTED[kind]} ({line})") from None
     return np.where(np.isinf(found), np.nan, found)
 

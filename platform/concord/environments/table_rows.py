@@ -19,6 +19,7 @@ from concord.environments.data_files import COMPRESSIONS, SPREADSHEET, data_file
 from concord.environments.parquet import read_table
 from concord.environments.periods import parts_of, periods
 from concord.environments.purposes import purposes_of
+from concord.environments.row_names import OF_ONE_FILE, RowNames
 from concord.environments.table_encoder import TableEncoder, as_texts, plain, stripped
 from concord.environments.unread_values import unread_values
 from concord.errors import ArgumentError, InputError, InputWarning, first_line
@@ -69,6 +70,7 @@ class Table:
         text: the columns of text that an encoder takes.
         between: the number of inputs of their vectors.
         cluster: the name of the column that says what each row belongs to, as text; None if each stands for itself.
+        row_names: how errors name the rows.
     """
 
     frame: pd.DataFrame
@@ -83,6 +85,7 @@ class Table:
     task: Task = "classification"
     text: tuple[str, ...] = ()
     between: int = 0
+    row_names: RowNames = OF_ONE_FILE
 
     @functools.cached_property
     def version(self) -> str:
@@ -176,7 +179,7 @@ def read_table_rows(
     if isinstance(data, pd.DataFrame):
         if data.columns.nlevels > 1:
             raise ArgumentError("data", data.columns[0], "is the name of a column in several levels; join them to one")
-        frame = _with_index(data, environment, target)
+        frame, row_names = _with_index(data, environment, target), OF_ONE_FILE
     elif not isinstance(data, str | Path):
         expected = "must be a file, a folder or a pandas frame, such as to_pandas() of another frame"
         raise ArgumentError("data", type(data).__name__, expected)
@@ -186,7 +189,7 @@ def read_table_rows(
             texts.add(environment or "environment")
         if cluster_by is not None:
             texts.add(cluster_by)
-        frame, environment = _read(Path(data), target, environment, form, texts, named=unit is None)
+        frame, environment, row_names = _read(Path(data), target, environment, form, texts, named=unit is None)
     target = str(target)  # a frame's columns may have numbers as names
     kinds = {str(name): kind for name, kind in (kinds or {}).items()}
     environment = None if environment is None else str(environment)
@@ -221,14 +224,14 @@ def read_table_rows(
             stacklevel=3,
         )
     if unit is None:
-        names = _environment_names(rows[environment], environment, environment_bins)
+        names = _environment_names(rows[environment], environment, environment_bins, row_names)
     else:
-        names = periods(rows[environment], unit, form.date_format)
+        names = periods(rows[environment], unit, form.date_format, row_names)
     if weight is not None:
-        rows = _weighed(rows, names, weight)
+        rows = _weighed(rows, names, weight, row_names)
         names = names[rows.index]
     if cluster_by is not None:
-        rows = rows.assign(**{cluster_by: _clusters(rows[cluster_by], names, cluster_by)})
+        rows = rows.assign(**{cluster_by: _clusters(rows[cluster_by], names, cluster_by, row_names)})
     every = sorted(set(names))
     lost = set(as_texts(frame.loc[~labelled, environment])) - {*every}
     _require_targets(lost, target, validation=validation, test=test)
@@ -263,14 +266,14 @@ def read_table_rows(
     if levels:
         if task not in (None, "ordinal"):
             raise ArgumentError("levels", levels, "give the order of an ordinal target; leave them out")
-        task, rows, classes = "ordinal", *_of_levels(rows, target, tuple(levels))
+        task, rows, classes = "ordinal", *_of_levels(rows, target, tuple(levels), row_names)
     elif task == "count":
-        _require_counts(rows, training, target)
+        _require_counts(rows, training, target, row_names)
     else:
-        classes = _classes(rows, training, target, task)
+        classes = _classes(rows, training, target, task, row_names)
         task = task or ("regression" if classes is None else "classification")
     about = (int((~labelled).sum()), weight, cluster_by, task, text)
-    return Table(rows, names, target, used, classes, purposes, *about)
+    return Table(rows, names, target, used, classes, purposes, *about, row_names=row_names)
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
@@ -328,19 +331,23 @@ def _has_codes(texts: pd.Series) -> bool:
 
 def _read(
     path: Path, target: str, environment: str | None, form: CsvFormat, texts: Collection[str], *, named: bool
-) -> tuple[pd.DataFrame, str | None]:
-    """The rows of a file or folder, and the name of the environment's column, which files stand for if ``named``."""
+) -> tuple[pd.DataFrame, str | None, RowNames]:
+    """The rows of a file or folder, the name of the environment's column, which files stand for if ``named``, and the
+    names of the rows.
+    """
     column = environment or "environment"
     read = functools.partial(_file, form=form, texts=texts, target=target, environment=column)
     nothing = "no .csv or .parquet file in this folder"
     files = data_files(path, _ENDINGS, option="data", shown=display_path(path), place="NAME", nothing=nothing)
     if files is None:
-        return read(path), environment
-    frames = []
+        return read(path), environment, OF_ONE_FILE
+    frames: list[pd.DataFrame] = []
+    places: list[tuple[str, int]] = []
     for name in files:
         frame = read(path / name)
+        places.append((name, sum(map(len, frames))))
         frames.append(frame if column in frame.columns or not named else frame.assign(**{column: stem(name)}))
-    return pd.concat(frames, ignore_index=True), column
+    return pd.concat(frames, ignore_index=True), column, RowNames(tuple(places))
 
 
 def _file(path: Path, *, form: CsvFormat, texts: Collection[str], target: str, environment: str) -> pd.DataFrame:
@@ -401,7 +408,7 @@ def _twice(names: Iterable[Any]) -> str | None:
     return next((name for name, count in Counter(str(each).strip() for each in names).items() if count > 1), None)
 
 
-def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Series:
+def _environment_names(column: pd.Series, name: str, bins: int | None, row_names: RowNames) -> pd.Series:
     column = stripped(column)
     if missing := int((column.isna() | column.eq("").fillna(False)).sum()):
         raise ArgumentError("environment", name, f"{missing} rows have none (an empty cell, NA); name or remove them")
@@ -410,7 +417,7 @@ def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Ser
             raise ArgumentError("environment_bins", bins, f"column {name} has no numbers")
         numbers = column.astype("float64")
         if infinite := np.isinf(numbers).to_numpy().nonzero()[0].tolist():
-            row = f"row {numbers.index[infinite[0]]} has {numbers.iloc[infinite[0]]}"
+            row = f"{row_names(numbers.index[infinite[0]])} has {numbers.iloc[infinite[0]]}"
             raise ArgumentError("environment_bins", bins, f"column {name}: {row}; quantiles need finite numbers")
         if numbers.nunique() < 2:
             raise ArgumentError("environment_bins", bins, f"column {name} has one value, {column.iloc[0]}")
@@ -437,14 +444,14 @@ def _require_targets(lost: Collection[str], target: str, **named: Iterable[str])
                 raise ArgumentError(option, name, f"{found}; leave it out, and predict its rows with the model")
 
 
-def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str) -> pd.DataFrame:
+def _weighed(rows: pd.DataFrame, names: pd.Series, weight: str, row_names: RowNames) -> pd.DataFrame:
     """The rows with a weight above 0, as float64 (ArgumentError for other weights, or an environment without one)."""
     given = rows[weight]
     weights = pd.to_numeric(given, errors="coerce").astype("float64")
     wrong = ~(weights <= float(np.finfo(np.float32).max)) | (weights < 0)
     for row in rows.index[wrong][:1]:
         found = "no weight" if pd.isna(given[row]) else f"{given[row]}"
-        raise ArgumentError("weight", weight, f"row {row} has {found}; a weight is a number of at least 0")
+        raise ArgumentError("weight", weight, f"{row_names(row)} has {found}; a weight is a number of at least 0")
     known = names[weights > 0]
     for name in sorted(set(names) - set(known)):
         raise ArgumentError("weight", weight, f"environment {name} has no row with a weight above 0")
@@ -465,11 +472,11 @@ def _require_words(column: pd.Series, name: str) -> None:
         raise ArgumentError("text", name, f"{found}, so it names them; leave it out")
 
 
-def _clusters(column: pd.Series, names: pd.Series, name: str) -> pd.Series:
+def _clusters(column: pd.Series, names: pd.Series, name: str, row_names: RowNames) -> pd.Series:
     """What each row belongs to, as text (ArgumentError if a row has none, or no two rows share one)."""
     clusters = as_texts(column)
     for row in clusters.index[(clusters.isna() | clusters.eq("")).to_numpy(dtype=bool)][:1]:
-        raise ArgumentError("cluster_by", name, f"row {row} has no value; fill it in or remove the row")
+        raise ArgumentError("cluster_by", name, f"{row_names(row)} has no value; fill it in or remove the row")
     if clusters.is_unique:
         raise ArgumentError("cluster_by", name, "each row has a value of its own, the same as without it; leave it out")
     if clusters.nunique() < 2:
@@ -481,10 +488,12 @@ def _clusters(column: pd.Series, names: pd.Series, name: str) -> pd.Series:
     return clusters
 
 
-def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:
+def _classes(
+    frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None, row_names: RowNames
+) -> tuple[Any, ...] | None:
     values = training[target]
     if pd.api.types.is_float_dtype(values) and (infinite := frame.index[np.isinf(frame[target])].tolist()):
-        raise ArgumentError("target", target, f"is infinite in row {infinite[0]}; remove such rows")
+        raise ArgumentError("target", target, f"is infinite in {row_names(infinite[0])}; remove such rows")
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     few = values.nunique() <= _MOST_CLASSES
     whole = not pd.api.types.is_float_dtype(values) or bool((values == values.round()).all())
@@ -522,23 +531,27 @@ def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Tas
     return classes
 
 
-def _of_levels(rows: pd.DataFrame, target: str, levels: tuple[str, ...]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _of_levels(
+    rows: pd.DataFrame, target: str, levels: tuple[str, ...], row_names: RowNames
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The rows with the target as text, and the levels (ArgumentError if a row has another value)."""
     if len(set(levels)) < max(2, len(levels)):
         raise ArgumentError("levels", levels, "must be two or more different values, from the lowest to the highest")
     texts = as_texts(rows[target])
     for row in rows.index[(~texts.isin(levels)).to_numpy(dtype=bool)][:1]:
-        raise ArgumentError("levels", levels, f"row {row} has {texts[row]}, which is none of these values of {target}")
+        found = f"{row_names(row)} has {texts[row]}, which is none of these values of {target}"
+        raise ArgumentError("levels", levels, found)
     return rows.assign(**{target: texts.astype(object)}), levels
 
 
-def _require_counts(rows: pd.DataFrame, training: pd.DataFrame, target: str) -> None:
+def _require_counts(rows: pd.DataFrame, training: pd.DataFrame, target: str, row_names: RowNames) -> None:
     """Refuse a target that does not count something (ArgumentError)."""
     if not pd.api.types.is_numeric_dtype(rows[target]) or pd.api.types.is_bool_dtype(rows[target]):
         raise ArgumentError("target", target, "has no numbers, which counts are")
     values = rows[target].astype("float64")
     for row in rows.index[~((values >= 0) & (values == values.round()) & np.isfinite(values))][:1]:
-        raise ArgumentError("target", target, f"row {row} has {values[row]:g}, and a count is a whole number from 0 on")
+        found = f"{row_names(row)} has {values[row]:g}, and a count is a whole number from 0 on"
+        raise ArgumentError("target", target, found)
     if training[target].nunique() < 2:
         found = f"has one value in all training environments, {training[target].iloc[0]}"
         raise ArgumentError("target", target, found)

@@ -28,7 +28,7 @@ from concord.record import OpenRun, Run
 from concord.source_file import reason
 from concord.tracking import ExportError, Registered, Store, log_model, register
 from concord.tracking.datasets import log_data
-from concord.tracking.registry import STUDY
+from concord.tracking.registry import STUDY, deleted_version
 from concord.training.advice import advice
 from concord.training.checkpoint import MODEL
 from concord.training.job import Job, JobFile
@@ -159,11 +159,13 @@ def register_later(job: JobFile, run: Run, tracking_uri: str | None = None) -> s
     report = run.report
     if report is None or report["model"] is None:
         raise InputError(f"run {run.name}: has no model in MLflow to register")
+    store = Store.open(run.output, tracking_uri)
     if report["registration"] is not None:
+        if gone := deleted_version(store, report["model"]):
+            raise InputError(f"run {run.name}: its version {gone}; register it there, by mlflow.register_model")
         return str(report["model"])
     trained = model_of_run(job, run.output, run.name)
     config = trained.config.resolve()
-    store = Store.open(run.output, tracking_uri)
     checked = preflight(trained.job, config)
     lines = [*advice(trained.job.job, config, run.history, checked.environments, checked.measures)]
     registered = _register(trained.job, config, run, store, report["model"], checked, lines)

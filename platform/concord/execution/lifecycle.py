@@ -182,7 +182,7 @@ def _held(folder: Folder, kind: Kind) -> contextlib.ExitStack:
             if not error.holder.same_submission or time.monotonic() > end:
                 raise
             if not waited:
-                logs.info(f"{error}; it is of this submission, and its end is waited for")
+                logs.info(f"{error.line}; it is of this submission, and its end is waited for")
             waited = True
         time.sleep(_EVERY_SECONDS)
 
@@ -261,7 +261,7 @@ def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterat
     except BaseException as error:
         if active.is_stop(error):
             _close(active, "KILLED")
-            again = f"--name {run.name} --resume"
+            again = _continuation(active)
             if active.kind == "run" and not run.checkpoints:
                 raise StoppedError(f"stopped before the first checkpoint; {again} begins again") from None
             raise StoppedError(f"stopped; continue with {again}") from None
@@ -284,6 +284,14 @@ def open_run(active: ActiveRun, record: Mapping[str, Any], info: Info) -> Iterat
         if unsent and run.folder.exists():
             again = f"--name {run.name}" + (" --resume" if active.kind == "run" else "")
             info(f"tracking did not answer: {unsent} events are kept in {run.folder.display_path} and sent by {again}")
+
+
+def _continuation(active: ActiveRun) -> str:
+    """How to continue a run that was stopped: options for the same command, or the call of Python's interface."""
+    if active.spec is None or not active.spec.job.from_python:
+        return f"--name {active.name} --resume"
+    options = {"name": active.name, "resume": True, "output": active.spec.config.run.output}
+    return active.spec.job.continuation("train", options=options)
 
 
 def _create(active: ActiveRun, record: Mapping[str, Any]) -> OpenRun:

@@ -16,7 +16,7 @@ from concord.errors import InputError
 from concord.execution.patience import wait_for_answer
 from concord.execution.session import check_gpus
 from concord.gradients import Batch
-from concord.gradients.layout import trainable
+from concord.gradients.layout import require_real_values, trainable
 from concord.objectives import Objective
 from concord.source_file import refusing
 from concord.tracking.model_call import ModelCall, first_call
@@ -105,6 +105,7 @@ def _checked(job: JobFile, config: Any) -> PreflightResult:
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
+    require_real_values(trainable(model))
     with as_input_error(job, "its objective cannot be made"):
         objective = initialize_objective(job.job, config, model, [1.0] * len(environments.train), 1)
     given = _check_batch(job, config, objective, model.eval(), first)

@@ -30,6 +30,7 @@ from concord.options import flag_of, option_values, options_of
 from concord.record import OpenRun, Run
 from concord.redaction import redact
 from concord.storage import require_space
+from concord.tracking.registry import deleted_version
 from concord.tracking.system_metrics import sampling_seconds
 from concord.training.advice import mask_lines
 from concord.training.callback import Callback
@@ -64,6 +65,10 @@ def run(
                 info("warning: the job has changed since; what the run learned with the earlier text is kept")
             finished, unsent = send_again(earlier, active.store)
             info(f"run {finished.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
+            if gone := deleted_version(active.store, earlier.report["model"]):
+                info(f"its version {gone}")
+                report = {**earlier.report, "model": None, "champion": False, "registration": None}
+                finished.ended = {**(finished.ended or {}), "report": report}  # the record keeps its own
             return finished
         config = spec.config.with_options(name=active.name)
         require_space(active.folder.path)

@@ -33,7 +33,8 @@ class Layout:
 
     @staticmethod
     def of(parameters: Mapping[str, Tensor]) -> "Layout":
-        """The layout of these parameters, in this order."""
+        """The layout of these parameters, in this order (InputError for one that is complex, or has no values)."""
+        require_real_values(parameters)
         offsets = [0]
         for parameter in parameters.values():
             offsets.append(offsets[-1] + parameter.numel())
@@ -96,6 +97,17 @@ class Layers:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that require a gradient, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def require_real_values(parameters: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that are complex, or on the device ``meta`` (InputError, which names one)."""
+    for name, parameter in parameters.items():
+        if parameter.is_complex():
+            right = "keep its real and imaginary parts as a real parameter, torch.view_as_real"
+            raise InputError(f"parameter {name}: is complex ({parameter.dtype}), and gradients must be real; {right}")
+        if parameter.is_meta:
+            right = "call model.to_empty(device=…) and initialize it before"
+            raise InputError(f"parameter {name}: is on the device meta, without values; {right}")
 
 
 def require_unwrapped(model: nn.Module) -> None:

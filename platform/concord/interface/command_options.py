@@ -1,6 +1,5 @@
 """The options of a command on a job: given values over those of a file, of a record, and the job's defaults."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,9 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from concord.defaults import DEFAULT_OUTPUT
-from concord.errors import InputError, first_line
+from concord.errors import InputError
 from concord.execution.patience import wait_for_answer
 from concord.execution.restored_options import restored_config
+from concord.interface.frames import FrameFiles, is_frame
 from concord.interface.option_file import FileOptions
 from concord.options import (
     NEEDED,
@@ -28,7 +28,7 @@ from concord.options import (
     shortened,
 )
 from concord.record import folder_of, read_record, require_run
-from concord.storage import Folder, check_address, display_path, is_remote, resolve
+from concord.storage import check_address, resolve
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.study_options import compare_options_for, options_for
 from concord.training.job import JobFile, with_recorded_rule, with_rule
@@ -36,7 +36,6 @@ from concord.training.options.run_options import RunOptions
 from concord.training.rule_file import RuleFile
 
 Record = Mapping[str, Any]
-_FRAMES = "frames"  # in the output folder
 
 
 @dataclass(frozen=True)
@@ -124,15 +123,20 @@ def start_of(name: str, job: JobFile, given: Mapping[str, Any], tables: Sequence
     return Start(name, job, tables, options, sources)
 
 
-def command_of(name: str, job: JobFile, values: Mapping[str, Any], tables: Sequence[str] = ()) -> JobCommand:
-    """A command with options as Python has them; a wrong name, type or value is an InputError that names the option."""
+def command_of(
+    name: str, job: JobFile, values: Mapping[str, Any], frames: FrameFiles, tables: Sequence[str] = ()
+) -> JobCommand:
+    """A command with options as Python has them; a wrong name, type or value is an InputError that names the option.
+
+    A pandas frame in place of a file becomes one of ``frames``.
+    """
     start = start_of(name, job, values, tables)
     rule = {} if start.job.rule is None else {"aggregator": start.job.rule.reference}
     values = {name: value for name, value in values.items() if name != "config"}
-    return start.with_values(_typed(start.options, {**values, **rule} if "aggregator" in values else values))
+    return start.with_values(_typed(start.options, {**values, **rule} if "aggregator" in values else values, frames))
 
 
-def _typed(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(options: Any, values: Mapping[str, Any], frames: FrameFiles) -> dict[str, Any]:
     """The values in the types of their options (InputError with the option)."""
     known = options_of(type(options))
     for name in values:
@@ -142,60 +146,15 @@ def _typed(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         name: [f"{key}={each}" for key, each in value.items()] if isinstance(value, Mapping) else value
         for name, value in values.items()
     }
-    frames = {name: value for name, value in values.items() if _is_frame(value) and fits(Path(), known[name].hint)}
+    tables = {name: value for name, value in values.items() if is_frame(value) and fits(Path(), known[name].hint)}
     # A number of NumPy's or torch's has item().
-    plain = {name: value.item() if _is_number(value) else value for name, value in values.items() if name not in frames}
+    plain = {name: value.item() if _is_number(value) else value for name, value in values.items() if name not in tables}
     found = from_plain(known, plain)
     for name, value in found.items():
         if not fits(value, known[name].hint):
             raise InputError(f"{flag_of(name)} {shortened(repr(values[name]))}: must be {kind_of(known[name].hint)}")
     output = _output(values.get("output"))
-    return {**found, **{name: _kept_frame(name, frame, output) for name, frame in frames.items()}}
-
-
-def _is_frame(value: Any) -> bool:
-    return hasattr(value, "to_parquet")
-
-
-def _kept_frame(option: str, frame: Any, output: Path) -> Path:
-    """The file of a pandas frame in the output folder, named by its content: a run may resume, and workers read it.
-
-    Refuses a frame that a Parquet file cannot keep (InputError).
-    """
-    if is_remote(output):
-        raise InputError(f"--output {display_path(output)}: a frame is kept in a local folder; give the data as a file")
-    try:
-        digest, content = _digest_and_content(frame)
-    except Exception as error:  # pandas and Arrow have their own errors
-        raise InputError(f"{flag_of(option)}: {_not_kept(frame) or first_line(error)}") from error
-    folder, name = Folder(output) / _FRAMES, f"{digest[:24]}.parquet"
-    if not (folder.path / name).exists():
-        folder.write(name, content)
-    return folder.path / name
-
-
-def _digest_and_content(frame: Any) -> tuple[str, bytes]:
-    """What tells a frame from others by rows, names and types, and its Parquet file."""
-    import pandas
-
-    # The hash of a row is the same for 1, a category 1, and the first nanosecond after 1970.
-    form = [(list(each.columns), list(map(str, each.dtypes))) for each in (frame.index.to_frame(), frame)]
-    rows = pandas.util.hash_pandas_object(frame).to_numpy().tobytes()
-    return hashlib.sha256(repr(form).encode() + rows).hexdigest(), frame.to_parquet()
-
-
-def _not_kept(frame: Any) -> str | None:
-    """Which column of a frame a Parquet file cannot keep, and why; None if it is no column alone."""
-    for name in frame.columns[frame.columns.duplicated()][:1]:
-        return f"{name} is the name of two columns; rename one"
-    for name in frame.columns:
-        try:
-            _digest_and_content(frame[[name]])
-        except Exception as error:  # pandas and Arrow have their own errors
-            reason = error.args[0] if error.args and isinstance(error.args[0], str) else first_line(error)
-            right = "make it numbers, text or dates, or drop it"
-            return f"column {name}: cannot be kept in a Parquet file ({reason}); {right}"
-    return None
+    return {**found, **{name: frames.keep(name, frame, output) for name, frame in tables.items()}}
 
 
 def _is_number(value: Any) -> bool:

@@ -15,10 +15,11 @@ from concord.execution.lifecycle import is_interrupted
 from concord.execution.preflight import preflight
 from concord.execution.run import run as run_job
 from concord.interface.command_options import JobCommand, command_of
+from concord.interface.frames import FrameFiles
 from concord.interface.results import Comparison, Methods, Run, Runs, Study
 from concord.interface.surroundings import left_as_found
 from concord.logs import info
-from concord.options import options_of, shortened
+from concord.options import did_you_mean, options_of, shortened
 from concord.space import Entry, format_entry
 from concord.studies.comparison_plan import plan_comparison
 from concord.studies.criterion import metric_on
@@ -35,6 +36,7 @@ from concord.user import require_user
 AnyJob = str | Path | Job[Any] | JobFile
 _CONFIGURATIONS = "configurations"  # the table of configurations that a call gives
 _SPLITS = {"train": "train", "held_out": "held-out", "validation": "validation", "ood": "o.o.d."}
+_STATUSES = ("running", "interrupted", "finished", "failed", "killed")
 # Words in the names of metrics of which smaller is better.
 _SMALL_IS_GOOD = {"loss", "spread", "error", "mse", "rmse", "mae", "brier", "deviance", "kl"}
 
@@ -54,10 +56,10 @@ def train(job: AnyJob, *, callbacks: Sequence[Callback] = (), **options: Any) ->
         RunFailedError: the training failed; it can be resumed.
         StoppedError: it was interrupted.
     """
-    with left_as_found():
+    with left_as_found(), FrameFiles() as frames:
         if wrong := [each for each in callbacks if not isinstance(each, Callback)]:
             raise InputError(f"callbacks: {wrong[0]!r:.80} is no Callback; give objects of a class derived from it")
-        return trained(command_of("train", JobFile.of(job), options), callbacks)
+        return trained(command_of("train", JobFile.of(job), options, frames), callbacks)
 
 
 def trained(command: JobCommand, callbacks: Sequence[Callback] = ()) -> Run:
@@ -79,14 +81,14 @@ def tune(job: AnyJob, *, vary: Mapping[str, Entry] | Sequence[str] = (), **optio
         InputError: as in :func:`train`.
         RunFailedError: as in :func:`train`.
     """
-    with left_as_found():
+    with left_as_found(), FrameFiles() as frames:
         if isinstance(vary, Mapping):
             vary = [format_entry(name, entry) for name, entry in vary.items()]
         elif not isinstance(vary, Sequence):
             example = "{'lr': LogUniform(1e-4, 1.0)}, or texts such as ['lr=log:1e-4:1']"
             raise InputError(f"vary {shortened(repr(vary))}: must be a dictionary such as {example}")
         texts = {"vary": [vary] if isinstance(vary, str) else list(vary)} if vary else {}
-        return tuned(command_of("tune", JobFile.of(job), {**options, **texts}))
+        return tuned(command_of("tune", JobFile.of(job), {**options, **texts}, frames))
 
 
 def tuned(command: JobCommand) -> Study:
@@ -115,11 +117,12 @@ def compare(
         InputError: as in :func:`train`.
         UnfinishedError: some runs failed; the others are kept.
     """
-    with left_as_found():
+    with left_as_found(), FrameFiles() as frames:
         file = JobFile.of(job)
         if isinstance(table, Mapping):
-            file, table = _with_table(file, table, options), _CONFIGURATIONS
-        result = compared(command_of("compare", file, options, [table] if isinstance(table, str) else list(table)))
+            file, table = _with_table(file, table, options, frames), _CONFIGURATIONS
+        tables = [table] if isinstance(table, str) else list(table)
+        result = compared(command_of("compare", file, options, frames, tables))
         require_finished(result)
         return result
 
@@ -138,8 +141,8 @@ def _compared(command: JobCommand) -> Comparison:
     if METHODS in command.tables:
         from concord.studies.methods import plan_methods, run_methods
 
-        plan, words = plan_methods(command.job, command.options, command.given), command.words()
-        return Methods(run_methods(plan, words, info), plan.job, command.job.command("compare", METHODS, *words))
+        plan, given = plan_methods(command.job, command.options, command.given), command.given_values()
+        return Methods(run_methods(plan, given, info), plan.job, command.job.command("compare", METHODS, options=given))
     if LEAVE_ONE_OUT in command.tables:
         from concord.studies.leave_one_out import plan_leave_one_out
 
@@ -168,12 +171,16 @@ def require_finished(result: Comparison) -> None:
     raise UnfinishedError(f"failed {what}: {len(result.failed)}, the first of them {first}{again}", shown)
 
 
-def _with_table(job: JobFile, configurations: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]) -> JobFile:
+def _with_table(
+    job: JobFile, configurations: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], frames: FrameFiles
+) -> JobFile:
     """The job with a table of these configurations; its columns are the measure that compares models, by split."""
     job.require_platform_loop("compare with configurations")
+    table = Table(configurations)  # which checks them
     known = options_of(type(job.job.config))
     given = {name: value for name, value in options.items() if name in known}
-    checked = preflight(job, command_of("train", job, {**next(iter(configurations.values()), {}), **given}).options)
+    first = {**next(iter(configurations.values())), **given}
+    checked = preflight(job, command_of("train", job, first, frames).options)
     criterion = checked.criterion[0].removeprefix("worst_")
     split = next((each for each in _SPLITS if criterion.startswith(f"{each}_")), "")
     measure = criterion.removeprefix(f"{split}_")
@@ -181,7 +188,7 @@ def _with_table(job: JobFile, configurations: Mapping[str, Mapping[str, Any]], o
     if not checked.environments.validation:  # then a copy of the held-out examples' numbers
         del metrics[f"{_SPLITS['validation']} {measure}"]
     columns = {heading: metric for heading, metric in metrics.items() if metric in checked.reported}
-    table = Table(configurations, columns=columns)
+    table = dataclasses.replace(table, columns=columns)
     return dataclasses.replace(job, job=dataclasses.replace(job.job, comparisons={_CONFIGURATIONS: table}))
 
 
@@ -195,7 +202,7 @@ def runs(
     mine: bool = False,
     metric: str | None = None,
     mode: str | None = None,
-    show: Sequence[str] = (),
+    show: str | Sequence[str] = (),
     top: int = 1000,
     output: str | Path = DEFAULT_OUTPUT,
     tracking_uri: str | None = None,
@@ -217,10 +224,13 @@ def runs(
         tracking_uri: of MLflow's store, if it is not in that folder.
 
     Raises:
-        InputError: a condition is wrong, or no run has its option or metric.
+        InputError: a condition is wrong, or no run has the job, the study, or a condition's option or metric.
     """
     right = "give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"
     conditions = [Condition.of("--where", text, right) for text in ([where] if isinstance(where, str) else where)]
+    for option, given, right in (("status", status, _STATUSES), ("mode", mode, ("max", "min"))):
+        if given is not None and given not in right:
+            raise InputError(f"--{option} {given}: must be one of {', '.join(right)}{did_you_mean(str(given), right)}")
     if mode and not metric:
         raise InputError(f"--mode {mode}: needs a metric; give --metric")
     if top < 1:
@@ -238,7 +248,7 @@ def runs(
         where=conditions,
         metric=order,
         largest=mode == "max" or (mode is None and _large_is_good(str(order))),
-        show=list(map(field_name, show)),
+        show=[field_name(each) for each in ([show] if isinstance(show, str) else show)],
         shown=lambda run: shown_status(store, run, lambda each: is_interrupted(Path(output), each.name, each.run_id)),
     )
     return Runs(found, Path(output), tracking_uri)

@@ -121,8 +121,7 @@ class Folder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 holder = Holder.read(os.pread(lock, _LONGEST_HOLDER, 0))
-                line = f"--name {self.place.name}: another process is using this {what}: {holder}"
-                raise HeldError(line, holder) from error
+                raise HeldError(self.place.name, what, holder) from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise self._not_writable(error) from error

@@ -50,8 +50,13 @@ class Holder:
 
 
 class HeldError(InputError):
-    """Another process works in the folder."""
+    """Another process works in the folder.
 
-    def __init__(self, line: str, holder: Holder) -> None:
-        super().__init__(line)
-        self.holder = holder
+    Attributes:
+        line: what is refused, without what to do.
+        holder: who works there.
+    """
+
+    def __init__(self, name: str, what: str, holder: Holder, more: str = "") -> None:
+        self.line, self.holder = f"--name {name}: another process is using this {what}: {holder}{more}", holder
+        super().__init__(f"{self.line}; wait for its end, or give another --name or --output")

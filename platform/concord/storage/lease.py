@@ -113,8 +113,8 @@ class _Lease:
             time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # both asked at once: one asks first again
         other = next(iter(holders or live))
         holder = self._read(other)
-        shown = f"{holder}, whose last sign is {max(live[other], 0):.0f} s old"
-        raise HeldError(f"--name {self._name}: another process is using this {self._what}: {shown}", holder)
+        sign = f", whose last sign is {max(live[other], 0):.0f} s old"
+        raise HeldError(self._name, self._what, holder, sign)
 
     def _withdraw(self) -> None:
         """Remove this process's files, so that nobody waits for them."""

@@ -68,9 +68,17 @@ class ComparisonPlan(GroupPlan):
     @property
     def command(self) -> str:
         """The command that makes or continues the tables, without secrets."""
+        return self.job.command("compare", *self.tables, options=self._command_options)
+
+    @property
+    def continuation(self) -> str:
+        """See :class:`GroupPlan`."""
+        return self.job.continuation("compare", *self.tables, options=self._command_options)
+
+    @property
+    def _command_options(self) -> dict[str, Any]:
         name = {} if self.name == self.job.name else {"name": self.name}
-        options = {**self.job.for_command(self.given), **name, "output": self.base.run.output, **self.where}
-        return self.job.command("compare", *self.tables, options=options)
+        return {**self.job.for_command(self.given), **name, "output": self.base.run.output, **self.where}
 
     @cached_property
     def usual(self) -> Mapping[str, Any]:

@@ -172,7 +172,7 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
                 comparison_page([result], info).write(plan.folder.path / REPORT)
                 pool.group.run.keep_artifact(REPORT)
     except StoppedError:
-        raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command}") from None
+        raise StoppedError(f"stopped; finished runs are kept; continue with {plan.continuation}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 

@@ -6,6 +6,7 @@ same number of trials, and scored without the test: on validation environments, 
 
 import contextlib
 import dataclasses
+import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ def method_names(given: Sequence[str]) -> tuple[str, ...]:
             named = ", ".join("mean (or erm)" if each == "mean" else each for each in KNOWN)
             near = did_you_mean(name, (*KNOWN, "erm")) or f"; there are {named}, and FILE.py:RULE"
             raise InputError(f"--methods {name}: there is no such method{near}")
+    if given and not names:
+        raise InputError(f"--methods {shlex.join(given)}: names no method; leave it out for the usual ones")
     chosen = tuple("mean" if name == "erm" else name for name in names)
     twice = next((each for each in chosen if chosen.count(each) > 1), None)
     if twice is not None:
@@ -278,10 +281,10 @@ def _votes(config: TrainConfig) -> dict[str, dict[str, Entry]]:
     return possible if len(possible) > 1 else {}
 
 
-def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsResult:
+def run_methods(plan: MethodsPlan, given: Mapping[str, Any], info: Info) -> MethodsResult:
     """Run or continue the studies, one after another; after a stop or failures finished runs are kept.
 
-    ``words`` are the command's options, for the message on how to continue.
+    ``given`` has the command's options, for the message on how to continue.
     """
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
     from concord.studies.trial import trial_resources
@@ -320,7 +323,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                     done = f"{len(found) + len(failed)} of {len(plan.studies)} methods"
                     info(f"{done}; the others take about {duration(takes)}")
     except (StoppedError, KeyboardInterrupt):
-        again = plan.job.command("compare", METHODS, *words)
+        again = plan.job.continuation("compare", METHODS, options=given)
         raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None
     if len(found) < 2:
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())

@@ -63,8 +63,8 @@ class GroupPlan(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def command(self) -> str:
-        """The command that continues the group, without secrets."""
+    def continuation(self) -> str:
+        """The command, or the call of Python's interface, that continues the group, without secrets."""
 
     @abc.abstractmethod
     def there(self, runs: GroupRuns) -> str:
@@ -183,15 +183,15 @@ class StudyPlan(GroupPlan):
         return " and ".join(parts) or None
 
     @property
-    def command(self) -> str:
-        """The command that continues the study, without secrets; the record has the options that decide it."""
+    def continuation(self) -> str:
+        """See :class:`GroupPlan`; the record has the options that decide a study."""
         unkept = names_of(type(self.base), Role.UNKEPT)
         usual = option_values(self.job.job.config)
         where = {
             name: value for name, value in option_values(self.base).items() if name in unkept and value != usual[name]
         }
         options = {"name": self.name, "output": self.base.run.output, **where}
-        return self.job.command("tune", options=options)
+        return self.job.continuation("tune", options=options)
 
     def there(self, runs: GroupRuns) -> str:
         """See :class:`GroupPlan`."""

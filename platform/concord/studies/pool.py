@@ -109,7 +109,7 @@ def open_group(
                 yield pool
             except BaseException as error:
                 if group.is_stop(error):
-                    text = f"stopped: {plan.there(pool.runs())}; continue with `{plan.command}`"
+                    text = f"stopped: {plan.there(pool.runs())}; continue with `{plan.continuation}`"
                     group.run.append("note", part="stopped", text=text)
                 raise
 

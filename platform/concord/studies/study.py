@@ -28,6 +28,7 @@ from concord.studies.proposals import GroupProgress, ProposalList, Trial
 from concord.studies.results import StudyResult, study_result, write_results
 from concord.studies.search import config_at
 from concord.studies.trial import PROGRESS, SCORE
+from concord.tracking.registry import deleted_version
 from concord.training.options import LeftOut, TrainConfig
 from concord.training.worker_data import check_environments
 
@@ -49,7 +50,7 @@ def run_study(plan: StudyPlan, info: Info) -> StudyResult:
         if pool is None:
             raise
         done = len(pool.runs().ended("trial"))
-        raise StoppedError(f"stopped after {done} of {plan.trials} trials; continue with {plan.command}") from None
+        raise StoppedError(f"stopped after {done} of {plan.trials} trials; continue with {plan.continuation}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
@@ -232,6 +233,8 @@ def _register(plan: StudyPlan, winner: Trial, pool: Pool, info: Info) -> Mapping
     run = winner.run
     earlier = pool.group.run.record
     if earlier.get("winner_of") == run.name and earlier.get("model"):
+        if gone := deleted_version(pool.group.store, earlier["model"]):
+            info(f"the version of the best trial, {gone}")
         return {}
     checked = preflight(plan.job, config)
     if plan.job.job.has_model and kept_checkpoint(run) is None:

@@ -12,6 +12,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -279,6 +280,17 @@ def delete_version(store: Store, version: ModelVersion) -> None:
         store.client.delete_model_version(version.name, str(version.version))
         if not _read(store, version.name).versions:
             store.client.delete_registered_model(version.name)
+
+
+def deleted_version(store: Store, uri: str | None) -> str | None:
+    """Say of a version, ``models:/NAME/VERSION``, that the registry has it no longer; None of any other model."""
+    name, _, number = (uri or "").removeprefix("models:/").rpartition("/")
+    if not name:
+        return None
+    with suppress(RunFailedError), failures(store.uri, f"read {uri}"):  # the store may not answer
+        if all(str(each.version) != number for each in _read(store, name).versions):
+            return f"{uri} was deleted from the registry; MLflow keeps the model with its run"
+    return None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ _CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
 _SIGNS = {"=": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _ID = re.compile("[0-9a-f]{32}")
 _MANY = 1000  # runs in one request
+_MOST_NAMED = 8  # jobs or studies in an error
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def find_runs(
     show: Sequence[str] = (),
     shown: Callable[[TrackedRun], TrackedRun] = lambda run: run,
 ) -> list[TrackedRun]:
-    """The first `most` runs. Raises InputError for an option or a metric that no run has.
+    """The first `most` runs. Raises InputError for a job, a study, an option or a metric that no run has.
 
     `owner` is a user, `status` in lower case. With `study` the runs are its trials. They are ordered by `metric`,
     without the runs that lack it; without a metric the newest come first. `show` has further options and metrics, of
@@ -109,12 +110,26 @@ def find_runs(
             found.append(run)
         if len(found) == most:
             break
+    if not found:
+        for option, given in (("job", job), ("study", study)):
+            _require_tagged(store, option, given)
     asked = [("where", each.name) for each in where] + ([("metric", metric)] if metric else [])
     none = f"none of the first {most} runs has it; --top looks at more" if len(found) == most else "no run has it"
     for option, field in [*asked, *(("show", each) for each in show)]:
         if known and field not in known:
             raise InputError(f"--{option} {field}: {none}{did_you_mean(field, known)}")
     return found
+
+
+def _require_tagged(store: Store, option: str, given: str | None) -> None:
+    """Refuse a job or a study (InputError) that no run has, where runs have others."""
+    tag = f"concord.{option}"
+    if not given or any(store.search(f"tags.`{tag}` = {_quoted(option, given)}", page=1)):
+        return
+    runs = zip(range(_MANY), store.search(f"tags.`{tag}` != ''"), strict=False)
+    if names := sorted({run.tags[tag] for _, run in runs}):
+        shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+        raise InputError(f"--{option} {given}: no run is of it; there are runs of {shown}{did_you_mean(given, names)}")
 
 
 def _quoted(option: str, value: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from concord.errors import InputError
+from concord.options import shortened
 from concord.record import Evaluation, Run
 from concord.training.declared_measures import Mode
 from concord.training.options import LeftOut
@@ -72,8 +73,12 @@ class Comparison:
     folds: Folds | None = None
 
     def __post_init__(self) -> None:
+        right = "give the options of each row by its name, such as {'average': {'aggregator': 'mean'}}"
         if not self.configurations:
-            raise InputError("Comparison: it has no configurations")
+            raise InputError(f"configurations {{}}: has no row to compare; {right}")
+        for row, options in self.configurations.items():
+            if not isinstance(options, Mapping):
+                raise InputError(f"configurations {row}={shortened(repr(options))}: must be a dictionary; {right}")
         if self.seeds < 1:
             raise InputError(f"Comparison: seeds={self.seeds}: must be at least 1")
         unknown = {heading for row in self.paper.values() for heading in row} - set(self.columns)

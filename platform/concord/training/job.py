@@ -375,6 +375,7 @@ class JobFile:
         path, source: its file; of a job that is made in a notebook or program, that program and no text.
         rule: the user's own rule that --aggregator names; its fields are options of the job.
         made_here: whether a notebook or program has made it, in place of a file of its own.
+        from_python: whether Python's interface was called with it, not a command.
     """
 
     job: Job[Any]
@@ -382,6 +383,7 @@ class JobFile:
     source: str
     rule: RuleFile | None = None
     made_here: bool = False
+    from_python: bool = False
 
     @staticmethod
     def of(job: Job[Any] | JobFile | str | Path) -> JobFile:
@@ -389,14 +391,14 @@ class JobFile:
         if isinstance(job, JobFile):
             return job if job.job.name is not None else JobFile.of(job.job)
         if isinstance(job, str | Path):
-            return load_job(str(job))
+            return replace(load_job(str(job)), from_python=True)
         if not isinstance(job, Job):
             raise InputError(f"job {job!r:.80}: is of type {type(job).__name__}; give a name, a Python file, or a Job")
         program = getattr(sys.modules["__main__"], "__file__", None)
         path = Path(program or "notebook").absolute()
         named = replace(job, name=job.name or job_name(path))
         _check_parts(named, str(path))
-        return JobFile(named, str(path), "", made_here=True)
+        return JobFile(named, str(path), "", made_here=True, from_python=True)
 
     @property
     def sent(self) -> SentJob:
@@ -421,9 +423,17 @@ class JobFile:
         """
         if not self.made_here:
             return typed_command(command_line(verb, typed_path(self.reference), *words, options=options))
-        given = [repr(word) for word in words]
+        return self._call(verb, words, options)
+
+    def continuation(self, verb: str, *words: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """How to continue what was stopped, as it was begun: the command, or the call of Python's interface."""
+        return self._call(verb, words, options) if self.from_python else self.command(verb, *words, options=options)
+
+    def _call(self, verb: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
+        """The call of Python's interface."""
+        given = ["job" if self.made_here else repr(typed_path(self.reference)), *map(repr, words)]
         given += [f"{name}={value!r}" for name, value in without_secrets(_shown(options)).items()]
-        return f"concord.{verb}({', '.join(['job', *given])})"
+        return f"concord.{verb}({', '.join(given)})"
 
     def for_command(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of options as a command on this machine takes them: the user's own rule by its file's path."""

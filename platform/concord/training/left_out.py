@@ -3,6 +3,7 @@
 Every evaluation predicts each of its examples; which evaluation counts is chosen later, by the other environments.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,13 @@ class LeftOutPredictions:
 
     Args:
         environments: of the run, with those environments as the only ones for validation.
-        cutoff: of two classes, the probability from which the run's recall and specificity predict the second.
+        cutoff: of two classes, the probability from which the run's recall and specificity predict the second; None if
+            they are means over the classes.
     """
 
-    def __init__(self, environments: Environments, cutoff: float | None = None) -> None:
+    def __init__(self, environments: Environments, cutoff: float | None = USUAL_CUTOFF) -> None:
         self._environments = environments
-        self._cutoff = USUAL_CUTOFF if cutoff is None else cutoff
+        self._cutoff = math.nan if cutoff is None else cutoff
         self._targets: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._outputs: dict[int, dict[str, Tensor]] = {}
@@ -74,7 +76,8 @@ class LeftOutPredictions:
         """Write a row for each example and evaluation: step, environment, row in the data, weight and cluster if it has
         one, target, prediction, probabilities.
 
-        Several numbers an example have a column each, ``target_0`` and so on. A cutoff other than 0.5 has a column.
+        Several numbers an example have a column each, ``target_0`` and so on. A cutoff other than 0.5 has a column, NaN
+        without a cutoff.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq

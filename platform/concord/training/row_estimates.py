@@ -35,7 +35,8 @@ def row_estimates(predictions: "pandas.DataFrame", measure: str) -> dict[str, di
 
     Args:
         predictions: as ``Comparison.predictions`` has them; with a column ``cluster`` clusters are the units.
-        measure: its name, of :mod:`concord.training.measures`; recall and specificity are at the column ``cutoff``.
+        measure: its name, of :mod:`concord.training.measures`; recall and specificity are at the column ``cutoff``,
+            0.5 without one, and where it is NaN means over the classes.
     """
     found: dict[str, dict[str, Estimate]] = {}
     for (method, environment), rows in predictions.groupby(["method", "environment"], sort=False):
@@ -84,8 +85,8 @@ def _estimate(rows: "pandas.DataFrame", measure: str) -> Estimate | None:
         return area_under_curve(probabilities[..., 1], codes == 1, clusters)
     if measure not in ("auc", "average_precision", "f1", "recall", "specificity", "calibration_error"):
         return None
-    at_cutoff = len(classes) == 2 and measure in ("recall", "specificity")
     cutoff = float(ordered[CUTOFF].iloc[0]) if CUTOFF in ordered else USUAL_CUTOFF
+    at_cutoff = len(classes) == 2 and measure in ("recall", "specificity") and not math.isnan(cutoff)
     evaluation = classification(measure, cutoff=cutoff if at_cutoff else None)
     logits = torch.from_numpy(np.log(np.maximum(probabilities, _LEASTPROBABILITY)))
     of_rows = functools.partial(_mean_over_seeds, evaluation, measure, logits, torch.from_numpy(codes))

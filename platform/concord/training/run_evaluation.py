@@ -32,7 +32,7 @@ from concord.training.evaluation import (
 )
 from concord.training.job import Job
 from concord.training.kept_weights import best_by
-from concord.training.left_out import LeftOutPredictions
+from concord.training.left_out import USUAL_CUTOFF, LeftOutPredictions
 from concord.training.measures import mean_of
 from concord.training.metric_names import environment_metric, names_by_split, without_clashes
 from concord.training.options import ResolvedTrainConfig
@@ -78,7 +78,9 @@ class RunEvaluation:
         self.measures = as_measures(_measures(job, model, prepared.training[0].training, process.device))
         self.left_out = None
         if config.data.left_out and process.rank == 0 and isinstance(self.risk, Supervised):
-            self.left_out = LeftOutPredictions(self._environments, None if self.own is None else self.own.cutoff)
+            asked = self.own is not None and {"recall", "specificity"} & self.own.modes.keys()
+            cutoff = self.own.cutoff if self.own is not None and asked else USUAL_CUTOFF
+            self.left_out = LeftOutPredictions(self._environments, cutoff)
 
     @property
     def training(self) -> list[Environment]:

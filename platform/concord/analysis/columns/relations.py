@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import kolmogi
 from scipy.stats import binom, norm
 
+from concord.analysis.columns.leaks import ordered
 from concord.environments.table_encoder import TableEncoder, as_numbers, as_texts
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def relations(table: "Table") -> Columns:
     terms: dict[str, list[Term]] = {name: [] for name in table.kinds}
     missing, drift = {}, {}
     for column, kind in table.kinds.items():
-        values = _ordered(frame[column], kind)
+        values = ordered(frame[column], kind)
         gaps = np.isnan(values)
         missing[column] = np.bincount(places, gaps, count) / every
         drift[column] = _drift(values[~gaps], places[~gaps], count)
@@ -210,18 +211,6 @@ def _parts(column: pd.Series, kind: str, gaps: NDArray[Any], encoder: TableEncod
                 yield each.part, as_numbers(column, kind, each.part)
     if gaps.any():
         yield "missing", gaps.astype(np.float64)
-
-
-def _ordered(column: pd.Series, kind: str) -> Numbers:
-    """A column as numbers: a date as its time, levels from the most frequent on; NaN where missing."""
-    if kind == "category":
-        levels = as_texts(column)
-        codes = pd.Categorical(levels, categories=levels.value_counts().index).codes
-        return np.asarray(np.where(codes < 0, np.nan, codes))
-    if kind == "date":
-        since = pd.to_datetime(column, format="ISO8601", utc=True) - pd.Timestamp(0, tz="UTC")
-        return np.asarray(since.dt.total_seconds(), dtype=np.float64)
-    return np.asarray(as_numbers(column, kind, ""))
 
 
 def _ranked(values: Numbers, places: NDArray[np.int64]) -> Numbers:
