@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss
 from concord.aggregation import RULES, AndMask, Mean, PCGrad
 from concord.errors import InputError
 from concord.gradients import EnvironmentStep, HookedGradients, PerExampleGradients, StackedGradients
+from concord.objectives import PenaltyWeight, SpectralDecoupling
 from concord.weighted import Weighted
 
 NAMES = ("a", "b", "c")
@@ -72,6 +73,15 @@ def test_pieces_of_any_size_and_weight_add_up(
     options = {"rule": AndMask(0.8), "vectorize": vectorize, "environment_momentum": momentum, "names": NAMES}
     whole = step_of(StackedGradients, batch, loss, **options)
     assert_same(step_of(StackedGradients, batch, loss, accumulate=pieces, **options), whole)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_pieces_of_weighted_examples_add_up_with_penalized_outputs(vectorize: bool) -> None:
+    batch = Weighted(*batches(6), torch.rand(3, 6, generator=torch.Generator().manual_seed(0)).double())
+    risk = SpectralDecoupling(mse_loss, PenaltyWeight(0.7)).risk
+    options = {"rule": AndMask(0.5), "vectorize": vectorize}
+    whole = step_of(StackedGradients, batch, risk, **options)
+    assert_same(step_of(StackedGradients, batch, risk, accumulate=2, **options), whole)
 
 
 @pytest.mark.parametrize("vectorize", [True, False])

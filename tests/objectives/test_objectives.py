@@ -427,6 +427,13 @@ def test_irms_penalty_is_known_for_a_squared_error() -> None:
     assert_close(halves, slopes[::2].mean() * slopes[1::2].mean())
 
 
+def test_halves_without_weight_are_the_mean_risk_also_where_targets_are_ignored() -> None:
+    model, (inputs, targets) = network(), batches()
+    targets[:, :3] = -100
+    value = IRMv1(cross_entropy, PenaltyWeight(0.0), "halves")(model, inputs, targets)
+    assert_close(value, sum(risks(model, inputs, targets)) / len(inputs))
+
+
 def test_the_product_of_halves_may_be_negative_and_is_right_on_average() -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(40_000, 16, 1), torch.randn(40_000, 16, 1) * 3

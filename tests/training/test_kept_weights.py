@@ -24,6 +24,7 @@ from concord.tracking import Store
 from concord.training import Job, JobFile, ProcessContext, TrainConfig, load_job, loop, train
 from concord.training.checkpoint import MODEL, TRAINED, read_weights
 from concord.training.context import Silent
+from concord.training.kept_weights import BestWeights
 from concord.training.worker_data import prepare
 
 SENSORS = Path(__file__).parents[1] / "jobs" / "sensors.py"
@@ -210,6 +211,14 @@ def test_an_environment_left_out_does_not_choose_the_weights_that_are_kept() -> 
 def held_out_only(_: TrainConfig) -> Environments:
     there = JOB.environments(CONFIG)
     return Environments(lambda name: there[name].data, train=["a", "b"], test=["t"])
+
+
+def test_patience_ends_a_run_whose_evaluations_are_all_nan() -> None:
+    kept, ends = BestWeights("validation_loss", "min", patience=2), []
+    for epoch in (1, 2, 3):
+        kept.see({"validation_loss": math.nan}, epoch, nn.Linear(1, 1), last=False)
+        ends.append((kept.epoch, kept.out_of_patience))
+    assert ends == [(1, False), (2, True), (3, True)]
 
 
 @pytest.mark.parametrize(

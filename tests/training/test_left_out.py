@@ -11,6 +11,7 @@ from concord.environments import Environments
 from concord.environments.table_rows import TargetScale
 from concord.training import Job, ProcessContext, Silent, TrainConfig, train
 from concord.training.left_out import PREDICTIONS, LeftOutPredictions
+from concord.training.worker_data import prepare
 
 
 def names(**known: object) -> Environments:
@@ -89,6 +90,20 @@ def test_a_resumed_run_has_the_predictions_of_all_evaluations(tmp_path: Path) ->
     for each in history:
         rows = found[found.step == each.step]
         assert (rows.target == rows.prediction).mean() == pytest.approx(each.metrics["validation_accuracy"])
+
+
+def test_the_first_process_predicts_for_all_environments_left_out() -> None:
+    def data(_: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(9, 1), torch.arange(9) % 2
+
+    job: Job[TrainConfig] = Job(
+        lambda _: Environments(data, train=["a", "b", "c", "d", "e"]),
+        lambda _: torch.nn.Linear(1, 2),
+        torch.nn.functional.cross_entropy,
+    )
+    config = job.config.with_options(leave_out=("c", "d", "e"), aggregator="mean").resolve()
+    first, second = ([name for name, _ in prepare(job, config, ProcessContext(rank, 2)).eval_only] for rank in (0, 1))
+    assert (first, second) == (["c", "d", "e"], [])
 
 
 def test_a_run_on_all_environments_keeps_no_predictions(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from concord.errors import ArgumentError
-from concord.gradients.risk import Batch, Loss, Risk
+from concord.gradients.risk import Batch, Loss, Risk, divisor
 from concord.objectives.environment_state import EnvironmentState
 from concord.objectives.environment_vectors import EnvironmentVectors
 from concord.objectives.objective import WARMUPS, require_all
@@ -15,15 +15,17 @@ from concord.objectives.own_graph import with_own_graph
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.representation import Represented, head
 from concord.space import Choice, Entries, LogUniform
+from concord.weighted import Weighted
 
 
 class Fishr(Represented, EnvironmentVectors):
     """The mean of the risks and λ times (1/d) Σ ‖v_e - v‖², over max(1, λ), with v the mean of the v_e.
 
-    v_e is the variance, over the examples of environment e, of the gradients of the head's weights and bias, one number
-    for each component. Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, 2022,
-    eq. 4. A moving average over steps, v̄_e ← γ v̄_e + (1 - γ) v_e, takes its place, divided by 1 - γ as in the
-    authors' code, so that γ does not change the gradient's scale. Their λ has another scale: see docs/objectives.md.
+    v_e is the variance, over the examples of environment e, by their weights if they have some, of the gradients of the
+    head's weights and bias, one number for each component. Rame et al., Fishr: Invariant Gradient Variances for
+    Out-of-Distribution Generalization, 2022, eq. 4. A moving average over steps, v̄_e ← γ v̄_e + (1 - γ) v_e, takes its
+    place, divided by 1 - γ as in the authors' code, so that γ does not change the gradient's scale. Their λ has another
+    scale: see docs/objectives.md.
 
     Args:
         loss: the loss or the risk of one environment, a mean of the examples' losses.
@@ -76,13 +78,17 @@ class Fishr(Represented, EnvironmentVectors):
         """Variances of the gradients, from each example's input of the head and the risk's gradient by its output."""
         risks, weights, features, outputs = self.represented(model, batch, step)
         slopes = torch.autograd.grad(risks.sum(), outputs, create_graph=True)
-        features, examples = features.to(risks.dtype), features.shape[1]
+        features = features.to(risks.dtype)
         deltas = torch.cat([each.flatten(1) for each in slopes]).to(risks.dtype).unflatten(0, features.shape[:2])
-        # An example's gradient is delta ⊗ feature, and delta for the bias; the risk's mean divides delta by examples.
-        turned = deltas.transpose(1, 2)
-        variances = [examples * turned.square() @ features.square() - (turned @ features).square()]
+        counts: Tensor | int = features.shape[1]
+        if isinstance(batch, Weighted):
+            known = batch.weights.to(risks.dtype).unsqueeze(2)
+            counts = known.sum(1, keepdim=True) / divisor(known)
+        # An example's gradient is delta ⊗ feature, and delta for the bias; the risk's mean divides delta by counts.
+        turned, squares = deltas.mT, (counts * deltas.square()).mT
+        variances = [squares @ features.square() - (turned @ features).square()]
         if head(model, self.layer)[1].bias is not None:
-            variances.append(examples * deltas.square().sum(1, keepdim=True) - deltas.sum(1, keepdim=True).square())
+            variances.append(squares.sum(2) - turned.sum(2).square())
         return risks, weights, torch.cat([each.flatten(1) for each in variances], 1)
 
     def distance(self, vectors: Tensor) -> Tensor:

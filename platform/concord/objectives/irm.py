@@ -105,8 +105,11 @@ def _parts(
     (first, one, weight), (second, other, more) = (
         _slope(risk, model, take(batch, slice(at, None, 2)), step, classifier) for at in (0, 1)
     )
-    total = weight + more
-    return (one * weight + other * more) / total, (first * second).sum(), total
+    penalty, total = (first * second).sum(), weight + more
+    if isinstance(risk, Supervised):  # of a loss that ignores or weighs classes no mean of the halves
+        mean, total = MeanRisk(model, risk, None, total.device)(batch, step)
+        return mean, penalty, total
+    return (one * weight + other * more) / total, penalty, total
 
 
 def _slope(

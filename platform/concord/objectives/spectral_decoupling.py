@@ -8,10 +8,11 @@ from torch.utils import _pytree as pytree
 
 from concord.aggregation.rule import accumulation_dtype
 from concord.errors import InputError
-from concord.gradients.risk import Batch, Loss, MeanRisk, Risk
+from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, divisor
 from concord.objectives.objective import Penalized, PenalizedRisk
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.space import Entries, LogUniform
+from concord.weighted import Weighted
 
 
 class SpectralDecoupling(Penalized):
@@ -50,10 +51,17 @@ class _RiskAndOutputs(PenalizedRisk):
         def keep(_: nn.Module, __: Any, outputs: Any) -> None:
             leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
             floating = (leaf for leaf in leaves if leaf.is_floating_point() and leaf.ndim > 0)  # a scalar is a loss
-            squares.extend(leaf.to(accumulation_dtype([leaf.dtype])).square().mean() for leaf in floating)
+            squares.extend(self._mean_square(leaf.to(accumulation_dtype([leaf.dtype])), batch) for leaf in floating)
 
         with model.register_forward_hook(keep):
             mean, weight = MeanRisk(model, self.risk, None, pytree.tree_leaves(batch)[0].device)(batch, step)
         if not squares:
             raise InputError("sd: the risk never calls the model itself, whose outputs its penalty squares")
         return (mean + self.weight.after_warmup(step) * torch.stack(squares).mean()) * weight, weight
+
+    def _mean_square(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean over examples; by their weights if they have some, so that pieces of a batch add up to it."""
+        if not (isinstance(batch, Weighted) and isinstance(self.risk, Supervised)):
+            return outputs.square().mean()
+        each = outputs.square().reshape(len(outputs), -1).mean(1)
+        return (each * batch.weights).sum() / divisor(batch.weights.sum())

@@ -117,7 +117,8 @@ class BestWeights:
             return False
         value = self._sign * metrics[self.metric]
         if self.best is None or value < self.best or math.isnan(self.best):
-            self.best, self.epoch, self._since = value, epoch, 0
+            self.best, self.epoch = value, epoch
+            self._since = self._since if math.isnan(value) else 0  # NaN is no better than NaN
             self._weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
         return value < self.threshold
 

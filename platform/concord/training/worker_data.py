@@ -59,8 +59,11 @@ def prepare(job: Job[Any], config: ResolvedTrainConfig, process: ProcessContext)
     # If examples are environments, the processes share each batch, so each one has all the data.
     own = environments.train if config.aggregation.per_example else share(environments.train, process)
     training = environments.split(own, config.data.held_out, config.run.seed, process.device)
-    evaluated = environments.held_out + environments.validation + environments.test + environments.monitored
-    names = share(evaluated, process)
+    # The first process keeps the predictions for environments that are left out, so it evaluates all of them.
+    left_out = environments.validation if config.data.left_out else ()
+    validation = () if left_out else environments.validation
+    evaluated = environments.held_out + validation + environments.test + environments.monitored
+    names = [*(left_out if process.rank == 0 else ()), *share(evaluated, process)]
     eval_only = [(name, environments[name]) for name in names]
     return WorkerData(environments.only_names(), training, eval_only)
 
