@@ -1,5 +1,7 @@
 """Figures name methods as their papers do, not by the options that choose them."""
 
+from typing import Any
+
 import pytest
 from matplotlib.axes import Axes
 
@@ -37,10 +39,10 @@ def test_a_study_whose_trials_have_no_value_of_an_option_has_the_other_figures()
 
 @pytest.mark.parametrize("other", [0.0, "auto"])
 def test_branches_may_have_zero_or_words_beside_a_logarithmic_domain(other: float | str) -> None:
-    branches = {"off": {"l2": Choice(other, 0.1)}, "on": {"l2": LogUniform(1e-4, 1.0)}}
-    points = [{"decay": "off", "l2": other}, {"decay": "on", "l2": 0.01}]
+    space = Space({"decay": OneOf({"off": {"l2": Choice(other, 0.1)}, "on": {"l2": LogUniform(1e-4, 1.0)}})})
+    points: list[dict[str, Any]] = [{"decay": "off", "l2": other}, {"decay": "on", "l2": 0.01}]
     trials = [TrialPoint(number, point, 0.5 + number) for number, point in enumerate(points)]
-    assert "slices" in study_figures(trials, Space({"decay": OneOf(branches)}), "accuracy", "max", lambda _: None)
+    assert "slices" in study_figures(trials, space, "accuracy", "max", lambda _: None)
 
 
 def test_aggregators_and_optimizers_have_their_names() -> None:
