@@ -357,7 +357,8 @@ def test_every_part_of_a_study_has_a_folder_of_its_own(tmp_path: Path) -> None:
         "import torch\nfrom concord.environments import Environments\nfrom concord.training import Job\n"
         "names = ['北京', '上海', 'new york', 'new-york']\n"
         "job = Job(lambda _: Environments(lambda _: (torch.ones(20, 3), torch.arange(20) % 2), names),\n"
-        "    lambda _: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy)\n"
+        "    lambda _: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy)\n",
+        encoding="utf-8",
     )
     job = load_job(str(file))
     for name in ("s", "s" * 160):

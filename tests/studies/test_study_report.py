@@ -197,7 +197,8 @@ def test_a_report_calls_every_choice_by_the_test_an_oracle(tmp_path: Path, monke
 
     monkeypatch.setattr("concord.studies.report.save", save)
     criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
-    study(tmp_path, "s", criterion=criterion, oracle="selection")
+    folder = study(tmp_path, "s", criterion=criterion, oracle="selection")
+    append(folder, *((seed_metrics(seed), {"kind": "seed", "trial": 2, "seed": seed}) for seed in (1, 2)))
     study(tmp_path, "random", criterion=criterion, oracle="selection", deciding={"search": "random"})
     study(tmp_path, "other", method="mask")
     shown = report(tmp_path)
