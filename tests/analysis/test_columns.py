@@ -18,6 +18,7 @@ from concord.analysis.columns.figures import columns_figure
 from concord.analysis.columns.relations import Columns, Votes, relations
 from concord.analysis.columns.report import ColumnReport, as_json, broken_lines, relation_cells, use_cells
 from concord.analysis.columns.use import use_of_columns
+from concord.environments.collection import generator_for
 from concord.environments.table import TableEnvironments, from_table
 from concord.models.table_network import TableNetwork
 from concord.storage.typed_json import require_type
@@ -165,6 +166,22 @@ def test_a_models_use_is_what_its_weights_say() -> None:
     marker = next(each for each in found if each["column"] == "marker")
     assert use_cells(marker)["helps"] == "6 of 7"
     assert use_cells(marker)["gradient"] == "+2.00"
+
+
+def test_what_a_shuffled_column_costs_is_the_mean_over_rows_of_any_number() -> None:
+    environments = from_table(hospitals(), environment="site", target="died", test=["last"]).fitted(0, 0)
+    columns, encoder = relations(environments.table), environments.encoder
+    assert encoder is not None
+    model = Known(environments, {"marker": 2.0}, level=0.7).eval()
+    rows = {name: (environments[name].inputs[:101], environments[name].targets[:101]) for name in columns.environments}
+    use = use_of_columns(model, cross_entropy, rows, encoder, ("no", "yes"), columns)
+    place = 2 * [each.name for each in encoder.numeric].index("marker")
+    for (name, (inputs, targets)), cost in zip(rows.items(), use.shuffled["marker"], strict=True):
+        shuffled = inputs.clone()
+        order = torch.randperm(101, generator=generator_for(0, name, "marker"))
+        shuffled[:, place : place + 2] = inputs[order, place : place + 2]
+        losses = [float(cross_entropy(model(each), targets)) for each in (inputs, shuffled)]
+        assert cost == pytest.approx(losses[1] - losses[0])
 
 
 def test_a_report_is_json_of_its_type_and_cells_say_what_is_not_known() -> None:

@@ -1,10 +1,13 @@
 """Figures name methods as their papers do, not by the options that choose them."""
 
+from typing import Any
+
+import pytest
 from matplotlib.axes import Axes
 
 from concord.analysis.comparison_figures import best_runs_figure, left_out_figure, mean_curves_figure, methods_figure
 from concord.analysis.study_figures import TrialPoint, searches_figure, study_figures
-from concord.space import Choice, Space
+from concord.space import Choice, LogUniform, OneOf, Space
 from concord_jobs.colored_mnist.figures import band_figure, flips_figure
 from concord_jobs.synthetic.figures import environments_figure
 
@@ -32,6 +35,14 @@ def test_a_study_whose_trials_have_no_value_of_an_option_has_the_other_figures()
     drawn = study_figures(trials, Space({"significance": Choice(None, 1e-5)}), "accuracy", "max", lines.append)
     assert drawn.keys() == {"history"}
     assert lines[0].startswith("no figures of slices and parallel coordinates: no varied option has a value")
+
+
+@pytest.mark.parametrize("other", [0.0, "auto"])
+def test_branches_may_have_zero_or_words_beside_a_logarithmic_domain(other: float | str) -> None:
+    space = Space({"decay": OneOf({"off": {"l2": Choice(other, 0.1)}, "on": {"l2": LogUniform(1e-4, 1.0)}})})
+    points: list[dict[str, Any]] = [{"decay": "off", "l2": other}, {"decay": "on", "l2": 0.01}]
+    trials = [TrialPoint(number, point, 0.5 + number) for number, point in enumerate(points)]
+    assert "slices" in study_figures(trials, space, "accuracy", "max", lambda _: None)
 
 
 def test_aggregators_and_optimizers_have_their_names() -> None:

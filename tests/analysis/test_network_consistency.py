@@ -347,6 +347,7 @@ def test_signs_are_those_of_the_batches_and_chance_that_of_fair_signs() -> None:
     assert by_layer(found, "chance_agreement")[None] == pytest.approx(np.abs(drawn).mean() / 5, abs=0.005)
     assert by_layer(found, "chance_fraction")[None] == pytest.approx((np.abs(drawn) >= 3).mean(), abs=0.005)
     assert chance_agreement(1) == 1
+    assert chance_agreement(2000) == pytest.approx(math.sqrt(2 / math.pi / 2000), rel=1e-3)  # of a normal distribution
 
 
 # --- slices

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from concord.analysis.intervals import area_under_curve, jackknife, mean_of_rows, next_interval, scale_of, t_interval
+from concord.analysis.intervals import (
+    Estimate,
+    area_under_curve,
+    jackknife,
+    mean_of_rows,
+    next_interval,
+    scale_of,
+    t_interval,
+)
 from concord.analysis.uncertainty import Verdict, verdict
 
 HOSPITALS = ("basel", "budapest", "cleveland", "long beach")
@@ -82,6 +90,15 @@ def test_weights_count_as_so_many_rows() -> None:
     twice = mean_of_rows(np.repeat(numbers, counts), np.repeat(np.arange(3), counts))
     weighted = mean_of_rows(numbers, weights=counts)
     assert (weighted.value, weighted.variance) == pytest.approx((twice.value, twice.variance))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_bounded_measure_at_its_end_has_an_interval_though_its_rows_differ(value: float) -> None:
+    """The calibration error of a probability of 1/2 is 0 where half of the rows are right."""
+    interval = Estimate(value, np.array([0.01, -0.01, 0.02, -0.02]), False, 3, 4).interval("bounded")
+    assert interval is not None
+    assert interval.low <= value <= interval.high
+    assert 0.3 < interval.high - interval.low < 1
 
 
 def test_methods_that_are_right_in_the_same_rows_differ_by_nothing() -> None:

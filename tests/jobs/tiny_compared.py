@@ -37,7 +37,6 @@ job = dataclasses.replace(
             percent=True,
             digits=1,
             figures={"dots": dots},
-            detail=("accuracy/train/",),
             title="few epochs",
         ),
         "rates": Comparison(

@@ -149,6 +149,13 @@ def test_where_a_measure_is_not_defined_the_others_count_and_a_model_that_diverg
     assert left_out_metrics([fold | losses], {"auc": "max"})["left_out_auc"] == 0.7
     diverged = losses | {"loss/validation/b": math.nan}
     assert math.isnan(left_out_metrics([fold | diverged], {"auc": "max"})["left_out_auc"])
+    alone = {"validation_auc": math.nan, "auc/validation/c": math.nan, "validation_loss": 0.5, "loss/validation/c": 0.5}
+    found = left_out_metrics([fold | losses, alone], {"auc": "max"})
+    assert (found["left_out_auc"], found["worst_left_out_auc"]) == (0.7, 0.7)
+    nowhere = left_out_metrics([alone], {"auc": "max"})
+    assert math.isnan(nowhere["left_out_auc"])
+    assert math.isnan(nowhere["worst_left_out_auc"])
+    assert math.isnan(left_out_metrics([fold | losses, alone | {"loss/validation/c": math.nan}], {})["left_out_auc"])
 
 
 def lines_of(count: int, methods: int = 3) -> tuple[list[ResultLine], Folds]:

@@ -350,6 +350,27 @@ def test_a_run_goes_on_only_with_what_the_same_run_left(tmp_path: Path) -> None:
             (member.run.folder.path / CHECKPOINTS / "checkpoint_000000000003").mkdir(parents=True)
 
 
+def test_every_part_of_a_study_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """Also where names of environments are alike in plain letters, or a study's name is long."""
+    file = tmp_path / "cities.py"
+    file.write_text(
+        "import torch\nfrom concord.environments import Environments\nfrom concord.training import Job\n"
+        "names = ['北京', '上海', 'new york', 'new-york']\n"
+        "job = Job(lambda _: Environments(lambda _: (torch.ones(20, 3), torch.arange(20) % 2), names),\n"
+        "    lambda _: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy)\n",
+        encoding="utf-8",
+    )
+    job = load_job(str(file))
+    for name in ("s", "s" * 160):
+        given: dict[str, Any] = {"name": name, "output": tmp_path, "vary": ("lr=0.1,0.2",)}
+        plan = plan_study(job, options_for(job.job.config).with_options(**given), set(given))
+        assert len(plan.shortlist_folds) == 4
+        parts = [
+            plan.parts("trial", trial, {"lr": lr}, folds=plan.shortlist_folds) for trial, lr in ((1, 0.1), (12, 0.2))
+        ]
+        assert len({spec.name for part in parts for spec in part}) == 10
+
+
 # When a trial ends early
 
 PAPER = StopRule.of(["train_accuracy>0.97", "ood_accuracy<0.6"])

@@ -14,6 +14,7 @@ from concord.errors import InputError
 from concord.record import OpenRun, read_record, write_record
 from concord.space import Choice, LogUniform, OneOf, Space
 from concord.storage import Folder
+from concord.studies.methods_result import read_methods
 from concord.studies.report import ReportOptions, report_groups
 from concord.studies.results import StudyResult, read_study, write_results
 from concord.training import load_job
@@ -196,12 +197,13 @@ def test_a_report_calls_every_choice_by_the_test_an_oracle(tmp_path: Path, monke
 
     monkeypatch.setattr("concord.studies.report.save", save)
     criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
-    study(tmp_path, "s", criterion=criterion, oracle="selection")
+    folder = study(tmp_path, "s", criterion=criterion, oracle="selection")
+    append(folder, *((seed_metrics(seed), {"kind": "seed", "trial": 2, "seed": seed}) for seed in (1, 2)))
     study(tmp_path, "random", criterion=criterion, oracle="selection", deciding={"search": "random"})
     study(tmp_path, "other", method="mask")
     shown = report(tmp_path)
     assert shown["best trials (oracle)"].keys() == {"plain", "mask"}
-    assert shown["searches"].keys() == {"plain (oracle)"}
+    assert shown["searches"].keys() == shown["methods"].keys() - {"mask"} == {"plain (oracle)"}
     assert labels["best-runs"] == ["best test accuracy (oracle)"]
     assert labels["curves"] == ["accuracy, best trials (oracle)"] * 2
     assert labels["searches-plain-(oracle)"] == ["best o.o.d. accuracy (oracle) so far"]
@@ -227,6 +229,31 @@ def test_methods_are_compared_over_the_seeds_of_their_newest_study(tmp_path: Pat
     expected = {"median": 0.55, "least": 0.5, "largest": 0.6, "seeds": 2}
     assert shown["methods"]["mask"]["ood"] == pytest.approx(expected)
     assert Path(shown["figures"]["methods"]).exists()
+
+
+def test_methods_are_compared_by_one_measure(tmp_path: Path) -> None:
+    criterion = {"selection": "held-out", "metric": "held_out_loss", "mode": "min"}
+    append(
+        recorded(tmp_path, "by-loss", criterion=criterion, measure="loss", method="mask", started=1.0),
+        ({"held_out_loss": 0.1}, trial(0)),
+        *(
+            (seed_metrics(seed) | {"train_loss": 9.0, "ood_loss": 9.0}, {"kind": "seed", "trial": 0, "seed": seed})
+            for seed in (1, 2)
+        ),
+    )
+    study(tmp_path, "by-accuracy", started=2.0)
+    shown = report(tmp_path)["methods"]
+    assert shown["mask"] == shown["plain"]
+
+
+def test_a_comparison_of_methods_is_found_beside_one_whose_name_begins_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concord.studies.methods_result.methods_result", lambda _, studies, failed: [*studies, *failed])
+    for started, name in enumerate(("a-mean", "a-vrex", "a-b-mean", "a-b-vrex")):
+        study(tmp_path, name, method=name[-4:], started=float(started))
+    found: Any = read_methods(load_job(job_file(tmp_path)), tmp_path, "a")
+    assert found == ["mean", "vrex"]
 
 
 def test_methods_are_printed_as_a_table_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

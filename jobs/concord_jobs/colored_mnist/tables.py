@@ -251,7 +251,6 @@ comparisons = {
         columns={"largest penalty": figures.largest_penalty, "penalty at the end": figures.last_penalty},
         digits=6,
         figures={"penalty": figures.penalties},
-        detail=(figures.SLOPES,),
         title="Fig. 6: IRMv1's penalty with fewer examples",
         **SEEDS,
     ),

@@ -82,7 +82,7 @@ class Estimate:
         """The 95 % interval; None where the units show no spread that could bound the value."""
         if self.units < 2:
             return None
-        if scale == "share" or (scale == "bounded" and self.variance == 0):
+        if scale == "share" or (scale == "bounded" and (self.variance == 0 or not 0 < self.value < 1)):
             return _score(self)
         if scale == "bounded":
             return _on_scale(self.value, self.variance, self.freedom, special.logit, special.expit)

@@ -73,15 +73,18 @@ def _axes(space: Space, trials: Sequence[TrialPoint]) -> list[Axis]:
     axes = []
     for name, found in domains.items():
         choices = [domain for domain in found if isinstance(domain, Choice)]
-        if all(trial.point.get(name) is None for trial in trials):
+        values = [trial.point[name] for trial in trials if trial.point.get(name) is not None]
+        if not values:
             continue
-        if len(choices) == len(found):
-            kinds: list[Any] = list(dict.fromkeys(value for choice in choices for value in choice.values))
+        if len(choices) == len(found) or any(isinstance(value, str | bool) for value in values):
+            in_order = (value for choice in choices for value in choice.values)
+            kinds: list[Any] = list(dict.fromkeys([*in_order, *values]))
             with contextlib.suppress(TypeError):
                 kinds = sorted(kinds)
             axes.append(Axis(name, False, tuple(kinds)))
-        else:
-            axes.append(Axis(name, any(isinstance(domain, LogUniform) for domain in found), None))
+        else:  # a branch may have 0 beside another's logarithmic domain
+            logarithmic = any(isinstance(domain, LogUniform) for domain in found) and min(values) > 0
+            axes.append(Axis(name, logarithmic, None))
     return axes
 
 

@@ -191,6 +191,7 @@ def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, M
     for name in filter(lambda each: each.startswith(_LEFT_OUT), folds[0] if folds else ()):
         measure = name.removeprefix(_LEFT_OUT)
         values = [value for fold, each in zip(folds, several, strict=True) for value in each.get(measure, [fold[name]])]
+        values = values or [math.nan]
         metrics[split_metric("left_out", measure)] = sum(values) / len(values)
         if (mode := modes.get(measure)) is not None:
             metrics[split_metric("left_out", measure, worst=True)] = worst(values, mode)
@@ -214,19 +215,15 @@ def default_selection(
 
 
 def _by_environment(fold: Mapping[str, float]) -> dict[str, list[float]]:
-    """By measure the values in each of several environments left out together, where it is defined; else nothing."""
+    """By measure the values in the environments of a fold where it is defined."""
     found: dict[str, dict[str, float]] = {}
     for metric, value in fold.items():
         measure, between, environment = metric.partition(_IN_LEFT_OUT)
         if between:
             found.setdefault(measure, {})[environment] = value
-    losses = found.get("loss", {})
-    if len(losses) < 2:
-        return {}
-    converged = {name for name, loss in losses.items() if math.isfinite(loss)}  # NaN there is no value
+    converged = {name for name, loss in found.get("loss", {}).items() if math.isfinite(loss)}  # NaN there is no value
     return {
         measure: [value for name, value in values.items() if not (math.isnan(value) and name in converged)]
-        or [math.nan]
         for measure, values in found.items()
     }
 

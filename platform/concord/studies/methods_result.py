@@ -39,8 +39,8 @@ def methods_result(
 def read_methods(job: JobFile, output: Path, name: str | None) -> MethodsResult | None:
     """The comparison of methods of this name, by default the job's; None if fewer than two methods have a result."""
     group = name or methods_name(job)
-    studies = {study.method: study for study in read_studies(output, job.name, f"{group}-*")}
-    found = {method: study for method, study in studies.items() if study.folder.path.name == study_name(group, method)}
+    studies = read_studies(output, job.name, f"{group}-*")  # also of comparisons whose names begin so
+    found = {each.method: each for each in studies if each.folder.path.name == study_name(group, each.method)}
     failed = {method: "none of its trials has finished" for method, study in found.items() if not study.finished}
     finished = {method: study for method, study in found.items() if method not in failed}
     return methods_result(job, finished, failed) if len(finished) > 1 else None

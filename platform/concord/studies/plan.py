@@ -258,7 +258,10 @@ class StudyPlan(GroupPlan):
             words = [self.name, "left-out" if kind == "left-out" else "trial", str(trial)]
             words += [] if seed is None else ["seed", str(seed)]
             words += [] if left_out is None else ["without", in_short(left_out)]
-            name = plain_name("-".join(words), "trial")
+            text = "-".join(words)
+            name = plain_name(text, "trial")
+            if name != text:  # the key tells environments apart whose names are alike, or have other letters
+                name += f"-{spec.key.without_data[:6]}"
             parameters = {**self.space.fixed(point), **point, **resolved, **seeded}
             place = {"kind": kind, "trial": trial, "point": point, "resolved": resolved, **seeded, **without}
             fold_tags = {} if left_out is None else {"concord.left_out": in_short(left_out)}

@@ -201,15 +201,16 @@ def _studies(job: str, options: Any) -> list[StudyResult]:
 
 
 def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
-    """Every method over the seeds of its newest study with new seeds of the best trial."""
+    """Every method over the seeds of its newest study with new seeds of the best trial, all by one measure."""
     methods = {}
+    measure = results[-1].reported_measure
     for result in results:
-        runs = {split: result.over_seeds(split) for split in ("train", "ood")}
+        runs = {split: result.over_seeds(split, measure) for split in ("train", "ood")}
         if len(result.reruns) > 1 and all(runs.values()):
-            methods[result.method] = runs
+            methods[result.method + " (oracle)" * bool(result.record["oracle"])] = runs
     if not methods:
         return {}
-    keep("methods", methods_figure(methods, results[-1].reported_measure))
+    keep("methods", methods_figure(methods, measure))
     return {
         "methods": {
             name: {split: median_and_range(values) for split, values in runs.items()} for name, runs in methods.items()

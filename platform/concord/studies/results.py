@@ -222,16 +222,16 @@ class StudyResult(GroupResult):
         splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
         count, rows = len(self.reruns), []
         for split in splits:
-            if values := self.over_seeds(split):
+            if values := self.over_seeds(split, self.reported_measure):
                 label = f"{split} {self.reported_measure}".replace("_", " ").strip()
                 name = label if len(values) == count else f"{label} ({len(values)} of {count})"
                 median, least, largest, _ = median_and_range(values).values()
                 rows.append([name, median, least, largest])
         return Table.plain([f"best, {count} new seeds", "median", "least", "largest"], rows)
 
-    def over_seeds(self, split: str) -> list[float]:
+    def over_seeds(self, split: str, measure: str) -> list[float]:
         """The best trial's measure on a split over new seeds, as far as reported and finite."""
-        metric = metric_on(split, self.reported_measure)
+        metric = metric_on(split, measure)
         return finite(metrics[metric] for metrics in self.reruns.values() if metric in metrics)
 
     @property

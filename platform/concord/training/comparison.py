@@ -53,8 +53,6 @@ class Comparison:
         percent: show values times 100.
         digits: decimal places.
         figures: functions that draw a figure of all finished runs, by file name (without ending).
-        detail: prefixes of the metrics of single environments or layers that columns and figures need, such as
-            ``accuracy/ood/``; others are not kept.
         title: a line above the table.
         folds: environments that each configuration and seed leaves out in turn.
     """
@@ -68,7 +66,6 @@ class Comparison:
     percent: bool = False
     digits: int = 3
     figures: Mapping[str, Callable[[Runs], Any]] = field(default_factory=dict)
-    detail: tuple[str, ...] = ()
     title: str = ""
     folds: Folds | None = None
 

@@ -70,7 +70,7 @@ def use_of_columns(
         changed += [_with(rows, places[column], code) for column, code in levels.items()]
         with torch.no_grad():
             before, *after = model(torch.cat(changed)).split(len(rows))
-        usual = _losses(loss, before, right)
+        usual, of_blocks = float(loss(before, right)), _losses(loss, before, right)
         moved = {
             column: _score(outputs, shown[column], classes) - _score(before, shown[column], classes)
             for column, outputs in zip(levels, after[len(places) :], strict=True)
@@ -83,7 +83,11 @@ def use_of_columns(
         slopes |= {column: float(gradients[shown[column].target][place]) for column, place in numeric.items()}
         found.append(
             {
-                column: (*_mean_and_sign(_losses(loss, outputs, right) - usual), slopes.get(column, np.nan))
+                column: (
+                    float(loss(outputs, right)) - usual,
+                    _sign(_losses(loss, outputs, right) - of_blocks),
+                    slopes.get(column, np.nan),
+                )
                 for column, outputs in zip(places, after, strict=False)
             }
         )
@@ -128,9 +132,8 @@ def _with(rows: Tensor, places: list[int], values: Tensor | int) -> Tensor:
 
 
 def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Numbers:
-    """The losses of blocks of the rows."""
-    size = -(-len(outputs) // _BLOCKS)
-    blocks = zip(outputs.split(size), targets.split(size), strict=True)
+    """The losses of blocks of the rows, of which none is much smaller than the others."""
+    blocks = zip(*(each.tensor_split(min(_BLOCKS, len(each))) for each in (outputs, targets)), strict=True)
     return np.array([float(loss(*block)) for block in blocks])
 
 
@@ -141,12 +144,12 @@ def _gradient(model: torch.nn.Module, rows: Tensor, term: Term, classes: Sequenc
     return gradient.mean(0)
 
 
-def _mean_and_sign(differences: Numbers) -> tuple[float, float]:
+def _sign(differences: Numbers) -> float:
     mean, count = float(differences.mean()), len(differences)
     if count < 2:
-        return mean, 0.0
+        return 0.0
     half = float(t.isf(LEVEL / 2, count - 1) * differences.std(ddof=1) / np.sqrt(count))
-    return mean, float(np.sign(mean)) if abs(mean) > half else 0.0
+    return float(np.sign(mean)) if abs(mean) > half else 0.0
 
 
 def _score(outputs: Tensor, term: Term, classes: Sequence[str]) -> Tensor:

@@ -63,4 +63,4 @@ def sign_agreement(
 def chance_agreement(environments: int) -> float:
     """E|Σ sign| / d of d independent fair signs."""
     d = environments
-    return math.fsum(math.comb(d, k) * abs(2 * k - d) for k in range(d + 1)) / 2.0**d / d
+    return math.comb(d - 1, (d - 1) // 2) / 2 ** (d - 1)  # whole numbers: as floats they overflow from 1024 on
