@@ -228,9 +228,9 @@ def runs(
     """
     right = "give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"
     conditions = [Condition.of("--where", text, right) for text in ([where] if isinstance(where, str) else where)]
-    for option, given, right in (("status", status, _STATUSES), ("mode", mode, ("max", "min"))):
-        if given is not None and given not in right:
-            raise InputError(f"--{option} {given}: must be one of {', '.join(right)}{did_you_mean(str(given), right)}")
+    for option, given, known in (("status", status, _STATUSES), ("mode", mode, ("max", "min"))):
+        if given is not None and given not in known:
+            raise InputError(f"--{option} {given}: must be one of {', '.join(known)}{did_you_mean(str(given), known)}")
     if mode and not metric:
         raise InputError(f"--mode {mode}: needs a metric; give --metric")
     if top < 1:

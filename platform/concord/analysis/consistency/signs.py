@@ -63,4 +63,4 @@ def sign_agreement(
 def chance_agreement(environments: int) -> float:
     """E|Σ sign| / d of d independent fair signs."""
     d = environments
-    return math.comb(d - 1, (d - 1) // 2) / 2 ** (d - 1)  # whole numbers: as floats they overflow from 1024 on
+    return math.comb(d - 1, (d - 1) // 2) / (1 << (d - 1))  # whole numbers: as floats they overflow from 1024 on
