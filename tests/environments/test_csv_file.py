@@ -72,8 +72,8 @@ def test_a_row_with_another_number_of_cells_is_refused_with_its_text(case: str, 
 def test_a_row_between_spaces_with_another_number_of_cells_is_refused(tmp_path: Path) -> None:
     """An empty cell between spaces is none: the later ones would move."""
     for row, message in (
-        ("east  1", "62 has 2 cells, .* has 3: east 1;"),
-        ("east  1 0 0", "62 has 4 .* 3: east 1 0 0;"),
+        ("east  1", "row 61 has 2 cells, .* has 3: east 1;"),
+        ("east  1 0 0", "row 61 has 4 .* 3: east 1 0 0;"),
     ):
         path = write(tmp_path, text(rows=[*ROWS, row]).replace(",", " "))
         with pytest.raises(ArgumentError, match=message):

@@ -149,7 +149,7 @@ def check(file: File) -> None:
         options = file.options if file.given else {}
         arguments = {"target": "died", "environment": "site", "separator": file.separator, **options}
         if file.wrong not in ("", "trailing"):
-            with pytest.raises(ArgumentError, match=r"table.csv: (row \d+ has|.* is the name of two columns)"):
+            with pytest.raises(ArgumentError, match=r"table.csv: (data row \d+ has|.* is the name of two columns)"):
                 from_table(path, **arguments)
             return
         table = from_table(path, **arguments).table

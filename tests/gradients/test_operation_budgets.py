@@ -206,7 +206,8 @@ def of_both_ways(
 def assert_same(found: list[tuple[nn.Module, Any]]) -> None:
     (here, expected), (there, step) = found
     for (name, parameter), other in zip(here.named_parameters(), there.parameters(), strict=True):
-        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-8, atol=1e-11, equal_nan=True, msg=name)
+        # MGDA's update of 100 environments is 0, up to the rounding of their weights.
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-8, atol=1e-9, equal_nan=True, msg=name)
     for buffer, other in zip(here.buffers(), there.buffers(), strict=True):
         torch.testing.assert_close(other, buffer, rtol=1e-8, atol=1e-11)
     torch.testing.assert_close(step.kept_fraction, expected.kept_fraction)

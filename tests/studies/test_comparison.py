@@ -377,7 +377,7 @@ def test_a_stopped_group_says_in_mlflow_how_far_it_is_until_it_goes_on(
     with pytest.raises(StoppedError):
         work(KeyboardInterrupt)
     there = "0 of 6 trainings are there" if kind == "comparison" else "0 of 7 trials are there"
-    assert description() == f"stopped: {there}; continue with `{plan.command}`\n\nwhat is compared"
+    assert description() == f"stopped: {there}; continue with `{plan.continuation}`\n\nwhat is compared"
     with pytest.raises(ZeroDivisionError):
         work(ZeroDivisionError)
     assert description() == "what is compared"

@@ -304,7 +304,7 @@ IN_ORDER = [*PAIN, "--levels", *ORDER]
 WRONG: dict[str, tuple[list[str], str]] = {
     "no order": ([*PAIN, *ORDINAL], "--target pain: has texts; give its --levels, from the lowest"),
     "too many": (["--target", "age", *ORDINAL], "--target age: has 180 values; give its --levels"),
-    "another value": ([*PAIN, "--levels", "low", "mid"], r"--levels low mid: row \d+ has high, which is none"),
+    "another value": ([*PAIN, "--levels", "low", "mid"], r"--levels low mid: data row 3 has high, which is none"),
     "one level": ([*PAIN, "--levels", "low"], "--levels low: must be two or more different values"),
     "a level twice": ([*PAIN, "--levels", "low", "low"], "--levels low low: must be two or more different"),
     "another task": ([*IN_ORDER, *COUNT], "give the order of an ordinal target"),

@@ -67,16 +67,19 @@ def ordered(column: pd.Series, kind: str) -> Numbers:
 def _avoided(column: Numbers, targets: NDArray[Any], measures: bool) -> float:
     """The part of a constant's errors (of classes wrong ones, of numbers squared ones) that the column avoids.
 
-    Where a column measures something, a bin without learned rows says what the nearest one says.
+    Where a column measures something, a bin without learned rows says what the nearest one in value says.
     """
     known = np.unique(column[~np.isnan(column)])
+    if len(known) == 0:
+        return 0.0
     edges = known[1:] if len(known) <= _BINS else np.unique(np.quantile(known, np.linspace(0, 1, _BINS + 1)[1:-1]))
     bins = np.searchsorted(edges, column, side="right")
     bins[np.isnan(column)] = len(edges) + 1
+    starts = np.append(known[0], edges) if measures else None
     half = len(targets) // 2
     wrong = constant = 0.0
     for learned, judged in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
-        before, after = _errors(bins, column, targets, learned, judged, len(edges) + 2, measures)
+        before, after = _errors(bins, column, targets, learned, judged, len(edges) + 2, starts)
         constant, wrong = constant + before, wrong + after
     return 1 - wrong / constant if constant > 0 else 0.0
 
@@ -88,13 +91,13 @@ def _errors(
     learned: slice,
     judged: slice,
     count: int,
-    measures: bool,
+    starts: Numbers | None,
 ) -> tuple[float, float]:
     """The errors in the judged rows of a constant, and of what the learned rows say of a bin."""
     right, rows = targets[judged], np.bincount(bins[learned], minlength=count)
     if len(right) == 0 or len(targets[learned]) == 0:
         return 0.0, 0.0
-    places = _nearest(rows[:-1] > 0)[bins[judged]] if measures else bins[judged]
+    places = bins[judged] if starts is None else _nearest(starts, rows[:-1] > 0)[bins[judged]]
     if targets.dtype == np.int64:
         classes = int(targets.max()) + 1
         counts = np.bincount(bins[learned] * classes + targets[learned], minlength=count * classes)
@@ -112,13 +115,12 @@ def _errors(
     return float(((right - mean) ** 2).sum()), after
 
 
-def _nearest(filled: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each bin the nearest one that is filled; a last bin, of missing values, is itself."""
-    own, known = np.arange(len(filled) + 1), np.flatnonzero(filled)
-    if len(known) == 0:
-        return own
-    after = np.searchsorted(known, own).clip(0, len(known) - 1)
-    before = (after - 1).clip(0)
-    nearest = np.where(np.abs(own - known[before]) <= np.abs(known[after] - own), known[before], known[after])
-    nearest[-1] = own[-1]
-    return np.asarray(nearest)
+def _nearest(starts: Numbers, filled: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For each bin, by where it starts, the nearest one that is filled; a last bin, of missing values, is itself."""
+    own, filled_ones = np.arange(len(filled) + 1), np.flatnonzero(filled)
+    if len(filled_ones) > 0:
+        after = np.searchsorted(starts[filled_ones], starts).clip(0, len(filled_ones) - 1)
+        before = (after - 1).clip(0)
+        left, right = filled_ones[before], filled_ones[after]
+        own[:-1] = np.where(starts - starts[left] <= starts[right] - starts, left, right)
+    return own
