@@ -1,5 +1,6 @@
 """A step whose batches are processed in pieces is the same step: the rule votes once for each environment."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_groups import in_processes
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 from concord.aggregation import RULES, AndMask, Mean, PCGrad
 from concord.errors import InputError
@@ -98,6 +99,51 @@ def test_a_piece_may_have_only_examples_that_do_not_count(vectorize: bool) -> No
         step_of(StackedGradients, batch, accumulate=3, **options)
 
 
+CLASSES = torch.tensor([1.0, 5.0, 0.2]).double()
+LOSSES_OF_CLASSES: dict[str, Any] = {
+    "cross-entropy": cross_entropy,
+    "weights": nn.CrossEntropyLoss(CLASSES, label_smoothing=0.1),
+    "partial": partial(cross_entropy, weight=CLASSES, ignore_index=2),
+    "likelihood": nn.NLLLoss(CLASSES),
+}
+
+
+def of_classes(seed: int, shape: tuple[int, ...], ignored: int) -> tuple[Tensor, Tensor]:
+    """Inputs, of which a linear layer makes outputs ``(..., 3)``, and classes; some targets do not count."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(3, shape, generator=generator)
+    targets[..., 1:][torch.rand(shape, generator=generator)[..., 1:] < 0.3] = ignored
+    return torch.randn(*shape, 4, generator=generator).double(), targets
+
+
+@pytest.mark.parametrize("kind", [StackedGradients, PerExampleGradients, "one by one"])
+@pytest.mark.parametrize("name", LOSSES_OF_CLASSES)
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000), st.integers(2, 7), st.integers(2, 9))
+def test_pieces_add_up_where_targets_count_differently(
+    kind: Any, name: str, seed: int, examples: int, pieces: int
+) -> None:
+    loss = LOSSES_OF_CLASSES[name]
+    inputs, targets = of_classes(seed, (3, examples), ignored=2 if name == "partial" else -100)
+    targets[:, 0] = 1
+    found = []
+    for count in (1, pieces):
+        torch.manual_seed(seed)
+        model = nn.Linear(4, 3).double()
+        more: dict[str, Any] = {"accumulate": count} | ({"vectorize": False} if kind == "one by one" else {})
+        source = PerExampleGradients if kind is PerExampleGradients else StackedGradients
+        step = source(model, loss, AndMask(0.3), **more)((inputs, targets), 3)
+        found.append((step.losses, step.kept_fraction, [each.grad for each in model.parameters()]))
+    if kind is PerExampleGradients:  # a loss of the pass
+        found = [each[1:] for each in found]
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_the_loss_of_one_example_has_no_class_weight() -> None:
+    with pytest.raises(InputError, match=r"definition=loss: .* no class weight; give contribution"):
+        PerExampleGradients(network(), nn.CrossEntropyLoss(CLASSES), Mean(), definition="loss")
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 6), st.integers(1, 20), st.sampled_from([Mean(), AndMask(0.4)]))
 def test_each_example_votes_once_in_whatever_piece_it_is(examples: int, pieces: int, rule: Any) -> None:
@@ -157,22 +203,43 @@ def test_no_pass_sees_more_than_a_piece() -> None:
     assert max(seen) == 6  # a quarter of 24 examples, or of 8 in each environment
 
 
-@in_processes(3, placement=["hook", "hook of sums", "two-level", "examples"])
+@in_processes(3, placement=["hook", "hook of classes", "hook of sums", "two-level", "examples", "examples of classes"])
 def test_pieces_in_several_processes_add_up(placement: str) -> None:
     inputs, targets = batches(7)
+    usual: Any = mse_loss
+    if placement.endswith("of classes"):
+        usual, targets = nn.CrossEntropyLoss(CLASSES[:2]), torch.arange(21).view(3, 7) % 3 % 2
+        targets[1, :3] = -100  # a piece of none
     own = slice(dist.get_rank(), dist.get_rank() + 1)
     results = []
     for options in ({}, {"accumulate": 3}):
         model = network()
         source: Any
-        if placement == "examples":
-            source = PerExampleGradients(model, mse_loss, AndMask(0.5), group=dist.group.WORLD, **options)
+        if placement.startswith("examples"):
+            source = PerExampleGradients(model, usual, AndMask(0.5), group=dist.group.WORLD, **options)
         elif placement == "two-level":
             source = StackedGradients(model, mse_loss, AndMask(0.8), names=["own"], group=dist.group.WORLD, **options)
         else:
-            loss: Any = weighted if placement == "hook of sums" else mse_loss
+            loss: Any = weighted if placement == "hook of sums" else usual
             source = HookedGradients(model, loss, AndMask(0.8), environment_momentum=0.5, **options)
         for step in range(3):
             result = source((inputs[own] + step, targets[own]), step)
+        if placement.endswith("of classes"):  # weights of targets, not their number
+            result = result._replace(weights=torch.zeros(()), losses=torch.zeros(()))
         results.append((result, [each.grad.clone() for each in model.parameters() if each.grad is not None]))
     assert_same(results[1], results[0])
+
+
+@in_processes(2)
+def test_examples_of_classes_count_alike_wherever_they_are() -> None:
+    inputs, targets = of_classes(0, (2, 6), ignored=-100)
+    targets[1] = 1  # of the weight 5, all in one process
+    own = slice(dist.get_rank(), dist.get_rank() + 1)
+    found = []
+    for group, places in ((None, slice(None)), (dist.group.WORLD, own)):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).double()
+        source = PerExampleGradients(model, LOSSES_OF_CLASSES["weights"], AndMask(0.3), group=group)
+        source((inputs[places], targets[places]))
+        found.append([each.grad for each in model.parameters()])
+    torch.testing.assert_close(found[1], found[0])

@@ -1,6 +1,7 @@
 """Weights of rows: in the loss, the measures, the baselines and the predictions that are kept."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from test_table_baselines import LEVELS, columns, predictions, rows
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils import _pytree as pytree
 
 from concord.aggregation import AndMask, Mean
 from concord.cli import main
@@ -25,7 +27,7 @@ from concord.execution.preflight import preflight
 from concord.gradients import StackedGradients
 from concord.models.table_baselines import BoostedTrees, fit_linear
 from concord.models.table_network import TableNetwork
-from concord.objectives import OBJECTIVES
+from concord.objectives import OBJECTIVES, IRMv1, PenaltyWeight
 from concord.training import ProcessContext, Silent, load_job, train
 from concord.training.evaluation import ACCURACY, EvaluatedPart, evaluate
 from concord.training.measures import classification, errors_of, usual_classification
@@ -182,6 +184,33 @@ def mean_risk(objective: Any, model: nn.Module, batch: Any, place: int) -> Tenso
     one = Weighted(*(leaf[place] for leaf in batch)) if isinstance(batch, Weighted) else tuple(b[place] for b in batch)
     found = objective.risk(model, one, 0)
     return found[0] / found[1] if isinstance(found, tuple) else found
+
+
+OF_CLASSES = [nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2])), partial(cross_entropy, label_smoothing=0.2)]
+
+
+@pytest.mark.parametrize("vectorize", ["pooled", True, False])
+@pytest.mark.parametrize("loss", [*OF_CLASSES, IRMv1(OF_CLASSES[0], PenaltyWeight(2.0), classifier="vector").risk])
+def test_weights_of_rows_and_of_classes_multiply(loss: Any, vectorize: Any) -> None:
+    inputs, targets, _ = rows(0, 12, 3)
+    targets[3] = -100
+    weights, gradients = torch.tensor([1, 2, 3] * 4), []
+    for batch in (Weighted(inputs, targets, weights.float()), repeat(weights, inputs, targets)):
+        torch.manual_seed(0)
+        model = TableNetwork(4, LEVELS, 3, hidden_units=5)
+        StackedGradients(model, loss, Mean(), vectorize=vectorize)(pytree.tree_map(lambda leaf: leaf[None], batch))
+        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", OF_CLASSES)
+def test_an_evaluation_does_not_depend_on_where_batches_are_cut(loss: Any) -> None:
+    outputs, targets, _ = drawn(3, 3)
+    targets[:9] = -100  # more than a batch
+    part = EvaluatedPart("ood", "a", Environment("a", outputs, targets))
+    for at_once in (1, 7, 40):
+        found = evaluate(nn.Identity(), loss, {}, [part], ProcessContext(), examples_at_once=at_once)
+        assert found["ood_loss"] == pytest.approx(float(loss(outputs, targets)))
 
 
 @pytest.mark.parametrize("vectorize", ["pooled", True, False])

@@ -1,6 +1,7 @@
 """A gradient source for which every example of a batch is an environment."""
 
 import contextlib
+from dataclasses import dataclass, field
 from typing import Any, Unpack, get_args
 
 import torch
@@ -30,6 +31,8 @@ from concord.gradients.risk import (
     loss_by_group,
     pair,
     take,
+    weighs_classes,
+    weights_of,
 )
 from concord.gradients.step import AggregationOptions, EnvironmentStep
 from concord.gradients.step_graph import NO_NUMBER, Recordable, StepGraph
@@ -103,9 +106,14 @@ class PerExampleGradients(Recordable):
         if definition == "loss" and accumulate > 1:
             raise ArgumentError("accumulate", accumulate, "needs the definition contribution; give 1")
         self._pieces = Pieces(model, accumulate)
+        if definition == "loss" and self._loss is not None and weighs_classes(self._loss):
+            raise ArgumentError(
+                "definition", definition, "the loss of one example has no class weight; give contribution"
+            )
         self._outputs: list[Any] = []  # of each piece
         self._per_weight: Tensor | None = None
-        risk = risk if self._loss is None else Supervised(self._noted)
+        if self._loss is not None:
+            risk = _Noting(self._loss, counts=accumulate > 1 or group is not None, seen=self._outputs)
         self._risk = MeanRisk(model, risk, self.aggregation.autocast, self._device)
         self._calls = Calls()
 
@@ -194,10 +202,17 @@ class PerExampleGradients(Recordable):
         """Sum the statistics of these examples; return risks and weights, by environment if known."""
         for parameter in self._parameters:
             parameter.grad = None
-        parts = [self._collect_piece(piece, step) for piece in self._pieces.of(batch)]
+        pieces = self._pieces.of(batch)
+        divided = len(pieces) > 1 or self._group is not None
+        if divided and self._loss is not None and self._per_weight is None:
+            counts = weights_of(self._loss, pair(batch)[1])
+            if counts is not None:
+                self._note_weight(len(counts), counts.sum())
+        parts = [self._collect_piece(piece, step) for piece in pieces]
         risks, weights = (torch.stack(each) for each in zip(*parts, strict=True))
         weight = weights[0] if len(weights) == 1 else weights.sum()
-        outputs, self._outputs = self._outputs, []
+        outputs = list(self._outputs)
+        self._outputs.clear()
         if self._loss is None or environments == 1:
             return (risks[0] if len(risks) == 1 else (risks * weights).sum() / weight)[None], weight[None]
         both = pytree.tree_map(lambda *leaves: joined(leaves), *outputs), pair(batch)[1]
@@ -229,19 +244,21 @@ class PerExampleGradients(Recordable):
                     f"accumulate={self._pieces.count}: the risk gives a sum and its weight, and the examples of "
                     "a piece count by the weight of all; give 1, or a risk that is a mean over the examples"
                 )
-            share = risk * self._share(examples, weight) if self._group is not None and self._risk.weighted else risk
+            if self._risk.weighted and self._group is not None and self._per_weight is None:
+                self._note_weight(examples, weight)
+            # The factor of this mean risk that gives it its weight among all pieces and processes.
+            share = risk if self._per_weight is None else risk * (self._per_weight * weight / examples)
             share = share * examples if self._scales else share
             scale = self.aggregation.scale(self._device)
             (share if scale is None else share * scale).backward()
         return risk.detach(), weight
 
-    def _share(self, examples: int, weight: Tensor) -> Tensor:
-        """The factor of this process's mean risk that gives it its weight among all processes."""
-        if self._per_weight is None:  # once a step: leaving examples out does not change it
-            sums = torch.stack([torch.full_like(weight, examples), weight])
+    def _note_weight(self, examples: int, weight: Tensor) -> None:
+        """Keep the number of all examples per weight, once a step: leaving examples out does not change it."""
+        sums = torch.stack([torch.full_like(weight, examples), weight])
+        if self._group is not None:
             dist.all_reduce(sums, group=self._group)
-            self._per_weight = sums[0] / sums[1]
-        return self._per_weight * weight / examples
+        self._per_weight = sums[0] / sums[1]
 
     def _collect_by_loss(self, outputs: Any, targets: Any) -> None:
         assert self._loss is not None
@@ -252,7 +269,13 @@ class PerExampleGradients(Recordable):
             for index, gradient in enumerate(gradients):
                 self._collected.sums.add(index, gradient[None], accumulate=example > 0)
 
-    def _noted(self, outputs: Any, targets: Any) -> Tensor:
-        assert self._loss is not None
-        self._outputs.append(outputs)
-        return self._loss(outputs, targets)
+
+@dataclass(frozen=True)
+class _Noting(Supervised):
+    """A loss as a risk, which notes the model's outputs."""
+
+    seen: list[Any] = field(default_factory=list)
+
+    def value(self, outputs: Any, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+        self.seen.append(outputs)
+        return super().value(outputs, batch)

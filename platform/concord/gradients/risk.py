@@ -16,7 +16,8 @@ A loss, a function of outputs and targets, can take the place of a risk; batches
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -48,6 +49,9 @@ class Supervised:
     """
 
     loss: Loss
+    counts: bool = False
+    """Whether PyTorch's losses of classes give their sum and its weight in place of their mean. The weight sums the
+    targets' class weights, without ignored targets, so that the means of a batch's pieces add up to its mean."""
     of_outputs: ClassVar[bool] = True
     """It calls the model once, with the inputs, and all else is a function of outputs and targets."""
 
@@ -56,11 +60,17 @@ class Supervised:
         outputs = model(inputs_of(batch))
         if isinstance(outputs, Tensor) and torch.is_autocast_enabled(outputs.device.type):
             with torch.autocast(outputs.device.type, enabled=False):
-                return self._of_outputs(outputs.float(), batch)
-        return self._of_outputs(outputs, batch)
+                return self.value(outputs.float(), batch)
+        return self.value(outputs, batch)
 
-    def _of_outputs(self, outputs: Any, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        if not isinstance(batch, Weighted):
+    def value(self, outputs: Any, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+        """The loss of these outputs, in place of the model's."""
+        weighted = isinstance(batch, Weighted)
+        parts = _parts(self.loss, outputs, batch[1]) if weighted or self.counts else None
+        if parts is not None:
+            losses, counts = parts if not weighted else (part * batch.weights for part in parts)
+            return losses.sum(), counts.sum()
+        if not weighted:
             return self.loss(outputs, batch[1])
 
         def alone(output: Any, target: Tensor) -> Tensor:
@@ -101,6 +111,60 @@ def loss_by_group(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.is_floating_point():
         return each.mean(1)
     return each.sum(1) / (targets != _IGNORED).flatten(1).sum(1)
+
+
+def _parts(loss: Loss, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What each example adds to the loss's sum and to its weight, both ``(examples,)``; None as :func:`weights_of`."""
+    counts, found = weights_of(loss, targets), _of_classes(loss)
+    if counts is None or found is None:
+        return None
+    function, options = found
+    each = function(outputs, targets, **options, reduction="none")
+    return each.reshape(len(each), -1).sum(1), counts.to(each).reshape(len(each), -1).sum(1)
+
+
+def weights_of(loss: Loss, targets: Tensor) -> Tensor | None:
+    """What each target counts in the mean of PyTorch's losses of classes: the weight of its class, 0 if it is ignored.
+
+    None if the loss is another one, or the targets are no classes: each example counts once.
+    """
+    found = _of_classes(loss)
+    if found is None or targets.is_floating_point():
+        return None
+    ignored = targets == found[1].get("ignore_index", _IGNORED)
+    weight: Tensor | None = found[1].get("weight")
+    counts = (
+        torch.ones_like(targets, dtype=torch.float32) if weight is None else weight[targets.masked_fill(ignored, 0)]
+    )
+    return counts.masked_fill(ignored, 0)
+
+
+def weighs_classes(loss: Loss) -> bool:
+    """Whether the loss is one of PyTorch's with class weights."""
+    found = _of_classes(loss)
+    return found is not None and found[1].get("weight") is not None
+
+
+def counting(risk: Risk) -> Risk:
+    """The risk, with the weight of its mean if that is known of its loss."""
+    return replace(risk, counts=True) if isinstance(risk, Supervised) else risk
+
+
+def _of_classes(loss: Loss) -> tuple[Callable[..., Tensor], dict[str, Any]] | None:
+    """PyTorch's function of classes that the loss is, and its options; None if it is another one, or no mean."""
+    options: dict[str, Any]
+    function, options = loss, {}
+    if isinstance(loss, partial) and not loss.args:
+        function, options = loss.func, dict(loss.keywords)
+    elif type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
+        module: Any = loss
+        names = ("weight", "ignore_index", "reduction", "label_smoothing")
+        options = {name: getattr(module, name) for name in names if hasattr(module, name)}
+        function = functional.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else functional.nll_loss
+    known = function in (functional.cross_entropy, functional.nll_loss)
+    if not known or options.pop("reduction", "mean") != "mean" or {"size_average", "reduce"} & options.keys():
+        return None
+    return function, options
 
 
 def as_risk(loss_or_risk: Any) -> Risk:
@@ -162,7 +226,7 @@ class MeanRisk(nn.Module):
     def __init__(self, model: nn.Module, risk: Risk, autocast: torch.dtype | None, device: torch.device) -> None:
         super().__init__()
         self.model, self.risk, self.autocast, self.device = model, risk, autocast, device
-        self.weighted = False  # whether the risk says its weight, known after the first call
+        self.weighted = False  # whether the data or the user's risk decide the weight, known after the first call
 
     def forward(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """The mean risk of one environment's batch, float32 or float64, and its weight: two scalars."""
@@ -174,8 +238,9 @@ class MeanRisk(nn.Module):
             raise InputError(
                 f"risk: gives {found}; expected a scalar, the mean over the batch, or a sum and its weight"
             )
-        self.weighted = len(parts) == 2
-        if not self.weighted:
+        counted = isinstance(self.risk, Supervised) and self.risk.counts and not isinstance(batch, Weighted)
+        self.weighted = len(parts) == 2 and not counted
+        if len(parts) == 1:
             examples = len(pytree.tree_leaves(batch)[0])
             return parts[0], torch.full_like(parts[0].detach(), examples, dtype=torch.float32)
         total, weight = parts[0], parts[1].detach()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -119,13 +119,14 @@ def _slope(
     risk; and its weight."""
     # torch.autograd.grad takes a third of the time of torch.func.grad, but not within its transforms.
     graph = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-    if isinstance(risk, Supervised) and type(batch) is tuple and isinstance(batch[0], Tensor):
+    outputs = inputs_of(batch) if isinstance(risk, Supervised) else None  # in place of inputs, as the model is
+    if isinstance(outputs, Tensor):
         # By the chain rule, which leaves the factor out: a third of the operations for a small network.
-        at = batch[0].to(accumulation_dtype([batch[0].dtype]))
+        at = outputs.to(accumulation_dtype([outputs.dtype]))
 
         def value(at: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            mean = cast(Tensor, risk(model, (at, batch[1]), step))
-            return mean, (mean, torch.full_like(mean.detach(), len(at)))
+            mean, weight = MeanRisk(model, risk, None, at.device)(with_outputs(batch, at), step)
+            return mean, (mean, weight)
     elif classifier == "vector":
         raise ArgumentError("irm_classifier", "vector", "needs a loss of outputs and targets alone; give scalar")
     else:
