@@ -23,7 +23,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -270,6 +270,16 @@ class OpenRun(Run):
                 return
             if event not in ("metrics", "system"):
                 self.take(Event(event, at, fields, self._lines.end))
+
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Add an event ``asked`` for each request for a run of a group, all or none: the runs of a trial belong
+        together."""
+        at = time.time_ns() // 1_000_000
+        with self._lock:
+            self._require_kept()
+            self._lines.append(*({"event": "asked", "at": at, **request} for request in requests))
+            for request in requests:
+                self.take(Event("asked", at, dict(request), self._lines.end))
 
     def sync(self) -> None:
         """Flush to disk; at an address, upload."""

@@ -176,9 +176,11 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk: Path) -> None:
         fill(disk)
         with pytest.raises(OSError, match=str(disk / "lines")):
             lines.append("x" * (1 << 20))
+        with pytest.raises(OSError, match=str(disk / "lines")):
+            lines.append("small", "x" * (1 << 20))  # which belong together
         (disk / "filler").unlink()
-        lines.append("second")
-    assert list(read_lines(disk / "lines")) == ["first", "second"]
+        lines.append("second", "third")
+    assert list(read_lines(disk / "lines")) == ["first", "second", "third"]
 
 
 def test_nothing_is_begun_on_a_disk_without_the_reserve(disk: Path) -> None:

@@ -33,9 +33,9 @@ class JsonLines:
             self.end = _end_of_last_line(self.descriptor)
             os.ftruncate(self.descriptor, self.end)
 
-    def append(self, value: object) -> None:
-        """Write a line. If that fails, as on a full disk, the file is unchanged (DiskError)."""
-        line = json_line(value)
+    def append(self, *values: object) -> None:
+        """Write lines, all or, if that fails, as on a full disk, none (DiskError); also in a process that is killed."""
+        line = b"".join(map(json_line, values))
         try:
             with disk_errors_in_one_line(self.file):
                 written = os.write(self.descriptor, line)

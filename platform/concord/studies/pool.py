@@ -180,6 +180,7 @@ class Pool:
         With ``keep`` a run counts as finished only with its last checkpoint.
         """
         group, answers = self.group.run, list[tuple[RunSpec, Run | None]]()
+        requests: dict[str, Mapping[str, Any]] = {}
         for spec in specs:
             run = finished_run(group.output, spec.key)
             if run is None or (keep and kept_checkpoint(run) is None):
@@ -191,8 +192,9 @@ class Pool:
             name = str(spec.name) if run is None else run.name
             request = plain({"run": name, "key": spec.key.value, **spec.place})
             if (text := _as_text(request)) not in self._asked:
-                self._asked.add(text)
-                group.append("asked", **request)
+                requests[text] = request
+        self._asked |= requests.keys()
+        group.ask(list(requests.values()))
         group.folder.keep(EVENTS)  # at an address, for another machine that goes on
         return answers
 
