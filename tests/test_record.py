@@ -372,8 +372,21 @@ def test_a_store_that_refuses_events_is_not_asked_for_ever(
     assert "no metric of this name" in message
 
 
-@pytest.mark.parametrize("what", ["deleted", "deleted with its experiment", "lost"])
-@pytest.mark.parametrize("when", ["before", "during"])
+@pytest.mark.parametrize(
+    ("what", "when"),
+    [
+        ("deleted", "before"),
+        ("lost", "during"),
+        *(
+            pytest.param(what, when, marks=pytest.mark.slow)
+            for what, when in (
+                ("deleted", "during"),
+                ("lost", "before"),
+                *(("deleted with its experiment", at) for at in ("before", "during")),
+            )
+        ),
+    ],
+)
 def test_a_run_that_is_deleted_or_lost_in_the_store_has_all_events_in_the_end(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, when: str
 ) -> None:

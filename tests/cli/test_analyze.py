@@ -240,6 +240,7 @@ def test_a_champion_is_analyzed_without_its_runs_folder(
     assert losses[0].size == losses[1].size
 
 
+@pytest.mark.slow
 def test_runs_stand_side_by_side_by_ray(ray_cluster: None, concord_: Concord, tmp_path: Path) -> None:
     """The tests on Ray have a process of their own, so this one trains no more runs than it compares."""
 

@@ -32,6 +32,7 @@ def processes_of(port: int) -> dict[int, str]:
     return {int(pid): words for session, pid, words in rows if session in sessions - {own}}
 
 
+@pytest.mark.slow
 @linux
 def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Path) -> None:
     Store.open(output)

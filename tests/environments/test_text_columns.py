@@ -211,7 +211,7 @@ def test_baselines_take_the_vectors(network: str, tiny: Path, tmp_path: Path) ->
     assert metrics["ood_auc"] > 0.9
 
 
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("trained", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_registered_model_takes_raw_texts(
     trained: bool, tiny: Path, tmp_path: Path, store: Store, run_id: str
 ) -> None:

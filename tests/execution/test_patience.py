@@ -110,6 +110,7 @@ def test_patience_counts_from_the_first_failure(
     assert clock.now <= began + work + 60 * minutes
 
 
+@pytest.mark.slow
 def test_a_tracking_server_that_is_away_at_the_beginning_and_the_end_gets_each_run_and_value_once(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

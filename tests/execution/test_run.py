@@ -433,7 +433,8 @@ def children_named(parent: int, name: str) -> list[int]:
     return [int(pid) for pid, _, args in rows if name in args and descends(int(pid)) and int(pid) != parent]
 
 
-@pytest.mark.parametrize("killed", ["one worker", pytest.param("on Ray Train", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["one worker", "on Ray Train"])
 def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(
     calm: Run, output: Path, killed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -477,6 +478,7 @@ def test_a_run_whose_worker_is_killed_ends_with_the_same_metrics(calm: Run, outp
     check_resumed(calm, output, resumed)
 
 
+@pytest.mark.slow
 def test_a_worker_that_always_dies_is_replaced_as_often_as_is_said(ray_cluster: None, output: Path) -> None:
     with pytest.raises(RunFailedError, match=r"^training failed: "):
         start(output, trouble="killed", max_failures=1)

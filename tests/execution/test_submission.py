@@ -607,6 +607,7 @@ def job_that_requires(condition: str) -> str:
     return JOB.read_text().replace(load, f"{load}        assert {condition}\n")
 
 
+@pytest.mark.slow
 def test_more_memory_than_a_head_node_has_is_refused_by_one_that_has_just_started(
     head: Head, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -721,6 +722,7 @@ def test_who_waits_for_a_command_that_is_refused_on_the_cluster_has_its_exit_sta
     assert "ended with exit status 2" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_submitted_comparison_takes_its_tables_and_options_along(
     head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -847,6 +849,7 @@ def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> Non
     )
 
 
+@pytest.mark.slow
 def test_submissions_beyond_the_head_s_memory_wait_and_say_for_what(
     head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

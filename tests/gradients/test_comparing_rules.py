@@ -428,8 +428,18 @@ def test_one_environment_has_its_own_gradient() -> None:
         torch.testing.assert_close(left(model).double(), rows[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("environments", [12, 48])  # whose gradients are kept, and are formed layer by layer
-@pytest.mark.parametrize("rule", [UPGrad(), Median(), TrimmedMean(0.2)])
+# Those of 12 environments are kept, those of 48 formed layer by layer.
+@pytest.mark.parametrize(
+    ("rule", "environments"),
+    [
+        (UPGrad(), 12),
+        (Median(), 48),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((UPGrad(), 48), (Median(), 12), (TrimmedMean(0.2), 48))
+        ),
+    ],
+)
 def test_gradients_that_are_compared_take_little_more_memory_than_their_limit(rule: Rule, environments: int) -> None:
     model = nn.Sequential(nn.Linear(8, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1))
     limit = 64 << 20  # of 16 environments' gradients

@@ -83,8 +83,22 @@ def gradients_of(source: Callable[..., Any], rule: Any, *, batches: list[Any], *
 BATCHES = [batch(step) for step in range(3)]
 
 
-@pytest.mark.parametrize("vectorize", ["pooled", True])
-@pytest.mark.parametrize("name", RULES)
+# One rule of each kind; tracing one takes seconds.
+TRACED = {
+    ("and-mask", True),
+    ("sand-mask", "pooled"),
+    ("geometric-mean", True),
+    ("median", True),
+    *((n, "pooled") for n in OWN_RULES),
+}
+CASES = [
+    pytest.param(name, way, marks=[] if (name, way) in TRACED else [pytest.mark.slow])
+    for name in RULES
+    for way in ("pooled", True)
+]
+
+
+@pytest.mark.parametrize(("name", "vectorize"), CASES)
 def test_a_compiled_rule_gives_the_ordinary_gradients(
     name: str, vectorize: Any, graphs: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def test_tensorboard_has_the_metrics_of_steps_and_evaluations(output: Path) -> N
     assert {step for name, step in found if name == "step/loss"} == {*range(1, last + 1)}
 
 
+@pytest.mark.slow
 def test_weights_and_biases_takes_a_run_offline(output: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")

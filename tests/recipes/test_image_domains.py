@@ -80,9 +80,10 @@ def test_weights_begin_the_network_and_its_last_layer_is_new(
 
 
 FROZEN = pytest.param("frozen", True, marks=pytest.mark.slow)  # what auto takes here
+TRAINED = pytest.param("trained", False, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("batch_norm", "kept"), [("auto", True), FROZEN, ("trained", False)])
+@pytest.mark.parametrize(("batch_norm", "kept"), [("auto", True), FROZEN, TRAINED])
 def test_frozen_batch_norm_keeps_statistics_and_trains_weights(
     batch_norm: str, kept: bool, job: Job[Any], torchvision: ModuleType, images: Path, weights: Path
 ) -> None:

@@ -902,7 +902,8 @@ def test_two_groups_that_want_the_same_runs_at_a_time_do_not_spoil_each_other(ra
         assert (each.run is not None and each.run.status, len(each.history)) == ("FINISHED", 2)
 
 
-@pytest.mark.parametrize("by", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
 def test_a_trial_whose_process_is_killed_runs_again(ray_cluster: None, output: Path, by: signal.Signals) -> None:
     witness = output.parent / "witness"
 

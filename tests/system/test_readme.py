@@ -126,7 +126,7 @@ def test_a_snippet_of_two_processes_runs_under_torchrun(
     assert all(0 <= number <= 1 for number in kept)
 
 
-@pytest.mark.parametrize("name", REVIEWS)
+@pytest.mark.parametrize("name", [REVIEWS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in REVIEWS[1:])])
 def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path: Path, name: str) -> None:
     (tmp_path / "reviews.py").write_text(snippet("reviews"))
     # One process stands for torchrun's: port 0 is none that another program has.

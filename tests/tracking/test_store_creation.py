@@ -144,7 +144,9 @@ def require_kept(folder: Path, run_id: str) -> None:
 NAMES = ["a?b", "a#b", "a%20b", "a%3Fb", "a b", "ü", "a&b=c", "a:b", "a@b", "a;b", "~a", "a'b"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*NAMES[::3], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name not in NAMES[::3])]
+)
 def test_the_store_lies_in_its_folder_whatever_the_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name / "runs"
     store = Store.open(folder)
@@ -157,7 +159,14 @@ def test_the_store_lies_in_its_folder_whatever_the_name(tmp_path: Path, name: st
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize(("before", "after"), [("a", "b"), ("a?b", "c d/e"), ("ü", "a%20b")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("a", "b", marks=pytest.mark.slow),
+        ("a?b", "c d/e"),
+        pytest.param("ü", "a%20b", marks=pytest.mark.slow),
+    ],
+)
 def test_a_moved_folder_has_its_files_and_models(tmp_path: Path, before: str, after: str) -> None:
     run_id = kept_model(tmp_path / before)
     (tmp_path / after).parent.mkdir(exist_ok=True)
