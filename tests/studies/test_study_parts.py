@@ -286,6 +286,20 @@ def test_the_trainings_that_follow_are_announced_and_their_time_once_it_can_be_t
     assert shown.line() == "1/4 trials, 0 running, 6 min left, then 6 trainings of about 6 min"
 
 
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_gauges_count_whole_trials(parts: int) -> None:
+    shown = GroupProgress("trials", 4, lambda _: None, parts=parts)
+    failed, finished = Run(Folder(Path("f"))), Run(Folder(Path("g")))
+    failed.ended = {"failure": "out of memory", "at": 0}
+    shown.ended(failed, "trial 0")  # a fold, whose trial is over
+    counts = {each.tags: each.value for each in shown.samples() if each.name == "concord_trials"}
+    assert counts == {("running",): 0, ("finished",): 0, ("failed",): 1}
+    for _ in range(parts):
+        shown.ended(finished, "trial 1")
+    counts = {each.tags: each.value for each in shown.samples() if each.name == "concord_trials"}
+    assert counts[("finished",)] == 1
+
+
 def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "s-trial-3")
     part_of_a_run(folder, 0.0, 4)
