@@ -268,7 +268,7 @@ def test_the_first_line_says_whether_the_method_holds() -> None:
         bad = verdict(ERRORS, "mse", mode, constants={**better, "b": worse["b"]})  # type: ignore[arg-type]
         assert bad is not None
         assert bad.below == ["b"]
-        assert bad.lines[0].startswith("does it hold? not everywhere: in b (1 of 4) model is worse than a constant")
+        assert bad.lines[0].startswith("does it hold? not everywhere: in b (1 of 4) model is no better than a constant")
         good = verdict(ERRORS, "mse", mode, constants=better)  # type: ignore[arg-type]
         assert good is not None
         assert good.below == []

@@ -61,7 +61,7 @@ def test_a_champion_is_not_replaced_by_a_model_of_other_hospitals(made: Path, ou
     assert second is not None
     assert second["registration"] == (
         "not compared with champion version 1: it was scored on cleveland, hungarian, switzerland, this one on "
-        "hungarian, switzerland, va; promote one of them"
+        "hungarian, switzerland, va; concord models promote heart-disease 2 makes it the champion"
     )
 
 

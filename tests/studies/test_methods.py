@@ -240,6 +240,34 @@ def study(method: str, values: Sequence[float], mode: str = "max", selection: st
     )
 
 
+def judged_in(environments: Mapping[str, tuple[float, float]], **more: float) -> StudyResult:
+    """A study of two seeds with these accuracies and majority shares of validation environments."""
+    metrics = {"validation_accuracy": statistics.fmean(value for value, _ in environments.values())}
+    for name, (value, share) in environments.items():
+        metrics |= {f"accuracy/validation/{name}": value, f"majority_share/validation/{name}": share}
+    made = study("mean", [0.0, 0.0])
+    for each in made.repeated:
+        assert each.run is not None
+        (evaluation,) = each.run.history
+        evaluation.metrics.update(metrics)
+    return made
+
+
+def test_the_verdict_of_methods_says_whether_the_model_is_better_than_a_constant() -> None:
+    def lines(**environments: tuple[float, float]) -> list[str]:
+        studies = {name: judged_in(environments) for name in ("mean", "and-mask")}
+        return MethodsResult("job", studies, {}, 10, range(2)).lines()
+
+    constant = lines(a=(0.8, 0.8), b=(0.9, 0.9), c=(0.85, 0.85))  # the most frequent class for every row
+    assert constant[0] == (
+        "does it hold? not everywhere: in a, b, c (3 of 3) average is no better than a constant, which needs no model"
+    )
+    assert constant[1].startswith("recommended: average; ")
+    assert constant[2].startswith("judged by validation environments")
+    held = lines(a=(0.85, 0.8), b=(0.95, 0.9), c=(0.9, 0.85))[0]
+    assert held.startswith("does it hold? in all 3 environments average is better than a constant, which")
+
+
 def compared(*runs: Sequence[float], environments: int = 10, **options: Any) -> MethodsResult:
     names = ("mean", "and-mask", "vrex")
     studies = {name: study(name, values, **options) for name, values in zip(names, runs, strict=False)}

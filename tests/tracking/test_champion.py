@@ -151,7 +151,10 @@ def test_versions_of_other_data_are_not_compared_and_it_is_said(store: Store) ->
     registered(store, "data", 0.5, data="a1")
     other = registered(store, "data", 0.9, data="b2")
     assert not other.champion
-    assert other.reason == ("not compared with champion version 1: its data are a1, these b2; promote one of them")
+    assert other.reason == (
+        "not compared with champion version 1: its data are a1, these b2; concord models promote data 2 makes it the "
+        "champion"
+    )
     assert registered(store, "data", 0.6, data="a1").champion
     assert promote(store, "data", 2, or_better=True).version == 2
     assert registered(store, "data", 0.95, data="b2").champion
@@ -170,7 +173,7 @@ def test_versions_scored_in_other_environments_are_not_compared_and_it_is_said(s
     assert not easier.champion
     assert easier.reason == (
         "not compared with champion version 1: it was scored on cleveland, va, this one on cleveland, hungarian; "
-        "promote one of them"
+        "concord models promote scored 2 makes it the champion"
     )
     assert scored(0.6, "cleveland, va").champion
     assert show(store, "scored").scored_on == "cleveland, va"

@@ -14,7 +14,8 @@ from concord.environments import Environments
 from concord.environments.table import from_table
 from concord.errors import InputError
 from concord.record import Evaluation
-from concord.training.regression import no_better_than_constant, regression_errors
+from concord.training.advice import no_better_than_constant
+from concord.training.regression import regression_errors
 
 SITES = ("east", "north", "south", "west")
 
@@ -98,3 +99,18 @@ def test_a_regression_is_judged_against_the_mean_of_the_training_target(
     environments = Environments(lambda _: None, ["a", "b"], test=["c"])
     said = no_better_than_constant(ended(**metrics), environments)
     assert said == (None if line is None else f"warning: no better than the mean of the training target: {line}")
+
+
+def test_a_classifier_is_judged_against_the_most_frequent_class() -> None:
+    environments = Environments(lambda _: None, ["a", "b"], validation=["v"], test=["c"])
+    shares = {f"{split}_majority_share": 0.8 for split in ("held_out", "validation", "ood")}
+    better = {"held_out_accuracy": 0.9, "validation_accuracy": 0.81, "ood_accuracy": 0.85}
+    assert no_better_than_constant(ended(**shares, **better), environments) is None
+    assert no_better_than_constant(ended(**better), environments) is None
+    said = no_better_than_constant(
+        ended(**shares, **{**better, "validation_accuracy": 0.8, "ood_accuracy": 0.7, "ood_auc": 0.61}), environments
+    )
+    assert said == (
+        "warning: no better than the most frequent class for every row: accuracy on validation environments 0.8, its "
+        "share 0.8; on the test (oracle: do not select by it) 0.7, its share 0.8 (auc 0.61)"
+    )

@@ -67,6 +67,7 @@ AUXILIARY: dict[str, dict[str, Any]] = {
 }
 # Chosen among them by validation with seed 0.
 SEARCHED: dict[str, dict[str, Any]] = {
+    "no teacher, searched": {"batch_size": 16, "lr": 1e-2},
     "predicting x*, searched": {"auxiliary_weight": 4.0, "lr": 1e-2},
 }
 

@@ -26,7 +26,10 @@ from concord.analysis.intervals import (
 
 ByEnvironment = Mapping[str, Sequence[float]]
 """The values of each environment over seeds."""
+OF_ANY_CONSTANT = {"auc": 0.5, "r2": 0.0}
+"""Measures that are the same of every constant, in any environment."""
 _MOST_NAMES = 5  # in a line
+_EQUAL = 1e-9  # a difference of rounding alone
 _OF_SEEDS = "seeds repeat training on the same rows; they show no chance of other rows or of a new environment"
 
 
@@ -110,7 +113,7 @@ class Verdict:
         environments: each method's value in each environment, with intervals over rows.
         differences: of each other method with the first.
         next_environment: for the recommended method; None without three environments.
-        below: environments in which it is worse than a constant; None if no constant's value is known.
+        below: environments in which it is no better than a constant; None if no constant's value is known.
         left_out: methods and environments without a value, with the reason.
         lines: the verdict in words.
     """
@@ -184,7 +187,7 @@ def verdict(
     ]
     sign, own = 1 if mode == "max" else -1, means[recommended]
     known = {name: value for name, value in (constants or {}).items() if name in own}
-    below = [name for name, value in known.items() if sign * own[name] < sign * value] if known else None
+    below = [name for name, value in known.items() if not sign * (own[name] - value) > _EQUAL] if known else None
     found = Verdict(measure, unit, recommended, methods, each, differences, following, below, left_out, ())
     return replace(found, lines=_Words(found, label, digits).lines(units, known, sign, unfinished))
 
@@ -302,7 +305,9 @@ class _Words:
             return []
         if found.below:
             where = f"{_some(found.below)} ({len(found.below)} of {len(units)})"
-            return [f"does it hold? not everywhere: in {where} {name} is worse than a constant, which needs no model"]
+            return [
+                f"does it hold? not everywhere: in {where} {name} is no better than a constant, which needs no model"
+            ]
         known = f"where its value is known ({len(constants)} of {len(units)} environments)"
         where = f"in all {len(units)} environments" if len(constants) == len(units) else known
         line = f"does it hold? {where} {name} is better than a constant, which needs no model"

@@ -146,7 +146,8 @@ def _one_line(event: Any, options: type[Any], around: type[Any] | None) -> str:
             near = did_you_mean(first.split("=")[0], map(flag_of, known)) or ";"
             return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":
-            return f"{option} {event.value}: must be one of {', '.join(shown_choices(event.choices))}"
+            choices = shown_choices(event.choices)
+            return f"{option} {event.value}: must be one of {', '.join(choices)}{did_you_mean(event.value, choices)}"
         case "MissingArgs":
             missing = sorted(each.arg.lowered.name_or_flags[0] for each in event.missing_arguments)
             if not missing[0].startswith("-"):

@@ -217,6 +217,8 @@ def read_table_rows(
     frame[target] = stripped(frame[target])
     labelled = frame[target].notna()
     rows = frame[labelled]
+    if rows.empty:
+        raise ArgumentError("target", target, "has no value in any row")
     if len(rows) < len(frame):
         warnings.warn(
             f"{len(frame) - len(rows)} of {len(frame)} rows have no {target} and are left out",

@@ -257,12 +257,18 @@ def _commands(result: "ComparisonResult") -> list[Part]:
     return parts
 
 
+_CHAMPION = (
+    "The champion is the best version so far. A version that was scored in other environments is not compared with it: "
+    "concord models promote {model} VERSION makes it the champion, and concord models lists all"
+)
+
+
 def _use(method: str, train: str, store: str, model: str) -> list[Part]:
     """How to train a method on all environments, and to load and serve its model."""
     uri = f"models:/{model}@{CHAMPION}"
     load = f"import mlflow\n\nmlflow.set_tracking_uri({store!r})\nmodel = mlflow.pyfunc.load_model({uri!r})"
     return [
         Command(f"Train {method_name(method)} on all environments, and register its model:", train),
-        Command("Load it in Python. The champion is the best version so far; concord models lists all:", load),
+        Command(f"Load it in Python. {_CHAMPION.format(model=model)}:", load),
         Command("Serve it over HTTP:", serve_command(store, uri)),
     ]

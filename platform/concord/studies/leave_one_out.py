@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from concord.analysis.comparison_figures import Spread, left_out_figure
 from concord.analysis.spread import finite
+from concord.analysis.uncertainty import OF_ANY_CONSTANT
 from concord.environments.parquet import read_table
 from concord.errors import InputError, format_for_cli
 from concord.execution.preflight import preflight
@@ -49,7 +50,6 @@ ORACLE, HELD_OUT, TEST = " (oracle)", " (held-out)", " (test)"
 ROWS, MAJORITY, CONSTANT = " (rows)", " (majority share)", " (constant mse)"
 WITHIN = " (itself)"  # of a baseline: what it reaches if it is fitted there
 _KINDS = ("", HELD_OUT, ORACLE, TEST, ROWS, CONSTANT, WITHIN, MAJORITY)
-_OF_ANY_CONSTANT = {"auc": 0.5, "r2": 0.0}
 _MANY = 20  # of more environments text shows quartiles, and those that stand out
 _EXTREME, _MOST_EXTREME = 2, 5  # environments at each end that text shows in any case, and at most
 _QUARTILES = ("lower quartile", "median", "upper quartile")
@@ -344,8 +344,8 @@ def constants_of(known: Mapping[str, Mapping[str, float]], measure: str) -> dict
 
     ``known`` is that of :func:`known_of_environments`.
     """
-    if measure in _OF_ANY_CONSTANT:
-        return dict.fromkeys(known, _OF_ANY_CONSTANT[measure])
+    if measure in OF_ANY_CONSTANT:
+        return dict.fromkeys(known, OF_ANY_CONSTANT[measure])
     kind = {"accuracy": MAJORITY, "mse": CONSTANT}.get(measure, "").strip(" ()")
     return {name: each[kind] for name, each in known.items() if kind in each}
 

@@ -8,7 +8,7 @@ environments judge.
 import functools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,11 +18,12 @@ from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
 from concord.analysis.intervals import LEAST_ENVIRONMENTS
 from concord.analysis.method_names import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
-from concord.analysis.uncertainty import ByEnvironment, Verdict, verdict
+from concord.analysis.uncertainty import OF_ANY_CONSTANT, ByEnvironment, Verdict, verdict
 from concord.space import format_point
 from concord.studies.criterion import SCORED_ON, SPREAD, metric_on
 from concord.studies.results import ResultLine, StudyResult
 from concord.table import Column, Table
+from concord.training.metric_names import environment_metric
 
 TEST = "o.o.d. test"  # the heading of the test's values begins so
 _DIGITS = 3
@@ -73,7 +74,22 @@ class MethodsResult:
     def _verdict(
         self, values: Mapping[str, ByEnvironment], measure: str, unit: Literal["environments", "seeds"]
     ) -> Verdict | None:
-        return verdict(values, measure, self._first.criterion.mode, unit=unit, label=method_name, digits=_DIGITS)
+        how: dict[str, Any] = {"unit": unit, "label": method_name, "digits": _DIGITS}
+        if unit == "environments":
+            how["constants"] = self._constants(
+                measure, dict.fromkeys(name for each in values.values() for name in each)
+            )
+        return verdict(values, measure, self._first.criterion.mode, **how)
+
+    def _constants(self, measure: str, environments: Iterable[str]) -> dict[str, float]:
+        """What the best constant has in each of these environments, if it is known of this measure."""
+        if measure in OF_ANY_CONSTANT:
+            return dict.fromkeys(environments, OF_ANY_CONSTANT[measure])
+        constant = {"accuracy": "majority_share", "mse": "constant_mse"}.get(measure, "")
+        runs = [run for trial in self._first.repeated for run in trial.runs]
+        names = {name: environment_metric(constant, "validation", name) for name in environments}
+        found = {name: finite(run.metrics.get(metric, math.nan) for run in runs) for name, metric in names.items()}
+        return {name: statistics.fmean(values) for name, values in found.items() if values}
 
     @property
     def recommended(self) -> str:
@@ -100,14 +116,16 @@ class MethodsResult:
         ranked = sorted(self.studies, key=self._score, reverse=True)
         best = ranked[0]
         found, judged = self.verdict, SCORED_ON[self._first.criterion.selection]
-        lines = [*found.lines[:1]] if found is not None else [f"recommended: {method_name(self.recommended)}"]
+        said = [f"recommended: {method_name(self.recommended)}"] if found is None else [*found.lines]
+        ahead = 1 + next(at for at, line in enumerate(said) if line.startswith("recommended:"))
+        lines, said = said[:ahead], said[ahead:]
         if best in self.baselines:
             lines.append(self._won(best, next(each for each in ranked if each not in self.baselines)))
         lines.append(
             f"judged by {judged}, which also chose the settings; a method replaces {method_name(self._simplest)} only "
             "if it is better by more than chance"
         )
-        lines += [] if found is None else found.lines[1:]
+        lines += said
         for method in ranked:
             lacking = ", ".join(str(seed) for seed in self.seeds if not self._has_value(method, seed))
             if lacking:

@@ -409,16 +409,16 @@ def _compare(champion: ModelVersion | None, other: ModelVersion) -> tuple[bool, 
         return False, f"{criterion} is NaN"
     if champion is None:
         return True, "the first champion"
-    rival = f"champion version {champion.version}"
+    rival, promote = f"champion version {champion.version}", f"concord models promote {other.name} {other.version}"
     for what, before, now in (
         ("its data are {}, these {}", champion.data, other.data),
         ("it was scored on {}, this one on {}", champion.scored_on, other.scored_on),
     ):
         if before is not None and now is not None and before != now:
-            return False, f"not compared with {rival}: {what.format(before, now)}; promote one of them"
+            return False, f"not compared with {rival}: {what.format(before, now)}; {promote} makes it the champion"
     if (previous := champion.metrics.get(criterion)) is None:
         by = f", only {champion.criterion}" if champion.criterion else ""
-        return False, f"{rival} has no {criterion}{by}; promote one of them"
+        return False, f"{rival} has no {criterion}{by}; {promote} makes this one the champion"
     better = math.isnan(previous) or (value > previous if mode == "max" else value < previous)
     word = "better than" if better else "not better than"
     return better, f"{criterion} {value:g} is {word} {previous:g} of version {champion.version} ({mode})"

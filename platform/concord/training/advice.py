@@ -31,7 +31,6 @@ from concord.training.evaluation import worst
 from concord.training.job import Job
 from concord.training.metric_names import environment_metric, names_by_split, split_metric
 from concord.training.options import ResolvedConfig, ResolvedTrainConfig
-from concord.training.regression import no_better_than_constant
 
 # A threshold below this needs fewer than three quarters of the signs: it is meant to keep most components (0 averages).
 _MEANT_TO_MASK = 0.5
@@ -94,6 +93,32 @@ def large_losses(history: Sequence[Evaluation]) -> str | None:
         f"warning: {name} was {losses[name]:.3g} at the first evaluation; losses above {LARGE:.0e} exceed what float32 "
         "can tell apart: look for fill values in the data, and scale inputs and targets"
     )
+
+
+# A measure, its value of the best constant, and the constant in words.
+_CONSTANTS = (
+    ("mse", "constant_mse", "the mean of the training target", "the constant"),
+    ("accuracy", "majority_share", "the most frequent class for every row", "its share"),
+)
+
+
+def no_better_than_constant(history: Sequence[Evaluation], environments: Environments) -> str | None:
+    """A model whose last squared error or accuracy is not better than that of a constant, and where."""
+    end = history[-1].metrics
+    for measure, of_constant, words, shown in _CONSTANTS:
+        inside = "held_out" if split_metric("held_out", measure) in end else "train"
+        places = {inside: f"{inside.replace('_', '-')} examples"}
+        places |= {"validation": "validation environments"} if environments.validation else {}
+        places |= {"ood": "the test (oracle: do not select by it)"} if environments.test else {}
+        found = []
+        for split, place in places.items():
+            value, constant, auc = (end.get(split_metric(split, name)) for name in (measure, of_constant, "auc"))
+            if value is None or constant is None or (value < constant if measure == "mse" else value > constant):
+                continue
+            found.append(f"{place} {value:.4g}, {shown} {constant:.4g}{'' if auc is None else f' (auc {auc:.3g})'}")
+        if found:
+            return f"warning: no better than {words}: {measure} on {'; on '.join(found)}"
+    return None
 
 
 def empty_masks(history: Sequence[Evaluation], config: ResolvedTrainConfig, environments: int) -> str | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.job_files import built_in_jobs, job_name
-from concord.options import as_words, defaults_of, options_of, path_of
+from concord.options import as_words, defaults_of, did_you_mean, options_of, path_of
 from concord.record import Evaluation, Run
 from concord.redaction import redact_words, without_secrets
 from concord.source_file import read_source, run_source
@@ -480,7 +480,8 @@ def load_job(reference: str) -> JobFile:
     """The job of this name, or the job in this file."""
     known = built_in_jobs()
     if reference not in known and not reference.endswith(".py"):
-        raise InputError(f"job {reference}: there is no such job; give one of {', '.join(known)}, or a Python file")
+        near = did_you_mean(reference, known) or f"; give one of {', '.join(known)}, or a Python file"
+        raise InputError(f"job {reference}: there is no such job{near}")
     path = (known.get(reference) or path_of(reference)).resolve()
     source = read_source(path, lambda problem: InputError(f"job {reference}: {problem}"))
     return job_from_source(str(path), source)

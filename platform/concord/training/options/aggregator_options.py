@@ -8,7 +8,7 @@ from concord.built_in import RULES
 from concord.errors import InputError
 from concord.gradient_policies import ExampleGradient, NonFinite
 from concord.hyperparameters import options_of_part
-from concord.options import OptionGroup, Role
+from concord.options import OptionGroup, Role, did_you_mean
 
 # Rules need PyTorch, which takes a second or two: help and a wrong option do without.
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class AggregatorOptions(OptionGroup):
     def check(self) -> None:
         """Validate options; a rule checks its own."""
         if self.own_rule is None and self.aggregator not in ("auto", *RULES.names):
-            raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(RULES.names)}")
+            near = did_you_mean(self.aggregator, RULES.names)
+            raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(RULES.names)}{near}")
         right = self.threshold is None or 0 <= self.threshold <= 1
         self.require("threshold", right, "the agreement threshold must lie in [0, 1]")
         right = self.significance is None or 0 < self.significance <= 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.options import NEEDED, OptionGroup, Place, Scoring, Unkept, flag_of, group, option_values, options_of
-from concord.storage import check_address
+from concord.storage import check_address, resolve
 
 LOCAL = "local"  # the address of a Ray on this machine
 _LONGEST_NAME = 200  # letters; it is also a folder's name
@@ -83,6 +83,7 @@ class RunOptions(OptionGroup):
                 raise InputError(f"--tag {each}: names that begin with concord. are Concord's own; give another name")
         self.require("model_name", self.model_name is None or is_model_name(self.model_name), MODEL_NAMES)
         check_address("output", self.output)
+        self.require("output", not resolve(self.output).is_file(), "is a file; give a folder")
         for option in ("wait_for_resources", "tracking_patience"):
             minutes = getattr(self, option)
             right = minutes is None or 0 <= minutes < math.inf
