@@ -11,7 +11,7 @@ from concord.errors import InputError, RunFailedError
 from concord.execution.execute import only_process
 from concord.studies import expected_time
 from concord.studies.comparison_run import run_comparison
-from concord.studies.expected_time import require_time
+from concord.studies.expected_time import BESIDE_STEPS, require_time
 from concord.studies.leave_one_out import plan_leave_one_out
 from concord.studies.methods import plan_methods, run_methods
 from concord.training import load_job
@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def ten_minutes_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (600.0, 600.0))
+    monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (600.0 - BESIDE_STEPS, 600.0 - BESIDE_STEPS))
 
 
 def announced(left: int, hours: float, first_look: str = "") -> list[str]:
@@ -67,8 +67,14 @@ def test_what_takes_more_than_ten_minutes_ends_with_the_options_for_a_first_look
     assert line.endswith("comes on top; for a first look: --seeds 1" if hint else "comes on top")
 
 
+def test_many_short_trainings_take_their_time_beside_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (0.01, 0.01))
+    (line,) = announced(100, 1.0)
+    assert "about 36 s;" in line
+
+
 def test_patience_gives_a_range_whose_shortest_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (60.0, 600.0))
+    monkeypatch.setattr(expected_time, "estimated_seconds", lambda *_: (60.0 - BESIDE_STEPS, 600.0 - BESIDE_STEPS))
     (line,) = announced(120, 1.0)
     assert "60 min to 10.0 h, as patience ends each training" in line
     with pytest.raises(InputError, match=r"--hours 0\.9: .* 60 min to 10\.0 h"):

@@ -11,6 +11,8 @@ from concord.training.loop import estimated_seconds
 from concord.training.options import ResolvedTrainConfig
 
 HOURS = 1.0  # of trainings that begin without a question
+BESIDE_STEPS = 0.7
+"""Seconds of a run beside its steps: its record, MLflow, evaluations (measured on 24 runs of a small table)."""
 _LONG_SECONDS = 600.0
 
 
@@ -40,7 +42,7 @@ def require_time(
     except Exception as error:  # the job's own code; its runs report it
         info(f"{trainings}; how long they take is unknown ({first_line(error)})")
         return
-    shortest, longest = (left * seconds / concurrent for seconds in each)
+    shortest, longest = (left * (seconds + BESIDE_STEPS) / concurrent for seconds in each)
     length = f"about {duration(longest)}"
     if duration(shortest) != duration(longest):
         length = f"{duration(shortest)} to {duration(longest)}, as patience ends each training"
