@@ -31,7 +31,7 @@ from concord.gradients.exchange import Processes, SliceExchange, complete, weigh
 from concord.gradients.layout import Layers, Layout, require_unchanged, trainable
 from concord.gradients.nonfinite import presence
 from concord.gradients.pieces import Pieces
-from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, counting, take
+from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 
 # DDP's option by which a forward pass leaves buffers alone; PyTorch 2.13 gave it another name.
@@ -323,9 +323,7 @@ class HookedGradients:
             raise InputError("model: none of its parameters requires a gradient")
         device = self._parameters[0].device
         self._risk = DistributedDataParallel(
-            MeanRisk(
-                model, counting(as_risk(loss)) if accumulate > 1 else as_risk(loss), options.get("autocast"), device
-            ),
+            MeanRisk(model, as_risk(loss, counts=accumulate > 1), options.get("autocast"), device),
             device_ids=[device] if device.type == "cuda" else None,
             find_unused_parameters=find_unused_parameters,
             **_OWN_BUFFERS,

@@ -145,11 +145,6 @@ def weighs_classes(loss: Loss) -> bool:
     return found is not None and found[1].get("weight") is not None
 
 
-def counting(risk: Risk) -> Risk:
-    """The risk, with the weight of its mean if that is known of its loss."""
-    return replace(risk, counts=True) if isinstance(risk, Supervised) else risk
-
-
 def _of_classes(loss: Loss) -> tuple[Callable[..., Tensor], dict[str, Any]] | None:
     """PyTorch's function of classes that the loss is, and its options; None if it is another one, or no mean."""
     options: dict[str, Any]
@@ -167,13 +162,13 @@ def _of_classes(loss: Loss) -> tuple[Callable[..., Tensor], dict[str, Any]] | No
     return function, options
 
 
-def as_risk(loss_or_risk: Any) -> Risk:
-    """Return a risk unchanged, and a loss as the risk of pairs.
+def as_risk(loss_or_risk: Any, counts: bool = False) -> Risk:
+    """Return a risk unchanged, and a loss as the risk of pairs; for ``counts`` see :class:`Supervised`.
 
     A function with three positional parameters without a default is a risk, any other function a loss.
     """
     if isinstance(loss_or_risk, Supervised):
-        return loss_or_risk
+        return replace(loss_or_risk, counts=True) if counts else loss_or_risk
     try:
         parameters = inspect.signature(loss_or_risk).parameters.values()
     except (TypeError, ValueError):  # of a function written in C nothing is known
@@ -183,7 +178,7 @@ def as_risk(loss_or_risk: Any) -> Risk:
     if len(required) == 3:
         risk: Risk = loss_or_risk
         return risk
-    return Supervised(loss_or_risk)
+    return Supervised(loss_or_risk, counts)
 
 
 def inputs_of(batch: Batch) -> Any:

@@ -26,7 +26,7 @@ from concord.gradients.layout import require_no_hooks_after_accumulation, requir
 from concord.gradients.nonfinite import collect_finite, random_state, set_random_state
 from concord.gradients.pieces import MeanOfPieces, Pieces, joined
 from concord.gradients.pooled import PooledPass
-from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, counting, take
+from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.rows import Rows
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.step_graph import NO_NUMBER, Recordable, StepGraph
@@ -137,7 +137,7 @@ class StackedGradients(Recordable):
         self._pieces = Pieces(model, accumulate)
         self._device = self._sums.device
         self._graph = StepGraph(self._device) if graph else None
-        risk = counting(as_risk(loss)) if accumulate > 1 else as_risk(loss)
+        risk = as_risk(loss, counts=accumulate > 1)
         self._risk = MeanRisk(model, risk, self.aggregation.autocast, self._device)
         self._calls = Calls()
         size = self._sums.layout.components * self._sums.layout.dtype.itemsize

@@ -16,7 +16,7 @@ from concord.environments.readers import read_ahead
 from concord.environments.source import InMemory
 from concord.environments.tree import Tree
 from concord.errors import InputError
-from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, counting
+from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
 from concord.training.context import ProcessContext
 from concord.training.declared_measures import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.metric_names import environment_metric, names_by_split, split_metric
@@ -202,7 +202,7 @@ def evaluate(
     loss has them. Weighted examples count by their weights everywhere.
     """
     known = as_measures(measures)
-    risk = counting(as_risk(loss))
+    risk = as_risk(loss, counts=True)
     mode_of = modes(known, evaluation)
     names = list(mode_of)
     sums = torch.zeros(len(parts), len(names), dtype=torch.float64)
