@@ -42,6 +42,7 @@ ABLATIONS: dict[str, tuple[dict[str, Any], str]] = {  # of LDT, and the thesis' 
     ),
     "RT-8: the last 8 frames noise": ({"noise_frames": 8}, ""),
 }
+WITHOUT_THE_GATE = ("no teacher", "RT-8: the last 8 frames noise")  # the first has no gate, the last no result to meet
 
 
 NEIGHBOURS: dict[str, dict[str, Any]] = {  # of the settings found for Hopper: other values of Table C.4
@@ -137,6 +138,16 @@ comparisons = {
             for row, (options, _) in ABLATIONS.items()
         },
         {row: words for row, (_, words) in ABLATIONS.items() if words},
+        ends=False,
+    ),
+    "fig-4.9-gate": errors(
+        "ablations of figure 4.9 on Hopper with the gate as printed, 40 epochs, two seeds",
+        {
+            row: {"simulator": "Hopper", "gate_offset": 1.0, **options}
+            for row, (options, _) in ABLATIONS.items()
+            if row not in WITHOUT_THE_GATE
+        },
+        {row: words for row, (_, words) in ABLATIONS.items() if words and row not in WITHOUT_THE_GATE},
         ends=False,
     ),
     "C.5": errors(
