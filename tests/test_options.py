@@ -32,6 +32,7 @@ from concord.options import (
     as_text,
     defaults_of,
     did_you_mean,
+    from_plain,
     names_of,
     option_values,
     options_of,
@@ -240,6 +241,15 @@ def test_a_run_s_record_is_a_file_of_options(tmp_path: Path) -> None:
         values = yaml.safe_load(printed("train", "synthetic", "--config", str(tmp_path / name), "--print-config"))
         assert values["lr"] == 0.5
         assert "name" not in values  # each run has its own name
+
+
+def test_a_list_of_names_may_be_one_name(tmp_path: Path) -> None:
+    known = options_of(type(load_job("table").job.config))
+    given = {"test": "far west", "target": "died", "name": "a", "milestones": "0.5", "data": "a.csv"}
+    assert from_plain(known, given) == {**given, "test": ("far west",), "data": Path("a.csv")}
+    (tmp_path / "mine.yaml").write_text("target: died\ntest: west\n")
+    values = yaml.safe_load(printed("train", "table", "--config", str(tmp_path / "mine.yaml"), "--print-config"))
+    assert values["test"] == ["west"]
 
 
 @pytest.mark.parametrize(("command", "own"), [("tune", {"trials": 3}), ("compare", {"seeds": 3})])

@@ -238,7 +238,10 @@ def _is_given(default: object) -> bool:
 
 
 def from_plain(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values from JSON, YAML or TOML to the options' types; unknown names are left out."""
+    """Convert values from Python, JSON, YAML or TOML to the options' types; unknown names are left out.
+
+    A list of names may be one name.
+    """
     return {name: _from_plain(options[name].hint, value) for name, value in values.items() if name in options}
 
 
@@ -248,6 +251,8 @@ def _from_plain(hint: Any, value: Any) -> Any:
         return tuple(value)
     if isinstance(value, str) and Path in kinds and value.strip():
         return path_of(value)
+    if isinstance(value, str) and str not in kinds and tuple[str, ...] in kinds:
+        return (value,)
     if isinstance(value, str) and float in kinds and str not in kinds:  # YAML reads 1e-3 as text
         try:
             return float(value)

@@ -329,6 +329,23 @@ def test_a_run_that_failed_keeps_the_file_of_its_frame(tmp_path: Path, monkeypat
     assert len(list(Path("concord-runs", "frames").iterdir())) == 1
 
 
+def test_the_frame_that_was_trained_on_is_predicted_as_it_is(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"site": ["a", "b", "c"] * 40, "age": np.arange(120) % 50, "ill": ["y", "n"] * 60, "died": [0, 1, 1, 0] * 30}
+    frame = pandas.DataFrame(rows)
+    run = concord.train(
+        "table", data=frame, environment="site", target="died", test="c", epochs=1, output=tmp_path
+    )  # fmt: skip
+    capfd.readouterr(), recwarn.clear()
+    predicted = run.predict(frame)
+    assert "site" not in capfd.readouterr().err + "".join(str(each.message) for each in recwarn)
+    assert len(predicted) == 120
+    assert run.predict(frame[["ill", "age"]]).equals(predicted)
+    with pytest.raises(Exception, match="column ill is missing; the model needs age, ill"):
+        run.predict(frame[["age", "site"]])
+
+
 def test_frames_of_other_types_or_indices_are_other_files(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"ward": [1, 2], "died": ["0", "1"]})
     others = [

@@ -30,6 +30,8 @@ from concord.errors import InputError, RunFailedError, UnansweredError
 from concord.metric_name import metric_name
 from concord.tracking import Store, load_program, log_model, models, promote, register, show
 from concord.tracking import store as store_module
+from concord.tracking.exported_model import load_predictor
+from concord.tracking.registry import ModelVersion
 from concord.tracking.run_search import Condition, find_runs
 
 # Importing and opening
@@ -398,6 +400,13 @@ def test_models_are_kept_and_registered_through_a_server(
     the_best_of_those_at_once_is_the_champion([Store.open(tmp_path, server.uri) for _ in range(3)], "together")
 
 
+def version_of_options(store: Store, options: dict[str, str]) -> ModelVersion:
+    run_id = store.start_run("tests", "of options", options, {})
+    uri = log_model(store, run_id, Halves(), torch.zeros(2, 6))
+    made = register(store, uri, run_id, "of-options", {"loss": 1.0}, "loss", "min")
+    return show(store, "of-options", made.version)
+
+
 def test_metrics_of_a_logged_model_are_those_of_its_version_without_nan(store: Store) -> None:
     """MLflow's databases store NaN of a model as 0."""
     run_id = store.start_run("tests", "a run", {"aggregator": "mean"}, {})
@@ -411,6 +420,13 @@ def test_metrics_of_a_logged_model_are_those_of_its_version_without_nan(store: S
     version = show(store, "measured")
     assert version.metrics == {"loss": math.inf, "accuracy": 0.5}
     assert (version.aggregator, version.outputs) == ("mean", "cat, dog")
+    for options, method in (
+        ({"aggregator": "mean", "objective": "erm", "network": "mlp"}, "mean"),
+        ({"aggregator": "and-mask", "objective": "irm"}, "and-mask, irm"),
+        ({"network": "boosting"}, "boosting"),  # a baseline
+        ({}, ""),
+    ):
+        assert version_of_options(store, options).trained_by == method
     assert math.isnan(store.run(run_id).metrics["auc"])
 
 
@@ -424,6 +440,32 @@ def test_a_model_that_cannot_be_exported_leaves_nothing(store: Store, run_id: st
     experiment = store.client.get_run(run_id).info.experiment_id
     kept = store.client.search_logged_models([experiment])
     assert not [each for each in kept if each.source_run_id == run_id]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist')",
+            r"\(operator torchvision::nms does not exist\): .*pip uninstall --yes torchvision && .*\[images\]",
+        ),
+        ("1 / 0", r"\(division by zero\)$"),
+    ],
+)
+def test_a_package_that_mlflow_cannot_import_is_the_reason_why_a_model_is_not_kept_or_loaded(
+    line: str, reason: str, store: Store, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning, which MLflow imports where it is installed, fails beside a torchvision of another PyTorch."""
+    (tmp_path / "pytorch_lightning.py").write_text(f"{line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith(("mlflow.pytorch", "pytorch_lightning"))]:
+        monkeypatch.delitem(sys.modules, name)
+    for call in (
+        lambda: log_model(store, run_id, Halves(), torch.zeros(2, 6)),
+        lambda: load_predictor(store, "models:/measured/1"),
+    ):
+        with pytest.raises(RunFailedError, match=rf"^mlflow.pytorch cannot be imported {reason}"):
+            call()
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         version = versions[0]
         print(f"{version.uri}  {_aliases(version)}")
         described = {
-            "trained by": _method(version),
+            "trained by": version.trained_by,
             "judged by": _criterion(version),
             "scored on": version.scored_on,
             "takes": version.inputs,
@@ -92,7 +92,7 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         rows = [
             [
                 *(v.name, str(v.version), _aliases(v), _criterion(v)),
-                *(_method(v), f"{v.inputs} → {v.outputs}" if v.inputs else ""),
+                *(v.trained_by, f"{v.inputs} → {v.outputs}" if v.inputs else ""),
                 *(v.run or "", v.owner or "", f"{v.created:%F}"),
             ]
             for v in versions
@@ -109,11 +109,6 @@ def _as_json(version: Any) -> dict[str, Any]:
 
 def _aliases(version: Any) -> str:
     return " ".join(version.aliases) + (" (promoted)" if version.promoted else "")
-
-
-def _method(version: Any) -> str:
-    """The aggregator, and the objective unless it is the plain mean."""
-    return ", ".join(filter(None, (version.aggregator, version.objective if version.objective != "erm" else None)))
 
 
 def _criterion(version: Any) -> str:

@@ -107,7 +107,14 @@ class Run:
         return model_of_run(self._require_job(), self._recorded.output, self.name).model
 
     def predict(self, inputs: Any) -> Any:
-        """Predictions of the model in MLflow: of a table's rows as a frame, else of arrays as the model takes them."""
+        """Predictions of the model in MLflow: of a table's rows as a frame, else of arrays as the model takes them.
+
+        Columns that the model does not take, such as the target's, may be there.
+        """
+        import pandas
+
+        if isinstance(inputs, pandas.DataFrame) and (taken := self._predictor.metadata.get_input_schema()):
+            inputs = inputs[[name for name in inputs.columns if name in taken.input_names()]]  # MLflow warns of others
         return self._predictor.predict(inputs)
 
     @cached_property

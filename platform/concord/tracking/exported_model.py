@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from concord.errors import RunFailedError
+from concord.extras import install_command
 from concord.process_environment import environment_variables
 from concord.tracking.client import failures, import_mlflow, one_line
 from concord.tracking.registry import ModelVersion
@@ -36,7 +37,22 @@ _WITHOUT_PICKLE = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 
 
 class ExportError(RunFailedError):
-    """``torch.export`` cannot take a model."""
+    """``torch.export`` cannot take a model, or MLflow cannot keep or load one here."""
+
+
+def _mlflow_pytorch() -> Any:
+    """MLflow's module for PyTorch; ExportError if it cannot be imported.
+
+    It imports Lightning where that is installed, and Lightning imports torchvision, whose operators are compiled for
+    one version of PyTorch.
+    """
+    import_mlflow()
+    try:
+        import mlflow.pytorch
+    except Exception as error:  # a package's own code runs
+        fits = f": {install_command('images', replaced='torchvision')}" if "torchvision" in str(error) else ""
+        raise ExportError(f"mlflow.pytorch cannot be imported ({one_line(error)}){fits}") from error
+    return mlflow.pytorch
 
 
 def log_model(
@@ -59,9 +75,9 @@ def log_model(
     the order of the outputs, are kept in the model's metadata, and name its outputs. `name` is shown in MLflow. `key`
     is of this model alone; what an earlier call with it left is completed.
     Raises ExportError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it
-    as a pickle; nothing is kept then.
+    as a pickle, or if ``mlflow.pytorch`` cannot be imported; nothing is kept then.
     """
-    import_mlflow()
+    _mlflow_pytorch()
     import torch
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
@@ -129,8 +145,7 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
     Raises RunFailedError if its files cannot be read, if anything in them would have to be unpickled, or if they have
     modules: MLflow would put these before all others, and a later import would run them.
     """
-    import_mlflow()
-    import mlflow.pytorch
+    pytorch = _mlflow_pytorch()
     from mlflow.models import Model
 
     with failures(store.uri, f"load {version.uri}"), tempfile.TemporaryDirectory() as folder:
@@ -139,10 +154,10 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
             network = Path(path) / "artifacts" / "network"  # of a table's model
             if network.exists():
                 path = str(network)
-            if code := Model.load(path).flavors[mlflow.pytorch.FLAVOR_NAME].get("code"):
+            if code := Model.load(path).flavors[pytorch.FLAVOR_NAME].get("code"):
                 raise RunFailedError(f"its folder {code} has modules, and a program of Concord has none")
             with environment_variables(_WITHOUT_PICKLE):
-                program: torch.nn.Module = mlflow.pytorch.load_model(path, map_location="cpu")
+                program: torch.nn.Module = pytorch.load_model(path, map_location="cpu")
         except Exception as error:  # any error of PyTorch's reader
             raise RunFailedError(f"{version.uri}: cannot be loaded ({one_line(error)})") from error
     return program
@@ -154,7 +169,7 @@ def load_predictor(store: Store, uri: str) -> Any:
     Its ``predict`` takes a frame of a table's columns, or arrays. A model that needs to unpickle anything is refused
     (RunFailedError).
     """
-    import_mlflow()
+    _mlflow_pytorch()
     import mlflow.pyfunc
 
     with failures(store.uri, f"load {uri}"), tempfile.TemporaryDirectory() as folder:

@@ -26,6 +26,7 @@ from concord.tracking.store import OWNER, Store, stored_value
 CHAMPION = "champion"
 
 # The tags of a version.
+_METHOD_OPTIONS = ("aggregator", "objective", "network")
 SCORE, DATA, RUN, METHOD, STUDY = "concord.score", "concord.data", "concord.run", "concord.method", "concord.study"
 OWNED = "concord.owner"
 # The part of a version's description that says whether it is the champion, and why.
@@ -50,7 +51,7 @@ class ModelVersion:
         data: the version of its data, if there is one.
         scored_on: the environments in which the criterion was measured, if known.
         unfit: the reason why it cannot be the champion, if there is one.
-        aggregator, objective: of its training; None if it has none.
+        aggregator, objective, network: of its training; None if it has none.
         inputs, outputs: type and shape, such as ``float32 (-1, 34)``; -1 is any number.
         created: the time of registration, in UTC.
         promoted: whether it was made champion by hand.
@@ -71,6 +72,7 @@ class ModelVersion:
     unfit: str | None = None
     aggregator: str | None = None
     objective: str | None = None
+    network: str | None = None
     inputs: str | None = None
     outputs: str | None = None
     created: datetime = field(default_factory=lambda: datetime.fromtimestamp(0, UTC))
@@ -81,6 +83,16 @@ class ModelVersion:
     def uri(self) -> str:
         """The URI for ``mlflow.pyfunc.load_model``."""
         return f"models:/{self.name}/{self.version}"
+
+    @property
+    def trained_by(self) -> str:
+        """The aggregator, and the objective unless it is the plain mean; of a baseline, which has neither, its name."""
+        return _trained_by(self.aggregator, self.objective, self.network)
+
+
+def _trained_by(aggregator: str | None, objective: str | None, network: str | None) -> str:
+    named = ", ".join(filter(None, (aggregator, objective if objective != "erm" else None)))
+    return named or network or ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,7 @@ def register(
             if store.artifacts is not None:
                 # A database store would look up the id in the process-wide store, which may be another one.
                 model_uri = client.get_logged_model(model_id).artifact_location
-        method = ", ".join(filter(None, (params.get("aggregator"), params.get("objective", "erm").removeprefix("erm"))))
+        method = _trained_by(*(params.get(name) for name in _METHOD_OPTIONS))
         shown = {DATA: tags.get(DATA), RUN: run.info.run_name, METHOD: method, STUDY: study}
         shown[OWNED] = tags.get(OWNER)
         tags = {SCORE: json.dumps(score), **{name: value for name, value in shown.items() if value}}
@@ -353,7 +365,7 @@ def _completed(store: Store, version: ModelVersion) -> ModelVersion:
             metrics = {
                 each.key: stored_value(each.value) for each in model.metrics or () if each.run_id == version.run_id
             }
-            known = {name: model.params.get(name) for name in ("aggregator", "objective")}
+            known = {name: model.params.get(name) for name in _METHOD_OPTIONS}
             known |= {name: model.tags.get(f"concord.{name}") for name in ("inputs", "outputs")}
             return replace(version, metrics={**metrics, **version.metrics}, **known)
     return version

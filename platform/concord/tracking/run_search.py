@@ -47,9 +47,13 @@ class Condition:
 
 
 def field_name(given: str) -> str:
-    """The name of an option or a metric, perhaps given as a flag; the names of environments in it keep their ``-``."""
+    """The name of an option or a metric, perhaps given as a flag.
+
+    A metric of a measure such as ``top-5`` is ``ood_top-5``: with a ``_`` the name is as given. So are the names of
+    environments in it.
+    """
     name, *environment = given.removeprefix("--").split("/", 1)
-    return "/".join([name.replace("-", "_"), *environment])
+    return "/".join([name if "_" in name else name.replace("-", "_"), *environment])
 
 
 def _values(text: str | float) -> list[str]:
