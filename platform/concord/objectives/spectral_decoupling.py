@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from concord.aggregation.rule import accumulation_dtype
 from concord.errors import InputError
-from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, divisor
+from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, divisor, pair, weights_of
 from concord.objectives.objective import Penalized, PenalizedRisk
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.space import Entries, LogUniform
@@ -41,7 +41,7 @@ class SpectralDecoupling(Penalized):
     def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
         super().__init__(loss, weight, autocast)
         self.averages = self._supervised  # a risk's weight is not that of its outputs
-        self.risk = _RiskAndOutputs(self.risk, weight)
+        self.risk = _RiskAndOutputs(as_risk(self.risk, counts=True), weight)
 
 
 class _RiskAndOutputs(PenalizedRisk):
@@ -60,8 +60,15 @@ class _RiskAndOutputs(PenalizedRisk):
         return (mean + self.weight.after_warmup(step) * torch.stack(squares).mean()) * weight, weight
 
     def _mean_square(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The mean over examples; by their weights if they have some, so that pieces of a batch add up to it."""
-        if not (isinstance(batch, Weighted) and isinstance(self.risk, Supervised)):
-            return outputs.square().mean()
-        each = outputs.square().reshape(len(outputs), -1).mean(1)
-        return (each * batch.weights).sum() / divisor(batch.weights.sum())
+        """The mean over examples, each as it counts in the loss, so that pieces of a batch add up to it."""
+        squares = outputs.square()
+        if not isinstance(self.risk, Supervised):
+            return squares.mean()
+        weighted = isinstance(batch, Weighted)
+        counts = weights_of(self.risk.loss, batch.targets if weighted else pair(batch)[1])
+        if counts is None or outputs.shape[:1] + outputs.shape[2:] != counts.shape:  # no outputs of classes
+            squares, counts = squares.reshape(len(squares), -1), squares.new_ones(len(squares))
+        each = squares.mean(1)
+        if weighted:
+            counts = counts * batch.weights.reshape(-1, *[1] * (counts.ndim - 1))
+        return (each * counts).sum() / divisor(counts.sum())
