@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -247,6 +248,17 @@ def test_a_list_of_names_may_be_one_name(tmp_path: Path) -> None:
     known = options_of(type(load_job("table").job.config))
     given = {"test": "far west", "target": "died", "name": "a", "milestones": "0.5", "data": "a.csv"}
     assert from_plain(known, given) == {**given, "test": ("far west",), "data": Path("a.csv")}
+    for names, read in (
+        (2019, ("2019",)),
+        ([2019, np.int64(2020), "x"], ("2019", "2020", "x")),
+        ((), ()),
+        (True, True),
+        ([1.5], (1.5,)),
+    ):
+        assert from_plain(known, {"test": names})["test"] == read
+    assert [from_plain(known, {"leave_out": each})["leave_out"] for each in ("a", 2019, ["a"], None)] == [
+        "a", "2019", ("a",), None,
+    ]  # fmt: skip
     (tmp_path / "mine.yaml").write_text("target: died\ntest: west\n")
     values = yaml.safe_load(printed("train", "table", "--config", str(tmp_path / "mine.yaml"), "--print-config"))
     assert values["test"] == ["west"]

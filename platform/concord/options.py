@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Integral
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -240,25 +241,33 @@ def _is_given(default: object) -> bool:
 def from_plain(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert values from Python, JSON, YAML or TOML to the options' types; unknown names are left out.
 
-    A list of names may be one name.
+    A list of names may be one name, and a name a whole number.
     """
     return {name: _from_plain(options[name].hint, value) for name, value in values.items() if name in options}
 
 
 def _from_plain(hint: Any, value: Any) -> Any:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if tuple[str, ...] in kinds:
+        if isinstance(value, list | tuple):
+            return tuple(str(name) if _is_name(name) else name for name in value)
+        if _is_name(value):
+            return str(value) if str in kinds else (str(value),)
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, str) and Path in kinds and value.strip():
         return path_of(value)
-    if isinstance(value, str) and str not in kinds and tuple[str, ...] in kinds:
-        return (value,)
     if isinstance(value, str) and float in kinds and str not in kinds:  # YAML reads 1e-3 as text
         try:
             return float(value)
         except ValueError:
             return value
     return value
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it is a text, or a whole number such as a year, also of NumPy's."""
+    return isinstance(value, str | Integral) and not isinstance(value, bool)
 
 
 def path_of(text: str) -> Path:

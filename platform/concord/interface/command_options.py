@@ -147,8 +147,7 @@ def _typed(options: Any, values: Mapping[str, Any], frames: FrameFiles) -> dict[
         for name, value in values.items()
     }
     tables = {name: value for name, value in values.items() if is_frame(value) and fits(Path(), known[name].hint)}
-    # A number of NumPy's or torch's has item().
-    plain = {name: value.item() if _is_number(value) else value for name, value in values.items() if name not in tables}
+    plain = {name: _plain(value) for name, value in values.items() if name not in tables}
     found = from_plain(known, plain)
     for name, value in found.items():
         if not fits(value, known[name].hint):
@@ -157,8 +156,9 @@ def _typed(options: Any, values: Mapping[str, Any], frames: FrameFiles) -> dict[
     return {**found, **{name: frames.keep(name, frame, output) for name, frame in tables.items()}}
 
 
-def _is_number(value: Any) -> bool:
-    return hasattr(value, "item") and getattr(value, "ndim", None) == 0
+def _plain(value: Any) -> Any:
+    """A number or an array of NumPy's, torch's or pandas' as Python's; other values as they are."""
+    return value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", 2) < 2 else value
 
 
 def default_options(command: str, job: JobFile, called: str, tables: Sequence[str] = ()) -> Any:
