@@ -1,7 +1,7 @@
 """Your own images in domains: ``DOMAIN/CLASS/IMAGE``, classified by a network of torchvision as DomainBed does it.
 
 Gulrajani and Lopez-Paz, In search of lost domain generalization (2021): the network begins at given weights, batch norm
-keeps their statistics, images are cropped, flipped, recoloured and sometimes grey. ``--aggregator mean`` is their ERM.
+keeps their statistics, images are cropped, flipped, recoloured and sometimes grey. The average is their ERM.
 """
 
 import functools

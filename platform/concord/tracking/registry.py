@@ -25,8 +25,8 @@ from concord.tracking.store import OWNER, Store, stored_value
 
 CHAMPION = "champion"
 
-# The tags of a version.
 _METHOD_OPTIONS = ("aggregator", "objective", "network")
+# The tags of a version.
 SCORE, DATA, RUN, METHOD, STUDY = "concord.score", "concord.data", "concord.run", "concord.method", "concord.study"
 OWNED = "concord.owner"
 # The part of a version's description that says whether it is the champion, and why.
