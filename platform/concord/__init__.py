@@ -11,7 +11,7 @@ from concord.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from concord.environments import Environments
-    from concord.errors import InputError, RunFailedError
+    from concord.errors import InputError, RunFailedError, StoppedError, UnfinishedError
     from concord.interface.commands import compare, runs, train, tune
     from concord.interface.results import load
     from concord.space import Choice, Integers, LogUniform, OneOf, Uniform
@@ -32,8 +32,10 @@ __all__ = [
     "Measure",
     "OneOf",
     "RunFailedError",
+    "StoppedError",
     "TensorBoard",
     "TrainConfig",
+    "UnfinishedError",
     "Uniform",
     "WeightsAndBiases",
     "compare",
@@ -55,7 +57,7 @@ _imported = lazy_names(
         "concord.training.metric_writers": ("TensorBoard", "WeightsAndBiases"),
         "concord.training.options": ("TrainConfig",),
         "concord.space": ("Choice", "Integers", "LogUniform", "OneOf", "Uniform"),
-        "concord.errors": ("InputError", "RunFailedError"),
+        "concord.errors": ("InputError", "RunFailedError", "StoppedError", "UnfinishedError"),
     },
 )
 # Written when the package is sent to a cluster, which may have another version or none.

@@ -376,6 +376,12 @@ def kind_of(hint: Any) -> str:
     return words.get(hint, str(hint))
 
 
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The values of an option that has some to choose from."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind))
+
+
 def as_text(value: Any) -> str:
     """A value in one text, several values as on the command line: ``west north``."""
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

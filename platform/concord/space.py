@@ -245,6 +245,15 @@ def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
     return entry
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple | range | set) or getattr(value, "ndim", 0) == 1
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's or torch's as Python's."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
 def format_entry(name: str, entry: Entry | Sequence[Value]) -> str:
     """A domain as the command line takes it, ``lr=log:0.0001:1.0``; a list is a choice. :func:`parse_entry` reads it.
 
@@ -253,11 +262,15 @@ def format_entry(name: str, entry: Entry | Sequence[Value]) -> str:
     """
     kinds = {Uniform: "uniform", LogUniform: "log", Integers: "int"}
     if isinstance(entry, Uniform | LogUniform | Integers):
-        return f"{name}={kinds[type(entry)]}:{entry.low!r}:{entry.high!r}"
-    values = entry.values if isinstance(entry, Choice) else entry if isinstance(entry, list | tuple) else [entry]
+        return f"{name}={kinds[type(entry)]}:{_plain(entry.low)!r}:{_plain(entry.high)!r}"
+    given: Any = entry.values if isinstance(entry, Choice) else entry
+    values = [_plain(value) for value in (given if _is_list(given) else [given])]
     for value in values:
         if not isinstance(value, bool | int | float | str | None) or {*str(value)} & {*",:= "}:
-            raise InputError(f"vary {name}: {value!r} has no form in one line; give a TOML file as space")
+            right = (
+                "give [16, 32], Uniform, LogUniform, Integers or Choice; other spaces are TOML files, given as space"
+            )
+            raise InputError(f"vary {name}: {value!r:.80} has no form in one line; {right}")
     return f"{name}={','.join(map(str, values))}"
 
 

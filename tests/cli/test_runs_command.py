@@ -72,6 +72,7 @@ def names(concord_: Concord, tracked: Path) -> Callable[..., list[str]]:
         ("--metric ood_loss", "middle low high"),
         ("--metric ood_accuracy --top 1", "middle"),
         ("--where lr=1e-2", "middle"),
+        ("--where lr==1e-2", "middle"),
         ("--where objective=irm ood_accuracy>0.5", "middle low"),
         ("--where objective!=irm", "lost"),
         ("--where ood_accuracy/far-east>0.5", "middle low"),

@@ -934,6 +934,13 @@ def test_an_example_of_a_dataset_is_numbers_too() -> None:
         from_dataset(holes, groups, targets=np.ma.masked_equal(targets, 1))
 
 
+def test_environments_are_a_collection_of_names() -> None:
+    found = Environments.from_arrays({name: (np.ones((2, 1)), np.zeros(2)) for name in "abc"}, test="b")
+    assert (list(found), len(found), found.test) == (["a", "c", "b"], 3, ("b",))
+    assert "b" in found
+    assert "d" not in found
+
+
 @pytest.mark.parametrize("argument", ["train", "validation", "test", "monitored"])
 @pytest.mark.parametrize(
     ("given", "line"),

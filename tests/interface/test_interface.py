@@ -1,18 +1,22 @@
 """The public interface: what a command does, done from Python; jobs that a program makes; what is returned."""
 
 import os
+import pickle
 import random
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 import torch
 from command_line import Concord
@@ -26,6 +30,7 @@ import concord
 from concord.cli import main
 from concord.environments import Environments
 from concord.interface.frames import FrameFiles
+from concord.interface.surroundings import left_as_found
 from concord.options import options_of
 from concord.record import FOLDERS, folder_of, read_run
 from concord.space import Choice, Integers, LogUniform, OneOf, Uniform, format_entry, parse_entry
@@ -209,6 +214,27 @@ def test_a_wrong_option_has_the_line_of_the_command(
         ),
         (lambda: concord.compare(TINY, cast(Any, {"a": 3})), "configurations a=3: must be a dictionary; give the"),
         (lambda: concord.compare(TINY, "methods", methods=[""]), "--methods '': names no method; leave it out for"),
+        (
+            lambda: concord.compare(TINY, {"small": {"lr": 0.1}}, lr=0.2),
+            "lr 0.2: the configuration small has it, too; give it in one of them",
+        ),
+        (
+            lambda: concord.compare(TINY, cast(Any, [{"lr": 0.1}])),
+            "table {'lr': 0.1}: must be the name of a table",
+        ),
+        (lambda: concord.train("synthetic", aggregator="and_mask"), "trimmed-mean; did you mean and-mask?"),
+        (lambda: concord.train("synthetic", optimizer="Adam"), "did you mean adam?"),
+        (lambda: concord.train("table", data={"age": [1]}), "--data {'age': [1]}: must be a path or a pandas frame"),
+        (lambda: concord.train(TINY, callbacks=cast(Any, [3])), "callbacks: 3 is no Callback"),
+        (
+            lambda: concord.tune(TINY, metric="held_out_accuracy"),
+            "on one part of the data; give --metric accuracy",
+        ),
+        (lambda: concord.runs(where="lr = 1 and epochs = 2"), "is more than one condition; give each as a text of its"),
+        (lambda: concord.runs(top=cast(Any, "2")), "top '2': must be a whole number"),
+        (lambda: concord.runs(where=cast(Any, [("lr", 1)])), "where ('lr', 1): must be text"),
+        (lambda: concord.runs(metric=cast(Any, ["loss"])), "metric ['loss']: must be text"),
+        (lambda: concord.load("a", kind="model"), "kind 'model': must be one of run, study, comparison"),
         (lambda: concord.runs(status="finnished"), "--status finnished: must be one of running, interrupted, finished"),
         (lambda: concord.runs(metric="loss", mode="maximum"), "--mode maximum: must be one of max, min"),
         (lambda: concord.runs(output="/nowhere"), "--output /nowhere: has no MLflow store"),
@@ -266,6 +292,20 @@ VALUES = st.one_of(
 def test_a_domain_of_python_is_the_one_of_the_command_line(domain: Any) -> None:
     name, _, text = format_entry("lr", domain).partition("=")
     assert (name, parse_entry("lr", text)) == ("lr", domain)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (np.array([0.001, 0.01, 0.1]), "0.001,0.01,0.1"),
+        (range(1, 4), "1,2,3"),
+        (Choice(*np.array([16, 32])), "16,32"),
+        (torch.tensor([1, 2]), "1,2"),
+        (LogUniform(np.float64(0.001), np.float64(0.1)), "log:0.001:0.1"),
+    ],
+)
+def test_numbers_of_any_library_are_varied(entry: Any, text: str) -> None:
+    assert format_entry("lr", entry) == f"lr={text}"
 
 
 @pytest.mark.parametrize(
@@ -344,6 +384,59 @@ def test_the_frame_that_was_trained_on_is_predicted_as_it_is(
     assert run.predict(frame[["ill", "age"]]).equals(predicted)
     with pytest.raises(Exception, match="column ill is missing; the model needs age, ill"):
         run.predict(frame[["age", "site"]])
+
+
+def test_a_frame_of_any_library_and_with_any_names_of_columns_is_trained_on_and_predicted(tmp_path: Path) -> None:
+    """scikit-learn's examples have numbers as names; a CSV may have spaces around them."""
+    generator = np.random.default_rng(0)
+    frame = pandas.DataFrame(generator.normal(size=(120, 2))).assign(died=[0, 1, 1, 0] * 30)
+    frame[" ward "] = pandas.to_datetime(generator.choice(["2019-01-01", "2019-05-01", "2020-01-01"], 120))
+    frame[" ward "] = frame[" ward "].dt.to_period("Q")
+    run = concord.train(
+        "table", data=frame, environment="ward", target="died", test="2020Q1", epochs=1, output=tmp_path, name="a"
+    )  # fmt: skip
+    predicted = run.predict(frame)
+    again = pickle.loads(pickle.dumps(run))
+    assert (again.name, again.metrics, again.options) == (run.name, run.metrics, run.options)
+    named = frame.set_axis(frame.columns.map(str), axis=1).astype({" ward ": str})
+    table = pyarrow.Table.from_pandas(named)
+    assert run.predict(table).equals(predicted)
+    with pytest.raises(concord.InputError, match=r"inputs of type ndarray: must be a frame with the columns 0, 1$"):
+        run.predict(frame[[0, 1]].to_numpy())
+    options = {"environment": "ward", "target": "died", "test": "2020Q1", "epochs": 1, "output": tmp_path}
+    concord.train("table", data=table, name="b", **options)
+    loaded = concord.load("b", output=tmp_path)
+    assert loaded.metrics["ood_loss"] == run.metrics["ood_loss"]  # type: ignore[union-attr]
+
+
+def test_a_comparison_that_finds_its_runs_there_knows_their_data(ray_cluster: None, tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"site": ["a", "b", "c"] * 40, "age": np.arange(120) % 50, "died": [0, 1, 1, 0] * 30})
+    options = {"data": frame, "environment": "site", "target": "died", "test": "c", "epochs": 1, "output": tmp_path}
+    run = concord.train("table", lr=0.01, seed=0, register=False, name="same", **options)
+    comparison = concord.compare("table", {"small": {"lr": 0.01}}, seeds=1, first_seed=0, name="same", **options)
+    assert comparison.runs.values.tolist()[0][-1] == pytest.approx(run.metrics["ood_accuracy"])
+    page = comparison.html(tmp_path / "page.html").read_text()
+    assert "data have changed" not in page
+    assert "relation with died" in page
+    with pytest.raises(concord.InputError, match="same: is the name of a run and of a comparison; give kind='run'"):
+        concord.load("same", output=tmp_path)
+    assert concord.load("same", kind="comparison", output=tmp_path).frame().equals(comparison.frame())  # type: ignore[union-attr]
+
+
+def test_calls_of_several_threads_wait_for_one_another() -> None:
+    inside: list[int] = []
+
+    def call(number: int) -> bool:
+        with left_as_found():
+            inside.append(number)
+            time.sleep(0.01)
+            alone = inside == [number]
+            with left_as_found():  # a call within a call
+                inside.remove(number)
+        return alone
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(call, range(8)))
 
 
 def test_frames_of_other_types_or_indices_are_other_files(tmp_path: Path) -> None:

@@ -172,6 +172,18 @@ def test_an_environment_where_a_measure_is_undefined_is_left_out() -> None:
     assert found["worst_ood_recall"] == min(found["recall/ood/north"], found["recall/ood/south"])
 
 
+def test_a_measure_may_be_numpys() -> None:
+    outputs, generator = drawn(0, 60, 2)
+    targets = torch.randint(0, 2, (60,), generator=generator)
+    part = EvaluatedPart("ood", "north", Environment("north", outputs, targets))
+
+    def wrong(outputs: Tensor, targets: Tensor) -> Any:
+        return (outputs.argmax(1) != targets).numpy().astype(float)
+
+    found = evaluate(nn.Identity(), nn.functional.cross_entropy, {"wrong": wrong}, [part], ProcessContext())
+    assert found["ood_wrong"] == (outputs.argmax(1) != targets).double().mean()
+
+
 def test_a_diverged_model_has_no_finite_error_and_no_better_area_than_chance() -> None:
     outputs, targets = torch.full((6, 2), math.nan), torch.tensor([0, 1] * 3)
     assert measured(classification("auc"), outputs, targets) == {"auc": 0.5}

@@ -1,7 +1,7 @@
 """Named environments with their purposes, and checks that their data fit together."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -347,6 +347,15 @@ class Environments:
         """The names of each purpose, by argument of this class."""
         names = ("train", "held_out", "validation", "test", "monitored")
         return {name: getattr(self, name) for name in names}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
 
     def __getitem__(self, name: str) -> Environment:
         """The data of one environment.

@@ -1,6 +1,7 @@
 """The names of environments, and the purpose of each; a module of its own, which needs no PyTorch."""
 
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 from concord.errors import ArgumentError, InputError
@@ -42,11 +43,14 @@ def purposes_of(
 ) -> dict[str, tuple[str, ...]]:
     """The environments of each purpose: those that are named, and all others to train on.
 
-    Names may be given as numbers. Refuses unknown ones, and those that are named twice (InputError), as the values of
-    options with ``options``.
+    Names may be given as numbers, and one alone. Refuses unknown ones, and those that are named twice (InputError), as
+    the values of options with ``options``.
     """
     known = tuple(known)
-    validation, test = (tuple(map(str, _listed(*each))) for each in (("validation", validation), ("test", test)))
+    validation, test = (
+        (str(names),) if isinstance(names, str | Integral) else tuple(map(str, _listed(argument, names)))
+        for argument, names in (("validation", validation), ("test", test))
+    )
     require_names(validation, known, "validation" if options else None)
     require_names(test, known, "test" if options else None)
     for name in (*validation, *test):

@@ -11,11 +11,12 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.execution.patience import wait_for_answer
 from concord.execution.restored_options import restored_config
-from concord.interface.frames import FrameFiles, is_frame
+from concord.interface.frames import FrameFiles, frame_of
 from concord.interface.option_file import FileOptions
 from concord.options import (
     NEEDED,
     as_words,
+    choices_of,
     did_you_mean,
     fits,
     flag_of,
@@ -142,16 +143,21 @@ def _typed(options: Any, values: Mapping[str, Any], frames: FrameFiles) -> dict[
     for name in values:
         if name not in known:
             raise InputError(f"{name}: there is no such option{did_you_mean(name, known)}")
+    files = {name for name in values if fits(Path(), known[name].hint)}
     values = {  # NAME=VALUE pairs
-        name: [f"{key}={each}" for key, each in value.items()] if isinstance(value, Mapping) else value
+        name: [f"{key}={each}" for key, each in value.items()]
+        if isinstance(value, Mapping) and fits(("",), known[name].hint)
+        else value
         for name, value in values.items()
     }
-    tables = {name: value for name, value in values.items() if is_frame(value) and fits(Path(), known[name].hint)}
+    tables = {name: frame for name in files if (frame := frame_of(values[name])) is not None}
     plain = {name: _plain(value) for name, value in values.items() if name not in tables}
     found = from_plain(known, plain)
     for name, value in found.items():
-        if not fits(value, known[name].hint):
-            raise InputError(f"{flag_of(name)} {shortened(repr(values[name]))}: must be {kind_of(known[name].hint)}")
+        if not fits(value, hint := known[name].hint):
+            right = f"must be {kind_of(hint)}" + " or a pandas frame" * (name in files)
+            near = did_you_mean(str(value), choices_of(hint)) if isinstance(value, str) else ""
+            raise InputError(f"{flag_of(name)} {shortened(repr(values[name]))}: {right}{near}")
     output = _output(values.get("output"))
     return {**found, **{name: frames.keep(name, frame, output) for name, frame in tables.items()}}
 

@@ -19,7 +19,7 @@ from concord.interface.frames import FrameFiles
 from concord.interface.results import Comparison, Methods, Run, Runs, Study
 from concord.interface.surroundings import left_as_found
 from concord.logs import info
-from concord.options import did_you_mean, options_of, shortened
+from concord.options import did_you_mean, kind_of, options_of, shortened
 from concord.space import Entry, format_entry
 from concord.studies.comparison_plan import plan_comparison
 from concord.studies.criterion import metric_on
@@ -41,7 +41,7 @@ _STATUSES = ("running", "interrupted", "finished", "failed", "killed")
 _SMALL_IS_GOOD = {"loss", "spread", "error", "mse", "rmse", "mae", "brier", "deviance", "kl"}
 
 
-def train(job: AnyJob, *, callbacks: Sequence[Callback] = (), **options: Any) -> Run:
+def train(job: AnyJob, *, callbacks: Callback | Sequence[Callback] | None = (), **options: Any) -> Run:
     """Train a job, or with ``name`` and ``resume=True`` continue a run.
 
     Args:
@@ -57,9 +57,10 @@ def train(job: AnyJob, *, callbacks: Sequence[Callback] = (), **options: Any) ->
         StoppedError: it was interrupted.
     """
     with left_as_found(), FrameFiles() as frames:
-        if wrong := [each for each in callbacks if not isinstance(each, Callback)]:
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+        if wrong := [each for each in given if not isinstance(each, Callback)]:
             raise InputError(f"callbacks: {wrong[0]!r:.80} is no Callback; give objects of a class derived from it")
-        return trained(command_of("train", JobFile.of(job), options, frames), callbacks)
+        return trained(command_of("train", JobFile.of(job), options, frames), given)
 
 
 def trained(command: JobCommand, callbacks: Sequence[Callback] = ()) -> Run:
@@ -102,15 +103,15 @@ def tuned(command: JobCommand) -> Study:
 
 
 def compare(
-    job: AnyJob, table: str | Sequence[str] | Mapping[str, Mapping[str, Any]] = (), **options: Any
+    job: AnyJob, table: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None = (), **options: Any
 ) -> Comparison:
     """Compare configurations of a job over seeds; runs that exist already are not trained again.
 
     Args:
         job: as in :func:`train`.
         table: the name of a table of the job, or several; by default all. Or configurations: the options of each row,
-            by its name. Or ``"methods"``, which tunes each method, or ``"leave-one-out"``, which leaves out each
-            training environment in turn.
+            by its name, which the call does not give then. Or ``"methods"``, which tunes each method, or
+            ``"leave-one-out"``, which leaves out each training environment in turn.
         options: of the comparison, such as ``seeds``, and of the job, which are then the same in every run.
 
     Raises:
@@ -121,7 +122,12 @@ def compare(
         file = JobFile.of(job)
         if isinstance(table, Mapping):
             file, table = _with_table(file, table, options, frames), _CONFIGURATIONS
-        tables = [table] if isinstance(table, str) else list(table)
+        tables = [table] if isinstance(table, str) else list(table or ())
+        if wrong := [each for each in tables if not isinstance(each, str)]:
+            example = '{"small": {"lr": 0.01}, "large": {"lr": 0.1}}'
+            raise InputError(
+                f"table {shortened(repr(wrong[0]))}: must be the name of a table; configurations: {example}"
+            )
         result = compared(command_of("compare", file, options, frames, tables))
         require_finished(result)
         return result
@@ -179,6 +185,9 @@ def _with_table(
     table = Table(configurations)  # which checks them
     known = options_of(type(job.job.config))
     given = {name: value for name, value in options.items() if name in known}
+    for row, configuration in configurations.items():
+        for name in configuration.keys() & given.keys():
+            raise InputError(f"{name} {given[name]}: the configuration {row} has it, too; give it in one of them")
     first = {**next(iter(configurations.values())), **given}
     checked = preflight(job, command_of("train", job, first, frames).options)
     criterion = checked.criterion[0].removeprefix("worst_")
@@ -195,7 +204,7 @@ def _with_table(
 def runs(
     *,
     job: str | None = None,
-    where: str | Sequence[str] = (),
+    where: str | Sequence[str] | None = (),
     status: str | None = None,
     name: str | None = None,
     study: str | None = None,
@@ -227,7 +236,13 @@ def runs(
         InputError: a condition is wrong, or no run has the job, the study, or a condition's option or metric.
     """
     right = "give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"
-    conditions = [Condition.of("--where", text, right) for text in ([where] if isinstance(where, str) else where)]
+    texts = [where] if isinstance(where, str) else list(where or ())
+    for argument, value, kind in (
+        *(("where", each, str) for each in texts), ("metric", metric or "", str), ("top", top, int)
+    ):  # fmt: skip
+        if not isinstance(value, kind):
+            raise InputError(f"{argument} {shortened(repr(value))}: must be {kind_of(kind)}")
+    conditions = [Condition.of("--where", text, right) for text in texts]
     for option, given, known in (("status", status, _STATUSES), ("mode", mode, ("max", "min"))):
         if given is not None and given not in known:
             raise InputError(f"--{option} {given}: must be one of {', '.join(known)}{did_you_mean(str(given), known)}")

@@ -15,9 +15,11 @@ from concord.storage import Folder, display_path, is_remote
 _FRAMES = "frames"  # in the output folder
 
 
-def is_frame(value: Any) -> bool:
-    """Whether a value is a pandas frame, without an import of pandas."""
-    return hasattr(value, "to_parquet")
+def frame_of(value: Any) -> Any:
+    """A pandas frame, also of a table of Arrow, Polars or datasets; None of other values. pandas is not imported."""
+    if hasattr(value, "to_parquet") and hasattr(value, "iloc"):
+        return value
+    return value.to_pandas() if hasattr(value, "to_pandas") and hasattr(value, "shape") else None
 
 
 @dataclass
@@ -49,7 +51,10 @@ class FrameFiles:
             raise InputError(
                 f"--output {display_path(output)}: a frame is kept in a local folder; give the data as a file"
             )
+        frame = frame.rename(columns=str)  # pandas warns of names of several types
+        periods = {name: "string" for name, kind in frame.dtypes.items() if str(kind).startswith("period[")}
         try:
+            frame = frame.astype(periods) if periods else frame  # 2019Q1
             digest, content = _digest_and_content(frame)
         except Exception as error:  # pandas and Arrow have their own errors
             raise InputError(f"{flag_of(option)}: {_problem(frame) or first_line(error)}") from error

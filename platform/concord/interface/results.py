@@ -6,12 +6,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import torch
+
 from concord.analysis.uncertainty import Verdict
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.parquet import read_table
 from concord.errors import InputError
 from concord.execution.finish import figures_of, register_later
 from concord.execution.trained_model import model_of_run
+from concord.job_files import built_in_jobs
 from concord.logs import info
 from concord.options import path_of, shortened
 from concord.record import FOLDERS, folder_of, read_record, require_run
@@ -109,13 +112,31 @@ class Run:
     def predict(self, inputs: Any) -> Any:
         """Predictions of the model in MLflow: of a table's rows as a frame, else of arrays as the model takes them.
 
-        Columns that the model does not take, such as the target's, may be there.
+        Columns that the model does not take, such as the target's, may be there. Of classes a table's predictions are
+        their probabilities; the columns are the classes as texts, ``"1"`` for a target of 0 and 1.
+
+        Raises:
+            InputError: the run has no model in MLflow, or the model takes a table's rows, and these are none.
         """
         import pandas
 
-        if isinstance(inputs, pandas.DataFrame) and (taken := self._predictor.metadata.get_input_schema()):
-            inputs = inputs[[name for name in inputs.columns if name in taken.input_names()]]  # MLflow warns of others
+        if hasattr(inputs, "to_pandas"):
+            inputs = inputs.to_pandas()
+        elif isinstance(inputs, torch.Tensor):
+            inputs = inputs.numpy(force=True)
+        schema = self._predictor.metadata.get_input_schema()
+        if schema is not None and not schema.is_tensor_spec():
+            if not isinstance(inputs, pandas.DataFrame):
+                names = ", ".join(schema.input_names())
+                raise InputError(f"inputs of type {type(inputs).__name__}: must be a frame with the columns {names}")
+            inputs = inputs.rename(columns=lambda name: str(name).strip())  # as in training
+            inputs = inputs[[name for name in inputs.columns if name in schema.input_names()]]  # MLflow warns of others
         return self._predictor.predict(inputs)
+
+    def __reduce__(self) -> Any:
+        """Another process reads the run from its folder; a job that is not built in goes along."""
+        job = None if self._job is None or self._job.name in built_in_jobs() else self._job
+        return _loaded_run, (self.name, job, self._recorded.output, self._tracking_uri)
 
     @cached_property
     def _predictor(self) -> Any:
@@ -373,34 +394,47 @@ class Runs(Sequence[Run]):
 
 
 def load(
-    name: str, job: Any = None, *, output: str | Path = DEFAULT_OUTPUT, tracking_uri: str | None = None
+    name: str | Path,
+    job: Any = None,
+    *,
+    kind: str | None = None,
+    output: str | Path = DEFAULT_OUTPUT,
+    tracking_uri: str | None = None,
 ) -> Run | Study | Comparison:
     """The run, study or comparison of this name.
 
     Args:
         name: as ``concord runs`` shows it.
         job: its job, needed for the model and figures of a job that is not built in.
+        kind: ``"run"``, ``"study"`` or ``"comparison"``, needed where several have the name.
         output: the folder of runs.
         tracking_uri: of MLflow's store, if it is not in that folder.
 
     Raises:
-        InputError: nothing has this name, or its record is damaged.
+        InputError: nothing has this name, or more than one kind has, or the record is damaged.
     """
-    if not isinstance(name, str):
+    if not isinstance(name, str | Path):
         raise InputError(f"name {shortened(repr(name))}: must be text; concord.runs() lists names")
-    for kind in FOLDERS:
-        folder = folder_of(Path(output), name, kind)
-        record = read_record(folder, kind)
-        if record is None:
-            continue
-        of = _job_of(record, job)
-        if kind == "run":
+    if kind is not None and kind not in FOLDERS:
+        raise InputError(f"kind {shortened(repr(kind))}: must be one of {', '.join(FOLDERS)}")
+    folders = {each: folder_of(Path(output), str(name), each) for each in FOLDERS if kind in (None, each)}
+    found = {each: record for each, folder in folders.items() if (record := read_record(folder, each)) is not None}
+    if len(found) > 1:
+        raise InputError(f"{name}: is the name of a {' and of a '.join(found)}; give kind={next(iter(found))!r}")
+    for each, record in found.items():
+        folder, of = folders[each], _job_of(record, job)
+        if each == "run":
             return Run(require_run(folder), of, tracking_uri)
-        if kind == "study":
+        if each == "study":
             return Study(read_study(folder), of, tracking_uri)
         tables = list(_tables(folder.path / TABLES, record))
         return Comparison(tables, {}, folder=folder.path, verdict=recorded_verdict(record, tables, folder.path))
     raise InputError(f"{name}: no run, study or comparison in {output} has this name; concord.runs() lists them")
+
+
+def _loaded_run(name: str, job: JobFile | None, output: Path, tracking_uri: str | None) -> Run:
+    recorded = require_run(folder_of(output, name))
+    return Run(recorded, _job_of(recorded.record, job), tracking_uri)
 
 
 def _tables(folder: Path, record: Mapping[str, Any]) -> Iterator[Table]:
@@ -411,8 +445,6 @@ def _tables(folder: Path, record: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _job_of(record: Mapping[str, Any], job: Any) -> JobFile | None:
-    from concord.job_files import built_in_jobs
-
     if job is not None:
         return JobFile.of(job)
     return JobFile.of(str(record["job"])) if record["job"] in built_in_jobs() else None

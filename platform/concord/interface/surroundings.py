@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import random
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -15,6 +16,10 @@ from concord.storage import disk_errors_in_one_line
 
 # The loggers of Ray whose level a session or a pool changes.
 _LOGGERS = ("ray", "ray.tune", "ray.train")
+
+
+# Calls of other threads wait: what they change and restore is of the whole process. A call may be within another.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -29,7 +34,7 @@ def left_as_found() -> Iterator[None]:
     formatting, levels = warnings.formatwarning, {name: logging.getLogger(name).level for name in _LOGGERS}
     drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
-        with disk_errors_in_one_line(), warnings.catch_warnings():
+        with _ONE_AT_A_TIME, disk_errors_in_one_line(), warnings.catch_warnings():
             for category in (FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             show_warnings_in_one_line()

@@ -211,7 +211,7 @@ def _origin(experiment: str, name: str, runs: Sequence[Run]) -> Facts:
         "software": f"Concord {joined(each.get('concord.version') for each in tags)}, Python "
         f"{joined(each.get('python') for each in tags)}, PyTorch {joined(each.get('torch') for each in tags)}",
         "commit": joined(origin.get("commit") for origin in origins),
-        "data": joined(origin.get("data") for origin in origins),
+        "data": joined(run.record["key"].get("data") for run in runs),
         "MLflow": f"experiment {experiment}, run {name}",
     }
     return Facts({name: value for name, value in facts.items() if value})

@@ -152,6 +152,10 @@ def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | Non
             f"give --metric {SPREAD} --selection held-out, and --held-out above 0"
         )
     if plain not in known:
+        parts = tuple(f"{part}_" for part in ("train", "held_out", "validation", "ood"))
+        bare = next((plain.removeprefix(part) for part in parts if plain.startswith(part)), plain)
+        if bare in known:
+            raise InputError(f"--metric {measure}: is a measure on one part of the data; give --metric {bare}")
         others = ", ".join(sorted(set(known) - {SPREAD}))
         spread = f"; and {SPREAD}" * (SPREAD in known)
         raise InputError(

@@ -75,7 +75,7 @@ def rows_of(job: JobFile, base: RunConfig, runs: Sequence[Run], info: Info) -> R
         return Rows(missing=missing)
     if not isinstance(environments, TableEnvironments):
         return Rows()
-    if environments.version not in {run.record.get("origin", {}).get("data") for run in runs}:
+    if environments.version not in {run.record["key"].get("data") for run in runs}:
         missing = "The data have changed since the trainings, so this page does not show them."
         info(missing)
         return Rows(missing=missing)

@@ -10,7 +10,8 @@ from concord.options import did_you_mean
 from concord.tracking.store import NEWEST, OWNER, Store, TrackedRun
 
 # A name as MLflow accepts it: accuracy/ood/far west.
-_CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
+_CONDITION = re.compile(r"\s*([\w.:/ -]+?)\s*(>=|<=|!=|==|=|>|<)\s*(\S.*?)\s*")
+_ANOTHER = re.compile(r"(?:\s(?:and|or|&&?)\s|&|,\s).*[<>=]")  # condition in one text
 _SIGNS = {"=": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _ID = re.compile("[0-9a-f]{32}")
 _MANY = 1000  # runs in one request
@@ -31,7 +32,9 @@ class Condition:
         found = _CONDITION.fullmatch(text)
         if found is None or (found[2] not in ("=", "!=") and _number(found[3]) is None):
             raise InputError(f"{option} {text}: {right}")
-        return Condition(field_name(found[1]), found[2], found[3])
+        if _ANOTHER.search(found[3]):
+            raise InputError(f"{option} {text}: is more than one condition; give each as a text of its own")
+        return Condition(field_name(found[1]), found[2].replace("==", "="), found[3])
 
     def holds(self, known: str | float | None) -> bool:
         """Whether this value fits; None never does."""

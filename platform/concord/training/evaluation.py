@@ -174,7 +174,7 @@ def evaluate_batch(
     if measures and not seen:
         raise InputError(f"measure {next(iter(measures))}: the risk does not call the model, so there are no outputs")
     wanted = batch[1] if isinstance(risk, Supervised) else batch  # also of weighted pairs
-    values = {name: measure(seen[0], wanted) for name, measure in measures.items()}
+    values = {name: torch.as_tensor(measure(seen[0], wanted)) for name, measure in measures.items()}
     return EvaluatedBatch(mean, weight, values, seen[0] if seen else None)
 
 
