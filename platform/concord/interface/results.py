@@ -19,6 +19,7 @@ from concord.logs import info
 from concord.options import path_of, shortened
 from concord.record import FOLDERS, folder_of, read_record, require_run
 from concord.record import Run as RecordedRun
+from concord.storage import is_remote
 from concord.studies.comparison_page import REPORT, methods_page
 from concord.studies.comparison_run import TABLES, ComparisonResult
 from concord.studies.page import check_page_file, write_file
@@ -136,7 +137,8 @@ class Run:
     def __reduce__(self) -> Any:
         """Another process reads the run from its folder; a job that is not built in goes along."""
         job = None if self._job is None or self._job.name in built_in_jobs() else self._job
-        return _loaded_run, (self.name, job, self._recorded.output, self._tracking_uri)
+        output = self._recorded.output
+        return _loaded_run, (self.name, job, output if is_remote(output) else output.absolute(), self._tracking_uri)
 
     @cached_property
     def _predictor(self) -> Any:
