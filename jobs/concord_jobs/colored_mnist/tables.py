@@ -160,7 +160,7 @@ PART_TRIALS: dict[str, dict[str, Any]] = {
     for name, settings in TRIALS[2].items()
 }
 # Of them, each part's with the least mean spread of those with a worst held-out accuracy of .475.
-PARTS_TUNED = {"without spread": "trial 17", "first order": "trial 11"}
+PARTS_TUNED = {"without spread": "trial 17", "first order": "trial 11", "same environment": "trial 11"}
 FLIPS = {"p_e = .1": "flip-0.1_accuracy", "p_e = .2": "flip-0.2_accuracy", "p_e = .9": "ood_accuracy"}
 WITHOUT_TEST = {
     "worst held out": "worst_held_out_accuracy",
