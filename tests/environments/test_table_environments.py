@@ -481,7 +481,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "infinite bins": ({"environment_bins": 3, "environment": "far"}, "=3: column far: data row 4 has inf; quanti"),
     "bins of one value": ({"environment_bins": 3, "environment": "one"}, "=3: column one has one value, 1"),
     "one bin": ({"environment_bins": 1}, "environment_bins=1: must be at least 2"),
-    "one name as text": ({"test": "west"}, "test=west: must be a list of names"),
     "an unknown kind": ({"kinds": {"age": "number"}}, "kinds=age=number: must be one of numeric, category, boolean"),
     "bins of text": ({"environment_bins": 3}, "environment_bins=3: column hospital has no numbers"),
 }  # fmt: skip

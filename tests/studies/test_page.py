@@ -367,7 +367,7 @@ def many(count: int, folder: Path) -> ComparisonResult:
     table = left_out_table(LEAVE_ONE_OUT, with_choices(lines, folds, 2))
     run = Run.of([Evaluation(1, 1, {})], 0, {"data": str(folder / "rows.csv")})
     run = dataclasses.replace(run, began={"at": 0}, ended={"status": "FINISHED", "at": 1000})
-    run.record |= {"store": "sqlite:///mlflow.db", "tracking": {"tags": {}}, "origin": {}}
+    run.record |= {"store": "sqlite:///mlflow.db", "tracking": {"tags": {}}, "origin": {}, "key": {}}
     runs = {LEAVE_ONE_OUT: {"mean": [run]}}
     return ComparisonResult(
         folder=Folder(folder), plan=plan, tables=[table], runs=runs, finished=1, failed={}, missing={}
