@@ -245,13 +245,9 @@ def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
     return entry
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple | range | set) or getattr(value, "ndim", 0) == 1
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy's or torch's as Python's."""
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+def as_python(value: Any) -> Any:
+    """A number or an array of NumPy's, torch's or pandas' as Python's; other values as they are."""
+    return value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", 2) < 2 else value
 
 
 def format_entry(name: str, entry: Entry | Sequence[Value]) -> str:
@@ -262,9 +258,9 @@ def format_entry(name: str, entry: Entry | Sequence[Value]) -> str:
     """
     kinds = {Uniform: "uniform", LogUniform: "log", Integers: "int"}
     if isinstance(entry, Uniform | LogUniform | Integers):
-        return f"{name}={kinds[type(entry)]}:{_plain(entry.low)!r}:{_plain(entry.high)!r}"
-    given: Any = entry.values if isinstance(entry, Choice) else entry
-    values = [_plain(value) for value in (given if _is_list(given) else [given])]
+        return f"{name}={kinds[type(entry)]}:{as_python(entry.low)!r}:{as_python(entry.high)!r}"
+    given: Any = as_python(entry.values if isinstance(entry, Choice) else entry)
+    values = [as_python(value) for value in (given if isinstance(given, list | tuple | range | set) else [given])]
     for value in values:
         if not isinstance(value, bool | int | float | str | None) or {*str(value)} & {*",:= "}:
             right = (

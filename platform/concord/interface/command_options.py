@@ -29,6 +29,7 @@ from concord.options import (
     shortened,
 )
 from concord.record import folder_of, read_record, require_run
+from concord.space import as_python
 from concord.storage import check_address, resolve
 from concord.studies.job_tables import LEAVE_ONE_OUT, METHODS, comparisons_of
 from concord.studies.study_options import compare_options_for, options_for
@@ -151,7 +152,7 @@ def _typed(options: Any, values: Mapping[str, Any], frames: FrameFiles) -> dict[
         for name, value in values.items()
     }
     tables = {name: frame for name in files if (frame := frame_of(values[name])) is not None}
-    plain = {name: _plain(value) for name, value in values.items() if name not in tables}
+    plain = {name: as_python(value) for name, value in values.items() if name not in tables}
     found = from_plain(known, plain)
     for name, value in found.items():
         if not fits(value, hint := known[name].hint):
@@ -160,11 +161,6 @@ def _typed(options: Any, values: Mapping[str, Any], frames: FrameFiles) -> dict[
             raise InputError(f"{flag_of(name)} {shortened(repr(values[name]))}: {right}{near}")
     output = _output(values.get("output"))
     return {**found, **{name: frames.keep(name, frame, output) for name, frame in tables.items()}}
-
-
-def _plain(value: Any) -> Any:
-    """A number or an array of NumPy's, torch's or pandas' as Python's; other values as they are."""
-    return value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", 2) < 2 else value
 
 
 def default_options(command: str, job: JobFile, called: str, tables: Sequence[str] = ()) -> Any:
